@@ -1,0 +1,41 @@
+"""The public credit API: what an advantage, transform, uncertainty or algorithm plugin is made of.
+
+Credit flows in one direction. The episode advantage sees only the rewards of a group; the token transform sees only
+uncertainty and planning mask and answers with how much of that advantage each token receives:
+
+    A_i = advantage(rewards_G)                       one number per completion
+    U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token
+    U_T = entropy_transform(U_T, planning_T, lambda) e.g. SEPA pooling
+    w_T = max(0, 1 + beta (U_T / mean U - 1))        GTPO weight, 1 when `use_gtpo` is off
+    A_T = post_process(A_i w_T)                      e.g. HICRA; then the top-rho mask
+
+All of it is a constant for the gradient. Arrays hold action tokens only; lists and numpy arrays both work in plugins.
+"""
+
+from retrain.credit.public import compute_composable_advantages
+from retrain.credit.specs import (
+    AdvantageContext,
+    AdvantageSpec,
+    AlgorithmSpec,
+    TransformContext,
+    TransformOutput,
+    TransformSpec,
+    UncertaintyContext,
+    UncertaintySpec,
+)
+from retrain.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
+
+__all__ = [
+    "AdvantageContext",
+    "AdvantageSpec",
+    "AlgorithmSpec",
+    "TransformContext",
+    "TransformOutput",
+    "TransformSpec",
+    "UncertaintyContext",
+    "UncertaintySpec",
+    "amplify_planning",
+    "compute_composable_advantages",
+    "gtpo_weights",
+    "top_rho_threshold",
+]

@@ -1,0 +1,251 @@
+"""Layers defaults, file, environment and command line into one `Config`, and collects every problem on the way."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from retrain.config.keys import Key, TableTraits, keys_of
+from retrain.config.overrides import Override, from_arguments, from_environment, parse_free
+from retrain.config.positions import key_lines
+from retrain.config.resolved import Config, Layer, Origin
+from retrain.errors import ConfigError, Problem
+
+LEGACY_PREFIX = "prime_rl_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEntry:
+    """A registered table: its model and what the loader must know besides."""
+
+    model: type[BaseModel]
+    traits: TableTraits = field(default_factory=TableTraits)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Values as they are layered: `values[table][key]`, with the origin of each."""
+
+    tables: Mapping[str, TableEntry]
+    table_hint: Callable[[str], str]
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    keys: dict[str, Key] = field(default_factory=dict)
+
+    def set(self, path: str, value: Any, origin: Origin) -> None:
+        table, _, name = path.partition(".")
+        self.values.setdefault(table, {})[name] = value
+        self.origins[path] = origin
+
+    def place(self, path: str) -> str:
+        table, _, name = path.partition(".")
+        return f"{self.origins.get(path, 'default')} [{table}] {name}".rstrip()
+
+
+def all_keys(tables: Mapping[str, TableEntry]) -> list[Key]:
+    """Every key of every registered table."""
+    return [key for name, entry in tables.items() for key in keys_of(name, entry.model, entry.traits)]
+
+
+def load_config(
+    file: Path | None,
+    *,
+    tables: Mapping[str, TableEntry],
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    table_hint: Callable[[str], str] = lambda table: "",
+) -> tuple[Config, list[Problem]]:
+    """Resolve the configuration of one run.
+
+    `arguments` are command-line overrides; `table_hint` says who would provide an unknown table. All problems are
+    returned together; with any, the config holds defaults in the tables concerned and must not be used to train.
+    """
+    keys = all_keys(tables)
+    draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
+    if file is not None:
+        _read_file(draft, file)
+    for overrides, problems in (from_environment(environ or {}, keys), from_arguments(arguments, keys)):
+        draft.problems += problems
+        for override in overrides:
+            _apply(draft, override)
+    models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
+    config = Config(tables=models, origins=draft.origins, source=str(file) if file else "")
+    draft.problems += _pending(config, draft)
+    return config, draft.problems
+
+
+def _read_file(draft: _Draft, file: Path) -> None:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        document = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            Problem(where=str(file), what="file not found", fix="check the path, or write one with `retrain init`")
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(Problem(where=str(file), what=f"not valid TOML: {error}", fix="correct that line")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            Problem(where=str(file), what=f"cannot be read: {error}", fix="give a UTF-8 text file")
+        ) from None
+    lines = key_lines(text)
+    for table, content in document.items():
+        place = f"{file}:{lines.get(table, 1)}"
+        if table not in draft.tables:
+            draft.problems.append(_unknown_table(draft, table, content, place))
+        elif not isinstance(content, dict):
+            problem = Problem(
+                where=place, what=f"[{table}] must be a table, not {_name(content)}", fix=f"write [{table}]"
+            )
+            draft.problems.append(problem)
+        else:
+            if reason := draft.tables[table].traits.pending:
+                draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
+            for name, value in content.items():
+                origin = Origin(layer=Layer.FILE, place=f"{file}:{lines.get(f'{table}.{name}', lines.get(table, 1))}")
+                _take(draft, table, name, value, origin)
+
+
+def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> None:
+    for key in draft.keys.values():
+        if key.table == table and (name == key.name or name in key.aliases):
+            if key.path in draft.origins:
+                twice = Problem(
+                    where=f"{origin} [{table}] {name}", what=f"sets {key.name} a second time", fix="keep one"
+                )
+                draft.problems.append(twice)
+            draft.set(key.path, value, origin)
+            return
+    draft.problems.append(_unknown_key(draft, table, name, value, f"{origin} [{table}] {name}"))
+
+
+def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
+    if not isinstance(content, dict):
+        owners = [key for key in draft.keys.values() if key.name == table]
+        fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
+        return Problem(where=place, what=f"key {table!r} stands outside any table", fix=fix)
+    if hint := draft.table_hint(table):
+        return Problem(where=f"{place} [{table}]", what="unknown table", fix=hint)
+    near = get_close_matches(table, draft.tables, n=1)
+    known = ", ".join(sorted(draft.tables))
+    fix = f"did you mean [{near[0]}]?" if near else f"use one of: {known}"
+    return Problem(where=f"{place} [{table}]", what="unknown table", fix=fix)
+
+
+def _unknown_key(draft: _Draft, table: str, name: str, value: Any, place: str) -> Problem:
+    if table == "backend" and name.startswith(LEGACY_PREFIX):
+        new = name.removeprefix(LEGACY_PREFIX)
+        return Problem(
+            where=place,
+            what="legacy key, removed",
+            fix=f"write under [backend.options]: {new} = {_toml(value)}",
+        )
+    own = [key.name for key in draft.keys.values() if key.table == table]
+    near = get_close_matches(name, own, n=1)
+    elsewhere = [key for key in draft.keys.values() if key.name == name]
+    if near:
+        fix = f"did you mean {near[0]!r}?"
+    elif elsewhere:
+        fix = f"{name!r} belongs to [{elsewhere[0].table}]"
+    else:
+        fix = f"use one of: {', '.join(own)}"
+    return Problem(where=place, what="unknown key", fix=fix)
+
+
+def _apply(draft: _Draft, override: Override) -> None:
+    key = draft.keys[override.path]
+    if override.entry:
+        current = draft.values.get(key.table, {}).get(key.name)
+        merged = {**(current if isinstance(current, dict) else {}), override.entry: parse_free(override.text)}
+        draft.set(override.path, merged, override.origin)
+        return
+    try:
+        draft.set(override.path, _parse(key, override.text), override.origin)
+    except ValueError as error:
+        draft.problems.append(
+            Problem(
+                where=str(override.origin),
+                what=f"{override.text!r} is not a valid {key.path}: {error}",
+                fix=_expected(key),
+            )
+        )
+
+
+def _parse(key: Key, text: str) -> Any:
+    """Text from a flag or the environment as the type of its key; text alone is never taken for more than it says."""
+    if key.annotation is str:
+        return text
+    container = isinstance(key.default, list | dict)
+    value: Any = text
+    if container and text.strip().startswith(("[", "{")):
+        value = parse_free(text)
+    elif isinstance(key.default, list):
+        value = [parse_free(part.strip()) if key.annotation != list[str] else part.strip() for part in text.split(",")]
+    try:
+        return TypeAdapter(key.annotation).validate_python(value, strict=container)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
+
+
+def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
+    values = draft.values.get(table, {})
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        for detail in error.errors():
+            name = str(detail["loc"][0]) if detail["loc"] else ""
+            inner = "".join(f".{part}" for part in detail["loc"][1:])
+            message = detail["msg"].removeprefix("Value error, ")
+            got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
+            key = draft.keys.get(f"{table}.{name}")
+            fix = _expected(key) if key else "correct the table"
+            problem = Problem(where=draft.place(f"{table}.{name}") + inner, what=f"{message}{got}", fix=fix)
+            draft.problems.append(problem)
+        return model.model_validate({})
+
+
+def _pending(config: Config, draft: _Draft) -> list[Problem]:
+    problems = []
+    for path in draft.origins:
+        key = draft.keys[path]
+        value = (
+            getattr(config.tables[key.table], key.name, None) if key.name != "from" else draft.values["resume"]["from"]
+        )
+        if key.pending and value is not None and value != key.default:
+            fix = f"remove it, or keep the default {_toml(key.default)}"
+            problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
+    return problems
+
+
+def _expected(key: Key) -> str:
+    return f"{key.description} Default: {_toml(key.default)}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return f"{_name(value)} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _name(value: Any) -> str:
+    names = {
+        str: "text",
+        int: "the integer",
+        float: "the number",
+        bool: "the boolean",
+        list: "the list",
+        dict: "the table",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,1 @@
+"""Credit assignment: from the scores of a group to one advantage per sampled token."""

@@ -1,0 +1,33 @@
+"""What may enter and leave the credit pipeline: right count, right length, finite numbers, named when they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.errors import CreditError, Problem
+from retrain.types import Floats
+
+
+def as_numbers(values: Any, length: int, *, what: str) -> Floats:
+    """`values` as a float64 array of `length` finite numbers; CreditError names `what` and the first bad position."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise CreditError(Problem(what=f"{what} is not a list of numbers: {error}")) from error
+    if array.shape != (length,):
+        shape = array.shape[0] if array.ndim == 1 else array.shape
+        raise CreditError(Problem(what=f"{what} has length {shape}, expected {length}"))
+    finite = np.isfinite(array)
+    if not finite.all():
+        position = int(np.argmin(finite))
+        raise CreditError(Problem(what=f"{what} is {array[position]} at position {position}: it must be finite"))
+    return array
+
+
+def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
+    """CreditError unless there is one entry per completion."""
+    if len(values) != count:
+        raise CreditError(Problem(what=f"{what} has {len(values)} entries, expected {count}, one per completion"))

@@ -1,0 +1,83 @@
+"""The errors a user can meet: each says where, what, why and the smallest fix, and carries its exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with the input.
+
+    `where` is a place the user can open (`retrain.toml:12 [training] lr`), `what` the fault, `why` the rule it
+    breaks, `fix` the smallest change that mends it; empty parts are left out of the text.
+    """
+
+    what: str
+    where: str = ""
+    why: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        tail = [f"    {part}" for part in (self.why, f"fix: {self.fix}" if self.fix else "") if part]
+        return "\n".join([head, *tail])
+
+
+class RetrainError(Exception):
+    """Base of every error meant for a user; `problems` holds all that was found at once."""
+
+    exit_code = EXIT_FAILED
+    label = "error"
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        return "\n".join(f"{number}. {problem}" for number, problem in enumerate(self.problems, start=1))
+
+
+class ConfigError(RetrainError, ValueError):
+    """The configuration, command line or input files cannot be used; nothing was started."""
+
+    exit_code = EXIT_USAGE
+    label = "config error"
+
+
+class PluginError(RetrainError, LookupError):
+    """A plugin is missing, failed to load, or broke its contract."""
+
+    exit_code = EXIT_USAGE
+    label = "plugin error"
+
+
+class CreditError(RetrainError, ValueError):
+    """Credit could not be assigned: a non-finite number or a wrong shape, named by completion and token."""
+
+    label = "credit error"
+
+
+class RewardError(RetrainError, RuntimeError):
+    """Scoring failed more often than the run tolerates."""
+
+    label = "reward error"
+
+
+class BackendError(RetrainError, RuntimeError):
+    """A backend or engine could not sample, train, save or load."""
+
+    label = "backend error"
+
+
+class ResumeError(RetrainError, RuntimeError):
+    """A run cannot be continued as asked."""
+
+    exit_code = EXIT_USAGE
+    label = "resume error"

@@ -1,0 +1,139 @@
+"""Finds plugins through entry points, lets each register, and keeps what went wrong with the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from retrain import hookspecs
+from retrain.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
+from retrain.types import Kind
+
+GROUP = "retrain"
+KERNEL = "retrain-core"
+HOOK_OF_KIND = {
+    Kind.CONFIG_TABLE: "retrain_register_config_tables",
+    Kind.COMMAND: "retrain_register_commands",
+    Kind.TEMPLATE: "retrain_register_init_templates",
+    Kind.DATA_SOURCE: "retrain_register_data_sources",
+    Kind.ENVIRONMENT: "retrain_register_environments",
+    Kind.REWARD: "retrain_register_rewards",
+    Kind.BACKEND: "retrain_register_backends",
+    Kind.INFERENCE_ENGINE: "retrain_register_inference_engines",
+    Kind.ADVANTAGE: "retrain_register_advantages",
+    Kind.TRANSFORM: "retrain_register_transforms",
+    Kind.UNCERTAINTY: "retrain_register_uncertainties",
+    Kind.ALGORITHM: "retrain_register_algorithms",
+    Kind.PLANNING_DETECTOR: "retrain_register_planning_detectors",
+    Kind.CONTROLLER: "retrain_register_controllers",
+    Kind.RECORDER: "retrain_register_recorders",
+    Kind.LAUNCHER: "retrain_register_launchers",
+}
+
+
+@dataclass(slots=True)
+class Plugins:
+    """Everything that is plugged in: the hooks, one registry per kind, and the entry points that failed."""
+
+    pluggy: pluggy.PluginManager
+    registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
+    failures: list[LoadFailure] = field(default_factory=list)
+
+    @property
+    def hook(self) -> Any:
+        """The hooks of `retrain.hookspecs`, callable by name with keyword arguments."""
+        return self.pluggy.hook
+
+    def registered(self, kind: Kind) -> list[Registered]:
+        """Every part of a kind, sorted by name."""
+        return self.registries[kind].primary()
+
+    def find(self, kind: Kind, name: str) -> list[Registered]:
+        """The owners of a name or alias: none, one, or several when they clash."""
+        return self.registries[kind].entries.get(name, [])
+
+    def add(self, plugin: object, owner: Owner) -> None:
+        """Register one plugin object; whatever it raises disables it alone and is kept in `failures`."""
+        collected: list[tuple[Kind, PluginSpec]] = []
+        try:
+            self.pluggy.register(plugin, name=f"{owner.distribution}:{owner.source}")
+            _refuse_faulty_hooks(plugin)
+            for kind, hook in HOOK_OF_KIND.items():
+                register = getattr(plugin, hook, None)
+                if register is not None:
+                    register(register=_collector(kind, collected))
+        except Exception as error:  # any fault of a plugin is its own, and is shown with its owner
+            self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
+            if self.pluggy.is_registered(plugin):
+                self.pluggy.unregister(plugin=plugin)
+            return
+        for kind, spec in collected:
+            self.registries[kind].add(spec, owner)
+
+
+def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
+    """Discover and register every plugin.
+
+    `RETRAIN_PLUGINS=a,b` loads only those distributions (retrain-core always), `RETRAIN_BLOCK=x,y` leaves some out.
+    """
+    settings = dict(os.environ) if environ is None else environ
+    only, blocked = _names(settings.get("RETRAIN_PLUGINS")), _names(settings.get("RETRAIN_BLOCK"))
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    plugins = Plugins(pluggy=manager)
+    for entry, owner in _discovered():
+        if owner.distribution != KERNEL and (
+            owner.distribution in blocked or (only and owner.distribution not in only)
+        ):
+            continue
+        try:
+            plugin = entry.load()
+        except Exception as error:  # a broken plugin must not take the others with it
+            plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
+            continue
+        plugins.add(plugin, owner)
+    return plugins
+
+
+def _discovered() -> Iterable[tuple[EntryPoint, Owner]]:
+    seen: set[tuple[str, str]] = set()
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.dist.name if e.dist else "", e.name)):
+        name = entry.dist.name if entry.dist else "unknown"
+        if (name, entry.name) in seen:  # the same distribution twice on the path
+            continue
+        seen.add((name, entry.name))
+        yield entry, Owner(distribution=name, version=entry.dist.version if entry.dist else "", source=entry.value)
+
+
+def _names(text: str | None) -> frozenset[str]:
+    return frozenset(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _refuse_faulty_hooks(plugin: object) -> None:
+    for name in dir(plugin):
+        if not name.startswith(f"{hookspecs.PROJECT}_") or not callable(getattr(plugin, name)):
+            continue
+        if not hasattr(hookspecs, name):
+            raise TypeError(f"{name} is not a hook of retrain{_nearest_hook(name)}")
+        if not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
+            raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
+
+
+def _nearest_hook(name: str) -> str:
+    near = get_close_matches(name, dir(hookspecs), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _collector(kind: Kind, collected: list[tuple[Kind, PluginSpec]]) -> Any:
+    def register(spec: PluginSpec) -> None:
+        if not isinstance(spec, PluginSpec):
+            raise TypeError(f"{HOOK_OF_KIND[kind]}: register() takes a PluginSpec, not {type(spec).__name__}")
+        collected.append((kind, spec))
+
+    return register

@@ -1,0 +1,163 @@
+"""What the factory of each kind returns: the contracts that built-in and outside plugins share.
+
+| kind | the factory is | called |
+|---|---|---|
+| advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
+| planning detector, controller, reward, data source, backend, recorder | `f(context: PluginContext) -> protocol below` | once per run |
+| inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
+| config table | a pydantic model with `extra="forbid"` | once per command |
+| command | a `click.Command` | when typed |
+| init template | the text of the TOML file | when asked for |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from retrain.types import (
+    Capabilities,
+    Example,
+    Mask,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Score,
+    Tokens,
+    TrainBatch,
+    TrainReport,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from retrain.config.resolved import Config
+    from retrain.plugins.manager import Plugins
+    from retrain.seeding import Seeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginContext:
+    """What a factory may look at: the resolved config, its own validated parameters, the seeds, other plugins.
+
+    `tokenizer` is a `transformers` tokenizer, present for every kind but the data source's and the config table's.
+    """
+
+    config: Config
+    seeds: Seeds
+    plugins: Plugins
+    params: BaseModel | None = None
+    tokenizer: Any = None
+
+
+class Reward(Protocol):
+    """A verifier of text answers."""
+
+    def score(self, example: Example, text: str) -> Score:
+        """Judge one completion. Called once per completion; an exception becomes a failed score, never a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedData:
+    """What a data source found: the examples, lines worth telling the user, and its own verifier if it has one."""
+
+    examples: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+    reward: Reward | None = None
+
+
+class DataSource(Protocol):
+    """Where tasks come from."""
+
+    def load(self) -> LoadedData:
+        """All examples, in a fixed order. Called once per run, before the model loads; ConfigError on bad data."""
+
+
+class PlanningDetector(Protocol):
+    """Marks the tokens that plan rather than execute."""
+
+    def masks(self, completions_G: Sequence[Tokens]) -> list[Mask]:
+        """One mask per completion, of its length; ids are action tokens only. Called once per step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerView:
+    """What a controller sees after a step: rates over all completions, pooled variance over execution tokens.
+
+    `correct_rate` and `execution_variance` are None when there was nothing to measure.
+    """
+
+    step: int
+    correct_rate: float | None
+    execution_variance: float | None
+
+
+class Controller(Protocol):
+    """A schedule with state: one number per step."""
+
+    def value(self, step: int) -> float:
+        """The number for this step, in [0, 1], asked before the step's observation."""
+
+    def observe(self, view: ControllerView) -> None:
+        """Learn from a finished step."""
+
+    def metrics(self) -> Mapping[str, float | bool]:
+        """Extra fields for the step's line in `metrics.jsonl`."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a resume needs, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` gave."""
+
+
+class Engine(Protocol):
+    """Draws completions from the current policy."""
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone."""
+
+    def close(self) -> None:
+        """Release what is held; safe to call twice."""
+
+
+class Backend(Protocol):
+    """Owns the policy: samples from it, trains it, saves it."""
+
+    capabilities: Capabilities
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+        """As `Engine.sample`, from the policy last published."""
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
+
+    def publish(self) -> int:
+        """Make the trained policy the one that `sample` uses; returns its version, 0 before any training."""
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write a PEFT adapter (`adapter_config.json`, `adapter_model.safetensors`) into an existing empty folder."""
+
+    def save(self, folder: Path) -> None:
+        """Write adapter and optimizer, all that `load` needs, into an existing empty folder."""
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote."""
+
+    def close(self) -> None:
+        """Release device memory and processes; safe to call twice."""
+
+
+class Recorder(Protocol):
+    """Receives what a run writes down, beside the JSONL files that are always written."""
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Once, with the content of `run.json`."""
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Each line of `metrics.jsonl`; an exception is reported once and never stops training."""
+
+    def finish(self) -> None:
+        """Once, however the run ends."""
