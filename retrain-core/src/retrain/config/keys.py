@@ -34,7 +34,7 @@ def key(
     of that kind. `pending` says what is not built yet: any value but the default is then refused with that text.
     `constraints` are pydantic's (`ge`, `gt`, `le`, `lt`, `alias`, ...).
     """
-    extra = {"flag": flag, "names": names, "pending": pending, "aliases": aliases}
+    extra: Any = {"flag": flag, "names": names, "pending": pending, "aliases": aliases}
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)
@@ -83,7 +83,7 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             name=name,
             flag=str(extra.get("flag") or f"{traits.flag_prefix}{name}").replace("_", "-"),
             annotation=_annotation(info),
-            default=info.get_default(call_default_factory=True),  # type: ignore[call-arg]
+            default=info.get_default(call_default_factory=True),
             description=info.description or "",
             names=names,
             pending=str(extra.get("pending") or ""),

@@ -76,7 +76,9 @@ def load_config(
         for override in overrides:
             _apply(draft, override)
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
-    config = Config(tables=models, origins=draft.origins, source=str(file) if file else "")
+    pending = frozenset(name for name, entry in tables.items() if entry.traits.pending)
+    source = str(file) if file else ""
+    config = Config(tables=models, origins=draft.origins, source=source, pending_tables=pending)
     draft.problems += _pending(config, draft)
     return config, draft.problems
 

@@ -45,11 +45,12 @@ class Config:
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
     source: str = ""
+    pending_tables: frozenset[str] = frozenset()  # known to the schema, refused when set
 
     def table(self, name: str, model: type[Model]) -> Model:
         """A table as its own model; defaults when nobody registered the table."""
         found = self.tables.get(name)
-        return cast(Model, found) if isinstance(found, model) else model()
+        return found if isinstance(found, model) else model()
 
     def value(self, path: str, default: T) -> T:
         """One value by `table.key`; `default` when nobody registered that table or key."""

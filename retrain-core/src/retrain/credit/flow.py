@@ -180,7 +180,7 @@ def _uncertainty_name(config: Config, place: str) -> tuple[str, str]:
 
 
 def _params(found: Found | None, config: Config, key: str, problems: list[Problem]) -> Mapping[str, Any]:
-    given = dict(config.value(f"algorithm.{key}", {}))
+    given: dict[str, Any] = dict(config.value(f"algorithm.{key}", {}))
     for name in UNCERTAINTY_PARAMS if key == "transform_params" else ():
         given.pop(name, None)
     if found is None or found.params is None:

@@ -30,7 +30,7 @@ class AdvantageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UncertaintyContext:
-    """What an uncertainty kind may look at: one completion's action tokens (log-probabilities and entropies in nats)."""
+    """What an uncertainty kind may look at: the action tokens of one completion; all in nats."""
 
     logprobs_T: Floats
     entropies_T: Floats | None = None

@@ -32,8 +32,10 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
         CORE: ("inference", "backpressure", "campaign", "squeeze"),
     },
     Kind.COMMAND: {
-        CORE: ("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config", "compare")
-        + ("report", "capacity", "squeeze", "credit", "plugin", "init-plugin", "audit", "score", "resume-check"),
+        CORE: (
+            *("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config", "compare"),
+            *("report", "capacity", "squeeze", "credit", "plugin", "init-plugin", "audit", "score", "resume-check"),
+        ),
     },
 }
 UNRELEASED = frozenset({TINKER, PRIME_RL})

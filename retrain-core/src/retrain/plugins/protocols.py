@@ -3,7 +3,7 @@
 | kind | the factory is | called |
 |---|---|---|
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
-| planning detector, controller, reward, data source, backend, recorder | `f(context: PluginContext) -> protocol below` | once per run |
+| detector, controller, reward, data source, backend, recorder | `f(context) -> protocol below` | once per run |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
 | command | a `click.Command` | when typed |

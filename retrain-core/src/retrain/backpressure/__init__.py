@@ -1,0 +1,1 @@
+"""Back pressure: adaptive batch sizing from measured throughput. Its table stands; its controller is to come."""

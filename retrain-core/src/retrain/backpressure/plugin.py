@@ -1,0 +1,17 @@
+"""Registers `[backpressure]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.config.keys import TableTraits
+from retrain.hookspecs import hookimpl
+from retrain.plugins.spec import PluginSpec
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of adaptive batch sizing."""
+    traits = TableTraits(flag_prefix="bp_")
+    factory = "retrain.backpressure.table:BackpressureTable"
+    register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))

@@ -1,0 +1,1 @@
+"""The command line: dispatch, one file per command, and what a person sees while a run goes on."""

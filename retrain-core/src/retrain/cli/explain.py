@@ -1,0 +1,138 @@
+"""`retrain explain`: what a configuration would do and where each value came from, without model or data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from retrain.cli.load import Checked, load_checked
+from retrain.config.load import all_keys
+from retrain.config.resolved import Config
+from retrain.plugins.check import registered_tables
+from retrain.plugins.manager import Plugins
+from retrain.records.secrets import hide
+from retrain.types import Capabilities, Kind
+
+FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning; below this the run may barely move
+
+
+@click.command("explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
+    """Show what CONFIG with its overrides would do, without loading model or data."""
+    if list_keys:
+        _show_keys(plugins, as_json)
+        return
+    content = explain(load_checked(arguments, plugins), plugins)
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+        return
+    origins = content.pop("origins")
+    warnings = content.pop("warnings")
+    width = max(len(name) for name in content)
+    for name, value in content.items():
+        click.echo(f"{name:<{width}} : {value}")
+    if origins:
+        click.echo("\nNot at their defaults:")
+        for path, row in origins.items():
+            click.echo(f"  {path:<{width}} = {row['value']!r}  ({row['origin']})")
+    if warnings:
+        click.echo("\nWarnings:")
+        for warning in warnings:
+            click.echo(f"  {warning}")
+
+
+def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
+    """The explanation as plain data; secrets are hidden."""
+    config, flow, training = checked.config, checked.flow, checked.config.training
+    alpha = config.lora.alpha or 2 * config.model.lora_rank
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    traits = entries[0].spec.traits if entries else None
+    completions = training.batch_size * training.group_size
+    values = {
+        path: {"value": _at(config, path), "origin": str(origin)} for path, origin in sorted(config.origins.items())
+    }
+    content = {
+        "mode": "single",
+        "config": config.source or "(defaults)",
+        "model": config.model.model,
+        "backend": config.backend.backend,
+        "backend_options": config.backend.options,
+        "backend_capabilities": _capabilities(traits),
+        "condition": flow.condition,
+        "algorithm_mode": config.algorithm.algorithm_mode,
+        "advantage_mode": flow.advantage.name,
+        "transform_mode": flow.transform.name,
+        "uncertainty_kind": flow.uncertainty.name,
+        "max_steps": training.max_steps,
+        "batch_size": training.batch_size,
+        "group_size": training.group_size,
+        "datums_per_step": completions,
+        "total_datums": completions * training.max_steps,
+        "max_tokens": training.max_tokens,
+        "max_tokens_per_step": completions * training.max_tokens,
+        "temperature": training.temperature,
+        "lr": training.lr,
+        "seed": training.seed,
+        "lora_rank": config.model.lora_rank,
+        "lora_alpha": alpha,
+        "lora_scale": alpha / config.model.lora_rank,
+        "data": config.data.source,
+        "reward_type": config.value("reward.type", "match"),
+        "eval_examples": config.eval.examples,
+        "log_dir": config.logging.log_dir,
+        "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
+        "wandb_project": config.logging.wandb_project or "(disabled)",
+        "origins": values,
+        "warnings": _warnings(config),
+    }
+    hidden: dict[str, Any] = hide(content)
+    return hidden
+
+
+def _warnings(config: Config) -> list[str]:
+    training, found = config.training, []
+    if training.group_size == 1:
+        found.append("group_size = 1: a group of one has no advantage, nothing will be learnt")
+    if training.save_every == 0:
+        found.append("save_every = 0: only the last adapter is saved")
+    if training.temperature > 2.0:
+        found.append(f"temperature = {training.temperature}: completions will be close to noise")
+    if training.lr < FULL_TUNING_LR:
+        found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA wants about ten times more")
+    return found
+
+
+def _capabilities(traits: object) -> dict[str, Any]:
+    if not isinstance(traits, Capabilities):
+        return {}
+    return {name: getattr(traits, name) for name in Capabilities.__dataclass_fields__}
+
+
+def _at(config: Config, path: str) -> Any:
+    table, _, name = path.partition(".")
+    return config.as_dict()[table][name]
+
+
+def _show_keys(plugins: Plugins, as_json: bool) -> None:
+    rows = [
+        {
+            "key": key.path,
+            "flag": f"--{key.flag}",
+            "default": key.default,
+            "description": key.description,
+            "pending": key.pending,
+        }
+        for key in all_keys(registered_tables(plugins))
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        note = f" (not yet: {row['pending']})" if row["pending"] else ""
+        click.echo(f"{row['key']:<34} {row['flag']:<30} {row['default']!r:<20} {row['description']}{note}")

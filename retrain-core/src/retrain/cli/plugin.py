@@ -1,0 +1,34 @@
+"""Registers the commands and the templates that come with the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.hookspecs import hookimpl
+from retrain.plugins.spec import PluginSpec
+
+COMMANDS = (
+    ("train", "Train as a TOML file says (the default command).", "retrain.cli.train:command"),
+    ("init", "Write a starting configuration.", "retrain.cli.init:command"),
+    ("explain", "Show what a configuration would do, without model or data.", "retrain.cli.explain:command"),
+    ("plugins", "List everything that is plugged in.", "retrain.cli.plugins:command"),
+)
+TEMPLATES = (
+    ("default", "100 steps with the documented defaults.", "retrain.cli.templates:DEFAULT"),
+    ("quickstart", "A short, cheap smoke test of a real model.", "retrain.cli.templates:QUICKSTART"),
+    ("experiment", "A seeded 500-step run with held-out evaluation.", "retrain.cli.templates:EXPERIMENT"),
+)
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """The commands of the kernel."""
+    for name, summary, factory in COMMANDS:
+        register(PluginSpec(name=name, summary=summary, factory=factory))
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    """The templates that need no particular distribution."""
+    for name, summary, factory in TEMPLATES:
+        register(PluginSpec(name=name, summary=summary, factory=factory))

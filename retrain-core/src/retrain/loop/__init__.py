@@ -1,0 +1,1 @@
+"""The training loop: draw prompts, sample, score, assign credit, train, record."""

@@ -1,0 +1,163 @@
+"""Builds the parts of a run from its configuration, in the order in which a user wants to hear about faults."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.config.load import TableEntry
+from retrain.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
+from retrain.plugins.check import backend_options, check_names, check_options
+from retrain.plugins.manager import Plugins
+from retrain.plugins.params import validated_params
+from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Recorder, Reward
+from retrain.plugins.resolve import resolve
+from retrain.seeding import Seeds
+from retrain.types import Capabilities, Kind
+
+LOG = logging.getLogger("retrain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """Everything that a run is made of, apart from its records."""
+
+    config: Config
+    plugins: Plugins
+    seeds: Seeds
+    flow: CreditFlow
+    tokenizer: Any
+    pool: PromptPool
+    reward: Reward
+    backend: Backend
+    controller: Controller | None
+    detector: PlanningDetector | None
+    recorders: tuple[Recorder, ...]
+
+
+def check(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]
+) -> tuple[CreditFlow | None, list[Problem]]:
+    """Every problem that can be found without data, model or heavy import, and the credit flow if it has none."""
+    problems = check_names(config, plugins, tables) + check_options(config, plugins)
+    try:
+        flow = build_flow(config, plugins)
+    except RetrainError as error:
+        return None, [*problems, *error.problems]
+    return flow, problems + _check_entropy(config, plugins, flow)
+
+
+def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    traits = entries[0].spec.traits if entries else None
+    if not flow.needs_entropy or not isinstance(traits, Capabilities) or traits.provides_entropy:
+        return []
+    what = f"{flow.uncertainty.name!r} needs entropies, which backend {config.backend.backend!r} cannot give"
+    place = config.place("algorithm.uncertainty_kind")
+    return [Problem(where=place, what=what, fix='use uncertainty_kind = "surprisal", or backend = "local"')]
+
+
+def assemble(config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds) -> Parts:
+    """Load tokenizer, data and model, in this order, and whatever the flow asks for."""
+    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
+    pool, reward = _load_prompts(config, context)
+    detector = controller = None
+    if flow.needs_planning:
+        detector = _build(
+            Kind.PLANNING_DETECTOR, config.value("planning.detector", "regex"), "planning.detector", context
+        )
+    if flow.controller:
+        controller = _build(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+    recorders = tuple(_build(Kind.RECORDER, name, "logging.recorders", context) for name in config.logging.recorders)
+    options = backend_options(config)
+    backend = _build(Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options")
+    return Parts(
+        config=config,
+        plugins=plugins,
+        seeds=seeds,
+        flow=flow,
+        tokenizer=context.tokenizer,
+        pool=pool,
+        reward=reward,
+        backend=backend,
+        controller=controller,
+        detector=detector,
+        recorders=recorders,
+    )
+
+
+def load_tokenizer(config: Config, plugins: Plugins) -> Any:
+    """The model's tokenizer; ConfigError when the folder or hub id cannot be read."""
+    model = config.model.model
+    LOG.info("Loading tokenizer for %s ...", model)
+    located = plugins.hook.retrain_locate_model(model=model) or model
+    where = config.place("model.model")
+    if ("/" not in located or located.startswith((".", "/", "~"))) and not Path(located).expanduser().is_dir():
+        fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"
+        raise ConfigError(Problem(where=where, what=f"no model folder {located!r}", fix=fix))
+    from transformers import AutoTokenizer  # heavy: only now is a tokenizer really needed
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(located, trust_remote_code=config.model.trust_remote_code)
+    except Exception as error:  # transformers raises many kinds for the same two causes
+        reason = " ".join(str(error).split())[:300]
+        fix = "check the name and the network, or give a local folder with tokenizer files"
+        raise ConfigError(
+            Problem(where=where, what=f"no tokenizer could be loaded from {model!r}", why=reason, fix=fix)
+        ) from error
+    LOG.info("Loading vocabulary table...")
+    LOG.info("Vocabulary table: %d entries", len(tokenizer))
+    return tokenizer
+
+
+def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, Reward]:
+    LOG.info("Loading dataset...")
+    options = config.data.options
+    source = _build(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
+    data: LoadedData = source.load()
+    for note in data.notes:
+        LOG.info("%s", note)
+    LOG.info("Loaded %d examples", len(data.examples))
+    train, held_out = split_examples(data.examples, config, context.seeds)
+    started = time.perf_counter()
+    prompts = [Prompt(example=e, tokens_T=encode_prompt(e, context.tokenizer, config)) for e in (*train, *held_out)]
+    LOG.info("Pre-encoded %d prompts", len(prompts))
+    LOG.debug("encoding took %.1f s", time.perf_counter() - started)
+    pool = PromptPool(train=tuple(prompts[: len(train)]), held_out=tuple(prompts[len(train) :]), seeds=context.seeds)
+    if data.reward is not None and config.origin("reward.type") == DEFAULT_ORIGIN:
+        return pool, data.reward  # the source's own verifier, unless the user asked for another
+    return pool, _build(Kind.REWARD, config.value("reward.type", "match"), "reward.type", context)
+
+
+def _build(
+    kind: Kind,
+    name: str,
+    path: str,
+    context: PluginContext,
+    options: Mapping[str, Any] | None = None,
+    options_path: str = "",
+) -> Any:
+    """Resolve a name and call its factory; what the factory raises is told with the plugin's name."""
+    config = context.config
+    where = config.place(path)
+    found = resolve(context.plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
+    params, problems = validated_params(found.params, options or {}, where=config.place(options_path))
+    if problems:
+        raise ConfigError(*problems)
+    own = PluginContext(
+        config=config, seeds=context.seeds, plugins=context.plugins, params=params, tokenizer=context.tokenizer
+    )
+    try:
+        return found.target(own)
+    except RetrainError:
+        raise
+    except Exception as error:
+        what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
+        raise PluginError(Problem(where=where, what=what, fix=f"repair {found.owner.distribution}")) from error

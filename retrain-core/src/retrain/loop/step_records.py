@@ -1,0 +1,101 @@
+"""The records of a step beside its metrics: every completion, the summary line, and plugins' own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.errors import PluginError, Problem
+from retrain.loop.batch import Credited
+from retrain.loop.informative import num_correct
+from retrain.loop.prompts import Prompt
+from retrain.types import Completion, Group, Score
+
+TOP_SURPRISALS = 10
+SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
+
+
+def generation_records(
+    step: int,
+    prompts: Sequence[Prompt],
+    groups: Sequence[Group],
+    credited: Credited,
+    trained_G: Sequence[bool],
+    tokenizer: Any,
+) -> list[dict[str, Any]]:
+    """One record per completion, trained or not, in sampling order; texts are kept whole."""
+    records = []
+    for number, (prompt, group, is_trained) in enumerate(zip(prompts, groups, trained_G, strict=True)):
+        texts = _prompt_text(prompt)
+        for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+            records.append(
+                {
+                    "step": step,
+                    "group": number,
+                    "index": index,
+                    "example_id": group.example.id,
+                    "prompt": texts,
+                    "completion": completion.text,
+                    "reference": group.example.reference,
+                    **_score_fields(score),
+                    "num_tokens": completion.num_actions,
+                    "stop_reason": completion.stop_reason.value,
+                    "policy_version": completion.policy_version,
+                    "trained": is_trained and score.value is not None,
+                    "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
+                }
+            )
+    return records
+
+
+def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
+    """The line of `emergence/steps.jsonl`."""
+    kept = {name: value for name, value in metrics.items() if name.startswith(SUMMARY_PREFIXES)}
+    return {
+        "step": metrics["step"],
+        "mean_reward": metrics.get("mean_reward"),
+        "correct_count": sum(num_correct(group) for group in groups),
+        "total_count": sum(len(group.completions) for group in groups),
+        "condition": metrics["condition"],
+        "uncertainty_kind": metrics["uncertainty_kind"],
+        **kept,
+    }
+
+
+def merge_extra(metrics: dict[str, Any], extras: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Metrics with the fields of plugins added; PluginError when one exists already or is not finite."""
+    for extra in extras:
+        for name, value in (extra or {}).items():
+            if name in metrics:
+                raise PluginError(
+                    Problem(what=f"a plugin's extra metric {name!r} exists already", fix="give it another name")
+                )
+            if isinstance(value, float) and not np.isfinite(value):
+                raise PluginError(
+                    Problem(what=f"a plugin's extra metric {name!r} is {value}", fix="leave it out instead")
+                )
+            metrics[name] = value
+    return metrics
+
+
+def _prompt_text(prompt: Prompt) -> Any:
+    text = prompt.example.prompt
+    return text if isinstance(text, str) else [dict(message) for message in text]
+
+
+def _score_fields(score: Score) -> dict[str, Any]:
+    fields: dict[str, Any] = {"reward": score.value, "outcome": score.outcome.value}
+    return fields | ({"detail": score.detail} if score.detail else {})
+
+
+def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:
+    tokens_T = completion.tokens_T[completion.action_T]
+    surprisals_T = -completion.logprobs_T[completion.action_T]
+    order = np.argsort(-surprisals_T, kind="stable")[:TOP_SURPRISALS]
+    names = tokenizer.convert_ids_to_tokens(tokens_T[order].tolist())
+    return [
+        {"pos": int(position), "surprisal": round(float(surprisals_T[position]), 6), "token": name}
+        for position, name in zip(order, names, strict=True)
+    ]

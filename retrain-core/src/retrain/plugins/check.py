@@ -1,0 +1,97 @@
+"""Checks the names and parameters of a configuration against what is installed, without importing any part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retrain.config.keys import TableTraits, keys_of
+from retrain.config.load import TableEntry
+from retrain.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.config.schema import PrimeRlOptions
+from retrain.errors import Problem
+from retrain.plugins.first_party import provider
+from retrain.plugins.manager import Plugins
+from retrain.plugins.spec import LoadFailure
+from retrain.plugins.params import validated_params
+from retrain.plugins.resolve import problem_with
+from retrain.types import Kind
+
+# Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
+ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
+CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
+DEFAULT_NAMES = {"reward.type": "match"}  # where the table's own distribution may be missing
+
+
+def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
+    """The config tables of all plugins, by name; one that cannot be imported is kept as a load failure."""
+    tables: dict[str, TableEntry] = {}
+    for entry in plugins.registered(Kind.CONFIG_TABLE):
+        traits = entry.spec.traits if isinstance(entry.spec.traits, TableTraits) else TableTraits()
+        try:
+            tables.setdefault(entry.spec.name, TableEntry(model=entry.spec.load(), traits=traits))
+        except Exception as error:  # a fault of that plugin alone
+            failure = LoadFailure(
+                owner=entry.owner, error=f"table [{entry.spec.name}]: {type(error).__name__}: {error}"
+            )
+            plugins.failures.append(failure)
+    return tables
+
+
+def table_hint(table: str) -> str:
+    """The install line for a table of ours that is not installed; empty for a stranger's."""
+    distribution = provider(Kind.CONFIG_TABLE, table)
+    return f"pip install {distribution}  (it reads [{table}])" if distribution else ""
+
+
+def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    """Every name in the configuration that nobody provides, except those of the credit flow."""
+    wanted: dict[str, tuple[Kind, str]] = {}
+    for path, kind in ALWAYS.items():
+        wanted[path] = (kind, config.value(path, DEFAULT_NAMES.get(path, "")))
+    for table, entry in tables.items():
+        for key in keys_of(table, entry.model, entry.traits):
+            value = config.value(key.path, "")
+            if key.names and key.names not in CREDIT_KINDS and value and config.origin(key.path) != DEFAULT_ORIGIN:
+                wanted[key.path] = (key.names, value)
+    for name in config.logging.recorders:
+        wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
+    for table in {path.partition(".")[0] for path in config.origins}:
+        wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
+    search_paths = config.plugins.search_paths
+    found = [
+        problem_with(plugins, kind, name, where=config.place(path), search_paths=search_paths)
+        for path, (kind, name) in wanted.items()
+    ]
+    return [problem for problem in found if problem is not None]
+
+
+def check_options(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with `[backend.options]` and `[data.options]`, by the models that backend and source declared."""
+    problems = []
+    foreign = set(config.backend.options) - set(backend_options(config))
+    for name in sorted(foreign):
+        default = PrimeRlOptions.model_fields[name].default
+        if config.backend.options[name] != default:
+            where = f"{config.place('backend.options')}.{name}"
+            what = f"belongs to backend 'prime_rl', not to {config.backend.backend!r}"
+            problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
+    for kind, name, path, options in (
+        (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config)),
+        (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
+    ):
+        entries = plugins.find(kind, name)
+        model = entries[0].spec.load_params() if len(entries) == 1 else None
+        problems += validated_params(model, options, where=config.place(path))[1]
+    return problems
+
+
+def backend_options(config: Config) -> dict[str, Any]:
+    """`[backend.options]` without prime_rl's keys when another backend is chosen.
+
+    The documented full configuration carries them at their defaults, whatever the backend; other values are refused.
+    """
+    options = config.backend.options
+    if config.backend.backend == "prime_rl":
+        return dict(options)
+    return {name: value for name, value in options.items() if name not in PrimeRlOptions.model_fields}

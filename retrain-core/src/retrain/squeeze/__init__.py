@@ -1,0 +1,1 @@
+"""LoRA-Squeeze: which rank an adapter really needs. The table stands; the analysis is to come."""
