@@ -58,6 +58,12 @@ class PluginError(RetrainError, LookupError):
     label = "plugin error"
 
 
+class HookError(PluginError):
+    """A plugin's life-cycle hook raised during a run."""
+
+    exit_code = EXIT_FAILED
+
+
 class CreditError(RetrainError, ValueError):
     """Credit could not be assigned: a non-finite number or a wrong shape, named by completion and token."""
 

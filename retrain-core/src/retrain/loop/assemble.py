@@ -97,7 +97,7 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     """The model's tokenizer; ConfigError when the folder or hub id cannot be read."""
     model = config.model.model
     LOG.info("Loading tokenizer for %s ...", model)
-    located = plugins.hook.retrain_locate_model(model=model) or model
+    located = plugins.notify("retrain_locate_model", model=model) or model
     where = config.place("model.model")
     if ("/" not in located or located.startswith((".", "/", "~"))) and not Path(located).expanduser().is_dir():
         fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"

@@ -76,7 +76,7 @@ class Trainer:
         self.folder = folder
         self.progress = Progress()
         self.config = parts.config
-        self.hook = parts.plugins.hook
+        self.notify = parts.plugins.notify
         training = parts.config.training
         self.sampling = SamplingParams(
             max_tokens=training.max_tokens,
@@ -95,7 +95,7 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step; records and the last adapter are on disk when it returns."""
         max_steps = self.config.training.max_steps
-        self.hook.retrain_run_start(run=self.view)
+        self.notify("retrain_run_start", run=self.view)
         error: BaseException | None = None
         try:
             if self.progress.step == 0 and self._evaluates():
@@ -113,14 +113,14 @@ class Trainer:
             error = caught
             raise
         finally:
-            self.hook.retrain_run_end(run=self.view, error=error)
+            self.notify("retrain_run_end", run=self.view, error=error)
             for recorder in self.parts.recorders:
                 recorder.finish()
 
     def step(self, step: int) -> None:
         """One optimizer step, or a step without one when no group can teach anything."""
         parts, config, clock = self.parts, self.config, Clock()
-        self.hook.retrain_step_start(run=self.view, step=step)
+        self.notify("retrain_step_start", run=self.view, step=step)
         sepa_lambda = parts.controller.value(step) if parts.controller else 0.0
 
         prompts = parts.pool.draw(self.progress.example_idx, config.training.batch_size)
@@ -138,9 +138,9 @@ class Trainer:
         self._count(groups)
         metrics = self._metrics(step, groups, credited, report, sepa_lambda)
         self._observe(step, metrics["correct_rate"], credited)
+        metrics |= clock.fields()
         if self._evaluates() and self._is_last_or_due(step):
             metrics |= self._evaluate(step)
-        metrics |= clock.fields()
         trained = [report is not None and cause is Cause.INFORMATIVE for cause in credited.causes]
         generations = generation_records(step, prompts, groups, credited, trained, parts.tokenizer)
         self._record(step, metrics, step_summary(metrics, groups), generations)
@@ -150,7 +150,7 @@ class Trainer:
 
     def _sample_and_score(self, step: int, prompts: list[Any], clock: Clock) -> tuple[Group, ...]:
         parts = self.parts
-        self.hook.retrain_phase(run=self.view, step=step, phase="sampling")
+        self.notify("retrain_phase", run=self.view, step=step, phase="sampling")
         with clock.timed("sample"):
             completions = sample_groups(
                 parts.backend,
@@ -161,7 +161,7 @@ class Trainer:
                 purpose="sample",
                 tokenizer=parts.tokenizer,
             )
-        self.hook.retrain_phase(run=self.view, step=step, phase="scoring")
+        self.notify("retrain_phase", run=self.view, step=step, phase="scoring")
         with clock.timed("score"):
             examples = [prompt.example for prompt in prompts]
             scores = score_groups(parts.reward, examples, completions)
@@ -169,14 +169,14 @@ class Trainer:
             Group(example=example, completions=group, scores=judged)
             for example, group, judged in zip(examples, completions, scores, strict=True)
         )
-        self.hook.retrain_groups_scored(run=self.view, groups=GroupsView(step=step, groups=groups))
+        self.notify("retrain_groups_scored", run=self.view, groups=GroupsView(step=step, groups=groups))
         return groups
 
     def _train(self, step: int, credited: Credited, clock: Clock) -> TrainReport | None:
         if not credited.batch.rows:
             return None
-        self.hook.retrain_phase(run=self.view, step=step, phase="training")
-        self.hook.retrain_batch_ready(run=self.view, batch=BatchView(step=step, batch=credited.batch))
+        self.notify("retrain_phase", run=self.view, step=step, phase="training")
+        self.notify("retrain_batch_ready", run=self.view, batch=BatchView(step=step, batch=credited.batch))
         with clock.timed("train"):
             report = self.parts.backend.train(credited.batch)
             self.parts.backend.publish()
@@ -185,7 +185,7 @@ class Trainer:
     def _evaluate(self, step: int) -> dict[str, Any]:
         """Held-out correct rate and pass@k with the policy as it is; the same random streams every time."""
         parts, config = self.parts, self.config
-        self.hook.retrain_phase(run=self.view, step=step, phase="eval")
+        self.notify("retrain_phase", run=self.view, step=step, phase="eval")
         started = time.perf_counter()
         completions = sample_groups(
             parts.backend,
@@ -227,7 +227,7 @@ class Trainer:
             "batch_size": training.batch_size,
             "group_size": training.group_size,
         }
-        extra = self.hook.retrain_extra_metrics(run=self.view, groups=GroupsView(step=step, groups=groups))
+        extra = self.notify("retrain_extra_metrics", run=self.view, groups=GroupsView(step=step, groups=groups))
         return merge_extra(metrics, extra)
 
     def _observe(self, step: int, correct_rate: float, credited: Credited) -> None:
@@ -240,7 +240,7 @@ class Trainer:
         self.folder.write_step(metrics, summary, generations)
         for recorder in self.parts.recorders:
             recorder.step(metrics)
-        self.hook.retrain_step_end(run=self.view, metrics=metrics)
+        self.notify("retrain_step_end", run=self.view, metrics=metrics)
 
     def _save(self, name: str) -> Path:
         path = self.folder.save_adapter(name, self.parts.backend.save_adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from typing import Any
 import pluggy
 
 from retrain import hookspecs
+from retrain.errors import HookError, Problem, RetrainError
 from retrain.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
 from retrain.types import Kind
 
@@ -45,10 +47,19 @@ class Plugins:
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
     failures: list[LoadFailure] = field(default_factory=list)
 
-    @property
-    def hook(self) -> Any:
-        """The hooks of `retrain.hookspecs`, callable by name with keyword arguments."""
-        return self.pluggy.hook
+    def notify(self, hook: str, **arguments: Any) -> Any:
+        """Call a life-cycle hook; HookError names the plugin that raised."""
+        caller = getattr(self.pluggy.hook, hook)
+        try:
+            return caller(**arguments)
+        except RetrainError:
+            raise
+        except Exception as error:
+            codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+            culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
+            what = f"{hook} of {' or '.join(culprits) or 'a plugin'} raised {type(error).__name__}: {error}"
+            fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
+            raise HookError(Problem(what=what, fix=fix)) from error
 
     def registered(self, kind: Kind) -> list[Registered]:
         """Every part of a kind, sorted by name."""
