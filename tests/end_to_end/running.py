@@ -1,0 +1,61 @@
+"""Runs the installed `retrain` script the way a user does, and reads what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(sys.executable).with_name("retrain")
+TIMING = ("time_s",)
+SMALL = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--eval-examples", "0", "--save-every", "2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Exit code and output of one command."""
+
+    code: int
+    out: str
+    err: str
+
+
+def retrain(*arguments: str, cwd: Path, environ: dict[str, str] | None = None) -> Outcome:
+    """Run the script in `cwd`, piped."""
+    done = subprocess.run(
+        [str(SCRIPT), *arguments],
+        cwd=cwd,
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def tiny(*arguments: str, cwd: Path) -> Outcome:
+    """Train `builtin:tiny` from its template with overrides; fails the test unless the run succeeds."""
+    if not (cwd / "retrain.toml").exists():
+        assert retrain("init", "--template", "tiny", cwd=cwd).code == 0
+    outcome = retrain(*arguments, cwd=cwd)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; NaN and infinity, which JSON does not have, are refused."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{file} holds {name}")
+
+    return [json.loads(line, parse_constant=refuse) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def untimed(file: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` without the fields that measure time."""
+    return [{k: v for k, v in record.items() if not k.endswith(TIMING)} for record in records(file)]

@@ -1,0 +1,35 @@
+"""The main job, measured: the embedded model learns its home task, for every seed and every condition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.running import records, tiny
+
+CONDITIONS = (("grpo", "none"), ("maxrl", "none"), ("maxrl", "gtpo"), ("maxrl", "gtpo_hicra"))
+BEFORE = (0.35, 0.60)
+
+
+def held_out(folder: Path) -> tuple[float, float]:
+    """Correct rate on held-out examples before the first and after the last step."""
+    rates = [r["eval_correct_rate"] for r in records(folder / "logs/tiny/metrics.jsonl") if "eval_correct_rate" in r]
+    return rates[0], rates[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> None:
+    tiny("--seed", str(seed), cwd=tmp_path)
+    before, after = held_out(tmp_path)
+    assert BEFORE[0] <= before <= BEFORE[1]
+    assert after >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("advantage", "transform"), CONDITIONS)
+def test_every_other_condition_learns_too(advantage: str, transform: str, tmp_path: Path) -> None:
+    tiny("--seed", "1", "--advantage-mode", advantage, "--transform-mode", transform, cwd=tmp_path)
+    _, after = held_out(tmp_path)
+    assert after > 0.80

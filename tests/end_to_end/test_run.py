@@ -1,0 +1,192 @@
+"""A run from the command line to the files it leaves, on the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.running import SCRIPT, SMALL, records, retrain, tiny, untimed
+
+ORDER = (
+    "Loading tokenizer for builtin:tiny ...",
+    "Loading vocabulary table...",
+    "Vocabulary table: ",
+    "Loading dataset...",
+    "Loaded ",
+    "Pre-encoded ",
+    "Loading train model: builtin:tiny on cpu...",
+    "trainable params: ",
+    "LocalTrainHelper ready (engine=pytorch, split_mode=False).",
+    "  group: ",
+    "Step 0 [maxrl+gtpo_sepa] | ",
+    "Step 2 [maxrl+gtpo_sepa] | ",
+    "Training complete. maxrl+gtpo_sepa, 3 steps",
+    "Adapter saved to ",
+    "Metrics saved to ",
+)
+STEP_FIELDS = {
+    *("step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition", "loss"),
+    *("backend_reports_sync_loss", "backend_preserves_token_advantages", "loss_is_placeholder", "reported_loss"),
+    *("mean_reward", "correct_rate", "running_correct_rate", "reward_tie_eligible_groups", "reward_tie_groups"),
+    *("reward_uniform_groups", "reward_tie_group_rate", "reward_uniform_group_rate", "reward_tie_pair_rate"),
+    *("reward_unique_fraction_mean", "sepa_lambda", "sepa_gate_open", "num_datums", "max_token_hit_rate"),
+    *("step_time_s", "sample_time_s", "train_time_s", "batch_size", "group_size"),
+    *("exec_surprisal_mean", "exec_surprisal_var", "exec_entropy_mean", "exec_entropy_var"),
+    *("post_exec_surprisal_mean", "post_exec_surprisal_var"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A three-step run: the folder it was started in, and its console."""
+    folder = tmp_path_factory.mktemp("run")
+    outcome = tiny("--seed", "1", *SMALL, "--eval-examples", "8", "--eval-samples", "2", cwd=folder)
+    return folder, outcome.out
+
+
+def test_console_lines_come_in_the_documented_order(run: tuple[Path, str]) -> None:
+    _, console = run
+    at = 0
+    for wanted in ORDER:
+        found = console.find(wanted, at)
+        assert found >= 0, f"{wanted!r} is missing after position {at} of:\n{console}"
+        at = found
+
+
+def test_metrics_hold_every_documented_field_and_the_evaluations(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    before, *steps = records(folder / "logs/tiny/metrics.jsonl")
+    assert before["step"] == -1
+    assert {"eval_correct_rate", "eval_ci_low", "eval_ci_high", "eval_pass_at_1", "eval_pass_at_2"} <= set(before)
+    assert before["eval_examples"] == 8
+    assert [record["step"] for record in steps] == [0, 1, 2]
+    for record in steps:
+        assert set(record) >= STEP_FIELDS, STEP_FIELDS - set(record)
+    assert "eval_correct_rate" in steps[-1]
+    assert before["eval_ci_low"] <= before["eval_correct_rate"] <= before["eval_ci_high"]
+
+
+def test_every_completion_is_recorded_trained_or_not(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    generations = records(folder / "logs/tiny/emergence/generations.jsonl")
+    steps = records(folder / "logs/tiny/emergence/steps.jsonl")
+    assert len(generations) == 3 * 4 * 4
+    for step in steps:
+        mine = [g for g in generations if g["step"] == step["step"]]
+        assert sum(g["reward"] > 0.5 for g in mine) == step["correct_count"]
+        assert len(mine) == step["total_count"]
+    assert {g["stop_reason"] for g in generations} <= {"eos", "length"}
+    assert [g["policy_version"] for g in generations] == sorted(g["policy_version"] for g in generations)
+
+
+def test_manifest_says_what_ran_and_its_config_runs_again(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    manifest = json.loads((folder / "logs/tiny/run.json").read_text(encoding="utf-8"))
+    assert manifest["status"] == "done"
+    assert manifest["seed"] == 1
+    assert manifest["origins"]["training.seed"] == "--seed"
+    assert manifest["origins"]["model.model"].startswith("retrain.toml:")
+    assert manifest["distributions"]["retrain-local"]
+    config = folder / "logs/tiny/config.toml"
+    assert tomllib.loads(config.read_text(encoding="utf-8"))["training"]["max_steps"] == 3
+    again = retrain("explain", str(config), "--json", cwd=folder)
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["max_steps"] == 3
+
+
+def test_adapters_load_with_plain_peft(run: tuple[Path, str]) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from retrain.api import load_plugins
+
+    folder, _ = run
+    base = load_plugins().notify("retrain_locate_model", model="builtin:tiny")
+    for name in ("checkpoint_step_2", "final"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(base)
+        adapted = peft.PeftModel.from_pretrained(model, folder / "logs/tiny/adapter" / name)
+        assert any(bool(weight.any()) for key, weight in adapted.named_parameters() if "lora_B" in key)
+
+
+def test_same_seed_same_run_and_another_seed_differs(run: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = run
+    tiny("--seed", "1", *SMALL, "--eval-examples", "8", "--eval-samples", "2", cwd=tmp_path)
+    tiny("--seed", "2", *SMALL, "--eval-examples", "8", "--eval-samples", "2", "--log-dir", "logs/other", cwd=tmp_path)
+    same, other = tmp_path / "logs/tiny", tmp_path / "logs/other"
+    assert untimed(folder / "logs/tiny/metrics.jsonl") == untimed(same / "metrics.jsonl")
+    assert untimed(folder / "logs/tiny/metrics.jsonl") != untimed(other / "metrics.jsonl")
+    generations = "emergence/generations.jsonl"
+    assert (folder / "logs/tiny" / generations).read_bytes() == (same / generations).read_bytes()
+    weights = "adapter/final/adapter_model.safetensors"
+    assert (folder / "logs/tiny" / weights).read_bytes() == (same / weights).read_bytes()
+    assert (same / weights).read_bytes() != (other / weights).read_bytes()
+
+
+def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    before = (folder / "logs/tiny/metrics.jsonl").read_bytes()
+    tiny("--seed", "3", *SMALL, cwd=folder)
+    assert (folder / "logs/tiny.1/metrics.jsonl").read_bytes() == before
+    (folder / "logs/tiny").rename(folder / "logs/third")
+    (folder / "logs/tiny.1").rename(folder / "logs/tiny")
+
+
+def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hopeless.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Say word {i}.", "answer": "xylophone"}) + "\n" for i in range(6))
+    )
+    arguments = ("--data-source", "files", "--data-path", "hopeless.jsonl", "--save-every", "1", "--max-tokens", "8")
+    outcome = tiny(*SMALL, *arguments, cwd=tmp_path)
+    steps = records(tmp_path / "logs/tiny/metrics.jsonl")
+    assert [record["loss"] for record in steps] == [None, None, None]
+    assert [record["all_wrong_groups"] for record in steps] == [4, 4, 4]
+    assert "skipped (all wrong)" in outcome.out
+    assert "no informative datums, skipping" in outcome.out
+    assert (tmp_path / "logs/tiny/adapter/checkpoint_step_1/adapter_model.safetensors").exists()
+    generations = records(tmp_path / "logs/tiny/emergence/generations.jsonl")
+    assert {g["policy_version"] for g in generations} == {0}
+    assert not any(g["trained"] for g in generations)
+
+
+def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "retrain-core/config/full_annotated.toml"
+    small = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic", "--max-tokens", "24")
+    adapter = ("--adapter-path", str(tmp_path / "adapter"), "--max-steps", "1", "--batch-size", "2", "--group-size", "2")
+    outcome = retrain(str(source), *small, *adapter, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "adapter/final/adapter_model.safetensors").exists()
+    assert len(records(tmp_path / "logs/train/metrics.jsonl")) == 1
+
+
+def test_an_interrupt_leaves_whole_records(tmp_path: Path) -> None:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Step 1 "):
+            break
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert len(records(tmp_path / "logs/tiny/metrics.jsonl")) >= 2
+    assert json.loads((tmp_path / "logs/tiny/run.json").read_text())["status"] == "interrupted"
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "logs/tiny/run.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        second = retrain(cwd=tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+    assert second.code == 2
+    assert "still going on" in second.err
