@@ -1,0 +1,1 @@
+"""Planning tokens: which tokens of a completion plan rather than execute."""

@@ -1,0 +1,161 @@
+"""From token ids to the text they decode to, and the characters of it that each token covers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.api import CreditError, Mask, Problem, Tokens
+from retrain_sepa.planning.pieces import vocabulary_pieces
+
+Offsets = NDArray[np.int64]
+REPLACEMENT = "\ufffd"
+LONE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is no UTF-8
+MAX_PENDING = 8  # tokens that may wait for the rest of one character; a character has at most four bytes
+MAX_CONTEXT = 16  # tokens decoded again for the sake of the next one
+log = logging.getLogger("retrain.credit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodedTokens:
+    """A text and the characters `[start, end)` that each token covers, `[T]`, both never falling.
+
+    Tokens that share a character both cover it; a token without text has start = end.
+    """
+
+    text: str
+    starts_T: Offsets
+    ends_T: Offsets
+
+    def covering(self, spans: Sequence[tuple[int, int]]) -> Mask:
+        """True for the tokens that cover at least one character of a span, `[T]`."""
+        if not spans:
+            return np.zeros(self.starts_T.shape, np.bool_)
+        bounds = np.asarray(spans, dtype=np.int64)
+        edges = np.zeros(self.starts_T.size + 1, np.int64)
+        np.add.at(edges, np.searchsorted(self.ends_T, bounds[:, 0], side="right"), 1)
+        np.add.at(edges, np.searchsorted(self.starts_T, bounds[:, 1], side="left"), -1)
+        return (np.cumsum(edges[:-1]) > 0) & (self.ends_T > self.starts_T)
+
+
+class TokenDecoder(Protocol):
+    """Decodes one completion with offsets."""
+
+    def decode(self, tokens_T: Tokens) -> DecodedTokens:
+        """Text and offsets of these ids."""
+
+
+def token_decoder(tokenizer: Any) -> TokenDecoder:
+    """The exact decoder for this tokenizer: by table where its decoder is known, incrementally otherwise."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    pieces = vocabulary_pieces(tokenizer)
+    incremental = IncrementalDecoder(decode)
+    return incremental if pieces is None else TableDecoder(pieces, incremental)
+
+
+class TableDecoder:
+    """Joins the bytes of the tokens, so that offsets are sums of lengths; no decoding of single tokens.
+
+    A completion that brings a token not seen before is compared with what the tokenizer itself decodes; the first
+    difference hands this and all later completions to the incremental decoder.
+    """
+
+    def __init__(self, pieces: dict[int, bytes], incremental: IncrementalDecoder) -> None:
+        self.unknown = max(pieces, default=-1) + 1  # ids past the vocabulary (padded embeddings) decode to nothing
+        self.pieces = [pieces.get(index, b"") for index in range(self.unknown + 1)]
+        self.lengths = np.array([len(piece) for piece in self.pieces], dtype=np.int64)
+        self.verified = np.zeros(self.unknown + 1, np.bool_)
+        self.incremental = incremental
+        self.trusted = True
+
+    def decode(self, tokens_T: Tokens) -> DecodedTokens:
+        """Text and offsets of these ids; CreditError for a negative id."""
+        _refuse_negative(tokens_T)
+        if not self.trusted:
+            return self.incremental.decode(tokens_T)
+        ids_T = np.minimum(tokens_T, self.unknown)
+        data = b"".join(map(self.pieces.__getitem__, ids_T.tolist()))
+        if not self.verified[ids_T].all() and not self._agrees(ids_T, data):
+            self.trusted = False
+            log.warning("planning detector: this tokenizer decodes tokens by their neighbours; it will be slow")
+            return self.incremental.decode(tokens_T)
+        ends_T = np.cumsum(self.lengths[ids_T])
+        starts_T = ends_T - self.lengths[ids_T]
+        if data.isascii():
+            return DecodedTokens(text=data.decode("ascii"), starts_T=starts_T, ends_T=ends_T)
+        text, char_of_byte = decode_bytes(data)
+        filled_T = ends_T > starts_T
+        first_T = char_of_byte[starts_T]
+        last_T = np.where(filled_T, char_of_byte[ends_T - 1] + 1, first_T)
+        return DecodedTokens(text=text, starts_T=first_T, ends_T=last_T)
+
+    def _agrees(self, ids_T: Tokens, data: bytes) -> bool:
+        ours = data.decode("utf-8", "replace")
+        theirs = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
+        if REPLACEMENT in ours:
+            return True  # broken characters are spelt in several ways; these tokens are checked another time
+        agrees = theirs.endswith(ours.lstrip())  # the first token may lose or keep a mark of its own
+        self.verified[ids_T] |= agrees
+        return agrees
+
+
+class IncrementalDecoder:
+    """Decodes token by token within a short context, for tokenizers whose pieces depend on their neighbours.
+
+    Tokens that only together make a character all cover it. `decode_text` is the tokenizer's own decoding.
+    """
+
+    def __init__(self, decode_text: Callable[[Sequence[int]], str]) -> None:
+        self.decode_text = decode_text
+
+    def decode(self, tokens_T: Tokens) -> DecodedTokens:
+        """Text and offsets of these ids; CreditError for a negative id."""
+        _refuse_negative(tokens_T)
+        ids = tokens_T.tolist()
+        starts, ends, parts = [0] * len(ids), [0] * len(ids), []
+        position = context = done = 0
+        for index in range(len(ids)):
+            before = self.decode_text(ids[context:done])
+            after = self.decode_text(ids[context : index + 1])
+            incomplete = after.endswith(REPLACEMENT) and index + 1 - done < MAX_PENDING and index + 1 < len(ids)
+            if incomplete:
+                continue
+            piece = after[len(before) :]
+            parts.append(piece)
+            for covered in range(done, index + 1):
+                starts[covered], ends[covered] = position, position + len(piece)
+            position += len(piece)
+            context = done if piece else max(context, index + 1 - MAX_CONTEXT)
+            done = index + 1
+        starts_T, ends_T = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+        return DecodedTokens(text="".join(parts), starts_T=starts_T, ends_T=ends_T)
+
+
+def decode_bytes(data: bytes) -> tuple[str, Offsets]:
+    """Text of UTF-8 `data` and, for each byte and the end, the character it belongs to.
+
+    Bytes that are no UTF-8 become one lone surrogate each, so that the text stays in step with the bytes.
+    """
+    text = data.decode("utf-8", "surrogateescape")
+    leading = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
+    if not LONE.search(text):  # whole characters only: each has one leading byte
+        return text, np.append(np.cumsum(leading) - 1, len(text))
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    widths[(points >= 0xDC80) & (points <= 0xDCFF)] = 1
+    return text, np.append(np.repeat(np.arange(points.size), widths), points.size)
+
+
+def _refuse_negative(tokens_T: Tokens) -> None:
+    if tokens_T.size and tokens_T.min() < 0:
+        position = int(np.argmax(tokens_T < 0))
+        raise CreditError(Problem(what=f"token id {tokens_T[position]} at position {position} is negative"))

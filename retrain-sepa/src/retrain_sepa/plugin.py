@@ -1,0 +1,117 @@
+"""What this distribution offers; nothing here is imported beyond the names, see the modules they point to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.api import PluginSpec, TableTraits, hookimpl
+
+Register = Callable[[PluginSpec], None]
+
+TABLES = (
+    ("gtpo", "How strongly uncertainty shapes the credit of tokens.", "tables:GtpoTable"),
+    ("hicra", "How much more credit planning tokens get.", "tables:HicraTable"),
+    ("sepa", "When and how far the uncertainty of execution tokens is pooled.", "tables:SepaTable"),
+    ("planning", "Which tokens count as planning.", "tables:PlanningTable"),
+)
+TRANSFORMS = (
+    ("none", "Every token receives the advantage of its completion.", "NONE"),
+    ("gtpo", "Tokens are weighted by their uncertainty.", "GTPO"),
+    ("gtpo_hicra", "GTPO, then more credit on planning tokens.", "GTPO_HICRA"),
+    ("gtpo_sepa", "GTPO on uncertainties pooled over execution tokens.", "GTPO_SEPA"),
+)
+UNCERTAINTIES = (
+    (
+        "surprisal",
+        "-log p of the sampled token, at most 50 nats.",
+        "SURPRISAL",
+        ("token_surprisal", "neg_logprob", "negative_logprob", "nll"),
+    ),
+    (
+        "predictive_variance",
+        "p (1 - p) of the sampled token.",
+        "PREDICTIVE_VARIANCE",
+        ("pred_var", "bernoulli_variance"),
+    ),
+    (
+        "shannon_entropy",
+        "Entropy of the sampling distribution; needs an engine that reports it.",
+        "SHANNON_ENTROPY",
+        ("shannon", "entropy", "token_entropy"),
+    ),
+)
+ALGORITHMS = (
+    ("grpo_none", "grpo with none.", "GRPO_NONE"),
+    ("maxrl_none", "maxrl with none.", "MAXRL_NONE"),
+    ("maxrl_gtpo", "maxrl with gtpo.", "MAXRL_GTPO"),
+    ("maxrl_gtpo_hicra", "maxrl with gtpo_hicra.", "MAXRL_GTPO_HICRA"),
+    ("maxrl_gtpo_sepa", "maxrl with gtpo_sepa.", "MAXRL_GTPO_SEPA"),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Register) -> None:
+    for name, summary, factory in TABLES:
+        traits = TableTraits(flag_prefix=f"{name}_")
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", traits=traits))
+
+
+@hookimpl
+def retrain_register_advantages(register: Register) -> None:
+    register(
+        PluginSpec(
+            name="grpo",
+            summary='Reward minus the group\'s mean; `scale = "std"` divides by the standard deviation.',
+            factory="retrain_sepa.advantages:GRPO",
+            params="retrain_sepa.advantages:GrpoParams",
+        )
+    )
+    register(
+        PluginSpec(
+            name="maxrl",
+            summary="Reward minus the group's mean, over that mean: hard prompts weigh more.",
+            factory="retrain_sepa.advantages:maxrl",
+            params="retrain_sepa.advantages:MaxrlParams",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_transforms(register: Register) -> None:
+    for name, summary, attribute in TRANSFORMS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.transforms:{attribute}"))
+
+
+@hookimpl
+def retrain_register_uncertainties(register: Register) -> None:
+    for name, summary, attribute, aliases in UNCERTAINTIES:
+        factory = f"retrain_sepa.uncertainties:{attribute}"
+        register(PluginSpec(name=name, summary=summary, factory=factory, aliases=aliases))
+
+
+@hookimpl
+def retrain_register_algorithms(register: Register) -> None:
+    for name, summary, attribute in ALGORITHMS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.transforms:{attribute}"))
+
+
+@hookimpl
+def retrain_register_planning_detectors(register: Register) -> None:
+    register(
+        PluginSpec(
+            name="regex",
+            summary="Marks tokens of curated planning phrases; `[logging] strategic_grams` replaces them.",
+            factory="retrain_sepa.planning.regex:regex_detector",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_controllers(register: Register) -> None:
+    register(
+        PluginSpec(
+            name="sepa",
+            summary="Pooling strength lambda per step: linear or auto, behind a correct-rate gate.",
+            factory="retrain_sepa.controller:sepa_controller",
+        )
+    )

@@ -1,0 +1,45 @@
+"""The TOML tables of this distribution: `[gtpo]`, `[hicra]`, `[sepa]`, `[planning]`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from retrain.api import Kind, Table, key
+
+SEMANTIC = "the semantic detector is not built yet"
+
+
+class GtpoTable(Table):
+    """How strongly uncertainty shapes the credit of tokens."""
+
+    beta: float = key(0.1, "GTPO strength; 0 = every token alike. Above 1 the mean weight is no longer 1.", ge=0.0)
+
+
+class HicraTable(Table):
+    """How much more credit planning tokens get."""
+
+    alpha: float = key(
+        0.2, "HICRA strength, in [0, 1]; 0 = off. It softens the penalties of planning tokens.", ge=0.0, le=1.0
+    )
+
+
+class SepaTable(Table):
+    """When and how far the uncertainty of execution tokens is pooled."""
+
+    steps: int = key(500, "Length of the linear ramp in steps; 0 = no ramp.", ge=0)
+    schedule: Literal["linear", "auto"] = key("linear", "linear, or auto: the larger of ramp and variance rule.")
+    delay_steps: int = key(50, "Steps before the ramp starts.", ge=0)
+    correct_rate_gate: float = key(
+        0.1, "Lambda stays 0 until a step's correct rate reaches this; 0 = open from the start.", ge=0.0, le=1.0
+    )
+    ema_decay: float = key(0.99, "Decay per step of the averaged execution variance (auto).", ge=0.0, lt=1.0)
+    threshold: float = key(0.2, "Fraction of the starting variance under which pooling sets in (auto).", gt=0.0, le=1.0)
+    warmup_steps: int = key(50, "Steps with a variance before its starting value is fixed (auto).", ge=1)
+
+
+class PlanningTable(Table):
+    """Which tokens count as planning."""
+
+    detector: str = key("regex", "regex or a plugin.", names=Kind.PLANNING_DETECTOR)
+    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", pending=SEMANTIC)
+    threshold: float = key(0.02, "Margin of the planning similarity (semantic).", pending=SEMANTIC)

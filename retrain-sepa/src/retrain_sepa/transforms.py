@@ -1,0 +1,45 @@
+"""Token transforms: SEPA pooling, the stages that each transform uses, and the five conditions of the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrain.advantages import AlgorithmSpec, TransformSpec
+from retrain.api import CreditError, Floats, Mask, Problem
+
+
+def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) -> Floats:
+    """SEPA: pull the uncertainty of execution tokens towards their mean, within one completion.
+
+    U'_t = lambda mean(U over execution tokens) + (1 - lambda) U_t where `planning_T` is False; planning tokens keep
+    theirs. lambda is clamped to [0, 1]. Both means stay, so the GTPO weights of planning tokens do not depend on
+    lambda; the variance over execution tokens is multiplied by (1 - lambda)^2. Returns a new array `[T]`, equal to the
+    input when lambda = 0 or nothing executes. CreditError for unequal lengths or a lambda that is not a number.
+    Selective Entropy Pooling with Annealing (Millet); attention plays no part in it.
+    """
+    if uncertainty_T.shape != planning_T.shape:
+        lengths = f"{len(planning_T)} entries for {len(uncertainty_T)} tokens"
+        raise CreditError(Problem(what=f"planning mask has {lengths}"))
+    if np.isnan(sepa_lambda):
+        raise CreditError(Problem(what="lambda is not a number"))
+    strength = min(max(sepa_lambda, 0.0), 1.0)
+    pooled_T = np.array(uncertainty_T, dtype=np.float64)
+    execution_T = ~planning_T
+    if strength > 0.0 and execution_T.any():
+        values = pooled_T[execution_T]
+        pooled_T[execution_T] = strength * values.mean() + (1.0 - strength) * values
+    return pooled_T
+
+
+NONE = TransformSpec(name="none")
+GTPO = TransformSpec(name="gtpo", use_gtpo=True)
+GTPO_HICRA = TransformSpec(name="gtpo_hicra", use_gtpo=True, needs_planning=True, apply_hicra=True)
+GTPO_SEPA = TransformSpec(
+    name="gtpo_sepa", use_gtpo=True, needs_planning=True, uses_sepa_controller=True, entropy_transform=pool_execution
+)
+
+GRPO_NONE = AlgorithmSpec(name="grpo_none", advantage_mode="grpo", transform_mode="none")
+MAXRL_NONE = AlgorithmSpec(name="maxrl_none", advantage_mode="maxrl", transform_mode="none")
+MAXRL_GTPO = AlgorithmSpec(name="maxrl_gtpo", advantage_mode="maxrl", transform_mode="gtpo")
+MAXRL_GTPO_HICRA = AlgorithmSpec(name="maxrl_gtpo_hicra", advantage_mode="maxrl", transform_mode="gtpo_hicra")
+MAXRL_GTPO_SEPA = AlgorithmSpec(name="maxrl_gtpo_sepa", advantage_mode="maxrl", transform_mode="gtpo_sepa")

@@ -1,0 +1,158 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import ConfigError
+from retrain_sepa.planning.phrases import DEFAULT_PHRASES, THEMES, PhraseFinder, parse_grams, words
+
+DEFAULT = PhraseFinder.of(DEFAULT_PHRASES)
+
+
+def found(text, *phrases):
+    finder = PhraseFinder.of(phrases) if phrases else DEFAULT
+    return [text[start:end] for start, end in finder.spans(text)]
+
+
+def test_the_default_list():
+    assert {theme: len(phrases) for theme, phrases in THEMES.items()} == {
+        "hesitation": 3,
+        "verification": 4,
+        "backtracking": 5,
+        "alternatives": 3,
+        "metacognition": 3,
+    }
+    assert len(set(DEFAULT_PHRASES)) == 18
+    assert all(2 <= len(phrase.split()) <= 3 for phrase in DEFAULT_PHRASES)
+
+
+@pytest.mark.parametrize("phrase", DEFAULT_PHRASES)
+def test_each_default_phrase_is_found(phrase):
+    assert found(f"So, {phrase.upper()}: 3") == [phrase.upper()]
+    assert found(f"x{phrase}") == found(f"{phrase}s") == found(f"9{phrase}") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Wait, let me see", ["Wait, let me"]),
+        ("Wait... let\n\n  me see", ["Wait... let\n\n  me"]),
+        ("wait — let me", ["wait — let me"]),
+        ("_Wait, let me_ and **double-check**", ["Wait, let me", "double-check"]),
+        ("double\u2011check", ["double\u2011check"]),
+        ("that's not right", ["that's not right"]),
+        ("That\u2019s not right", ["That\u2019s not right"]),
+        ("that ' s not right", ["that ' s not right"]),
+        ("that doesn\u02bct work", ["that doesn\u02bct work"]),
+        ("wait, let me think again", ["wait, let me", "let me think"]),
+        ("我wait let me看", ["wait let me"]),
+        ("그래서 what if는", ["what if"]),
+        ("éwait let me", []),
+        ("wait let meé", []),
+        ("waitlet me", []),
+        ("doublecheck", []),
+        ("wait \ud83d let me", ["wait \ud83d let me"]),
+        ("\u0130\u0130 wait let me", ["wait let me"]),
+        ("", []),
+    ],
+)
+def test_how_phrases_are_written(text, expected):
+    assert found(text) == expected
+
+
+def test_longer_phrases_win_and_shorter_ones_still_count():
+    phrases = ("let me", "let me check again", "me check")
+    assert found("let me check again", *phrases) == ["let me check again", "me check"]
+    assert found("let me check once", *phrases) == ["let me", "me check"]
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text"),
+    [
+        ("等一下", "所以等一下吧"),
+        ("等一下", "x等一下y"),
+        ("Un moment, s\u2019il vous pla\u00eet", "UN MOMENT S'IL VOUS PLA\u00ceT"),
+        ("c++ again", "C++ again"),
+        ("'wait' there", "wait there"),
+        ("a.b*c", "a.b*c"),
+        ("\u0130stanbul", "\u0130STANBUL"),
+        ("का फिर", "का फिर"),
+    ],
+)
+def test_phrases_of_ones_own(phrase, text):
+    assert len(found(text, phrase)) == 1
+
+
+def test_marks_belong_to_words():
+    assert found("की फिर", "का फिर") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases"),
+    [
+        ("", DEFAULT_PHRASES),
+        ("   ", DEFAULT_PHRASES),
+        ("hold on, so then ,,", ("hold on", "so then")),
+        ('["hold on, friend", "so"]', ("hold on, friend", "so")),
+        ("[]", ()),
+        (",", ()),
+    ],
+)
+def test_strategic_grams(text, phrases):
+    assert parse_grams(text) == phrases
+
+
+@pytest.mark.parametrize("phrases", [(), ("wait let me", "...")])
+def test_nothing_to_look_for_is_an_error(phrases):
+    with pytest.raises(ConfigError):
+        PhraseFinder.of(phrases)
+
+
+def test_words_keep_inner_apostrophes_only():
+    assert words("That\u2019s 'not' right\u2014students' work") == ["that's", "not", "right", "students", "work"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wait" + "." * 500_000 + "let" + " " * 500_000 + "mx",
+        "wait let " * 100_000,
+        "wait, " * 150_000 + "let me",
+        "let me let me wait " * 50_000,
+        "that'" * 150_000,
+        "that " + "' " * 300_000,
+        "\u2019" * 500_000,
+    ],
+)
+def test_hostile_text_takes_linear_time(text):
+    """A quadratic search would not come back."""
+    assert len(found(text)) <= 50_000
+
+
+def slow_spans(text, phrases):
+    """Every window of consecutive words, compared word by word."""
+    tokens, start = [], None
+    for position, char in enumerate(text + " "):
+        if char.isalnum() or (char == "'" and start is not None and text[position + 1 : position + 2].isalnum()):
+            start = position if start is None else start
+        elif start is not None:
+            tokens.append((text[start:position].lower(), start, position))
+            start = None
+    hits = {}
+    for phrase in phrases:
+        wanted = phrase.split()
+        for n in range(len(tokens) - len(wanted) + 1):
+            window = tokens[n : n + len(wanted)]
+            if [word for word, _, _ in window] == wanted:
+                hits[window[0][1]] = max(hits.get(window[0][1], 0), window[-1][2])
+    return sorted(hits.items())
+
+
+vocabulary = sorted({word for phrase in DEFAULT_PHRASES for word in phrase.split()})
+gaps = st.sampled_from([" ", ", ", "\n", "-", " ... ", "_"])
+pieces = st.lists(st.tuples(st.sampled_from([*vocabulary, "x", "letme", "Wait", "3"]), gaps), max_size=25)
+
+
+@given(pieces)
+def test_agrees_with_a_word_by_word_search(parts):
+    text = "".join(word + gap for word, gap in parts)
+    assert DEFAULT.spans(text) == slow_spans(text, DEFAULT_PHRASES)

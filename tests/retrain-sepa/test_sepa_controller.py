@@ -1,0 +1,165 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import ControllerView, ResumeError
+from retrain_sepa.controller import SepaController
+from retrain_sepa.tables import SepaTable
+
+
+def controller(**settings):
+    return SepaController(SepaTable(**{"correct_rate_gate": 0.0, **settings}))
+
+
+def view(step=0, rate=None, variance=None):
+    return ControllerView(step=step, correct_rate=rate, execution_variance=variance)
+
+
+def test_linear_vector():
+    steps = [0, 50, 51, 175, 300, 550, 900]
+    values = [controller().value(step) for step in steps]
+    assert values == pytest.approx([0, 0, 0.002, 0.25, 0.5, 1, 1])
+
+
+def test_documented_runs_never_reach_one():
+    assert controller().value(499) == pytest.approx(0.898)
+    assert controller(steps=50, delay_steps=10).value(49) == pytest.approx(0.78)
+
+
+def test_no_ramp():
+    assert controller(steps=0, delay_steps=0).value(10_000) == 0.0
+
+
+def test_gate_opens_for_the_next_step_and_stays_open():
+    sepa = controller(correct_rate_gate=0.1, steps=100, delay_steps=0)
+    for step, rate in enumerate([0.05, None, math.nan, 0.099]):
+        assert sepa.value(step) == 0.0
+        sepa.observe(view(step, rate))
+        assert sepa.metrics() == {"sepa_gate_open": False}
+    assert sepa.value(4) == 0.0
+    sepa.observe(view(4, 0.1))
+    assert sepa.metrics() == {"sepa_gate_open": True}
+    assert sepa.value(5) == pytest.approx(0.05)  # the ramp counted on while the gate was shut
+    sepa.observe(view(5, 0.0))
+    assert sepa.value(6) == pytest.approx(0.06)
+
+
+def test_gate_of_zero_is_open_from_the_start():
+    assert controller(steps=10, delay_steps=0).value(1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1, 0), (0.2, 0), (0.15, 0.25), (0.1, 0.5), (0.05, 0.75), (0, 1)])
+def test_auto_vector(ratio, expected):
+    sepa = controller(schedule="auto", steps=0, ema_decay=0.0, warmup_steps=1)
+    sepa.observe(view(variance=0.4))
+    sepa.observe(view(variance=0.4 * ratio))
+    assert sepa.value(2) == pytest.approx(expected)
+
+
+def test_auto_is_the_larger_of_both():
+    sepa = controller(schedule="auto", steps=100, delay_steps=0, ema_decay=0.0, warmup_steps=1)
+    sepa.observe(view(variance=1.0))
+    assert sepa.value(60) == pytest.approx(0.6)
+    sepa.observe(view(variance=0.05))
+    assert sepa.value(60) == pytest.approx(0.75)
+    assert sepa.value(90) == pytest.approx(0.9)
+
+
+def test_auto_fixes_its_start_after_the_warm_up_steps():
+    sepa = controller(schedule="auto", steps=0, warmup_steps=3, ema_decay=0.5)
+    for step, variance in enumerate([1.0, None, 3.0, math.inf, -1.0, math.nan]):
+        sepa.observe(view(step, variance=variance))
+        assert sepa.state()["var_0"] is None
+    sepa.observe(view(6, variance=4.0))
+    assert sepa.state()["var_0"] == pytest.approx(3.0)  # 1 -> 2 -> 3
+    assert sepa.state()["warmup_seen"] == 3
+    sepa.observe(view(7, variance=0.0))
+    assert sepa.state()["var_0"] == pytest.approx(3.0)
+    assert sepa.state()["var_ema"] == pytest.approx(1.5)
+
+
+def test_auto_with_no_variance_at_the_start():
+    sepa = controller(schedule="auto", steps=0, warmup_steps=1)
+    sepa.observe(view(variance=0.0))
+    assert sepa.state()["var_0"] == 1e-8
+    assert sepa.value(1) == 1.0
+
+
+def test_auto_waits_for_the_gate():
+    sepa = controller(schedule="auto", steps=0, warmup_steps=1, ema_decay=0.0, correct_rate_gate=0.5)
+    sepa.observe(view(0, 0.0, 1.0))
+    sepa.observe(view(1, 0.0, 0.0))
+    assert sepa.value(2) == 0.0
+    sepa.observe(view(2, 0.5, 0.0))
+    assert sepa.value(3) == 1.0
+
+
+observations = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.floats(0, 10)), min_size=1, max_size=30)
+
+
+@given(observations, st.data(), st.sampled_from(["linear", "auto"]))
+def test_a_restored_controller_goes_on_as_if_never_stopped(seen, data, schedule):
+    settings = {"schedule": schedule, "correct_rate_gate": 0.3, "steps": 20, "delay_steps": 2, "warmup_steps": 3}
+    cut = data.draw(st.integers(0, len(seen)))
+    whole, resumed = controller(**settings), controller(**settings)
+    for step, (rate, variance) in enumerate(seen):
+        if step == cut:
+            resumed.restore(json.loads(json.dumps(whole.state())))
+        expected = whole.value(step)
+        assert 0.0 <= expected <= 1.0
+        whole.observe(view(step, rate, variance))
+        if step >= cut:
+            assert resumed.value(step) == expected
+            resumed.observe(view(step, rate, variance))
+            assert resumed.state() == whole.state()
+
+
+def test_state_has_the_documented_fields():
+    assert controller().state() == {
+        "sepa_steps": 500,
+        "sepa_schedule": "linear",
+        "sepa_delay_steps": 50,
+        "sepa_correct_rate_gate": 0.0,
+        "sepa_ema_decay": 0.99,
+        "sepa_var_threshold": 0.2,
+        "sepa_warmup": 50,
+        "eps": 1e-8,
+        "var_ema": None,
+        "var_0": None,
+        "warmup_seen": 0,
+        "gate_open": True,
+    }
+
+
+def test_other_settings_are_refused_all_at_once():
+    sepa = controller(steps=10, schedule="auto")
+    with pytest.raises(ResumeError) as caught:
+        sepa.restore(controller(steps=20, schedule="linear").state())
+    assert len(caught.value.problems) == 2
+    assert "[sepa] steps: is 10, but the checkpoint was made with 20" in str(caught.value)
+    assert "[sepa] schedule" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("var_ema", math.nan),
+        ("var_0", -1.0),
+        ("var_0", "1"),
+        ("warmup_seen", 2.5),
+        ("warmup_seen", -1),
+        ("gate_open", 1),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(name, value):
+    sepa = controller()
+    before = sepa.state()
+    with pytest.raises(ResumeError, match=f"sepa.{name}"):
+        sepa.restore({**before, name: value})
+    missing = {key: kept for key, kept in before.items() if key != name}
+    with pytest.raises(ResumeError, match=r"missing|nan"):
+        sepa.restore(missing)
+    assert sepa.state() == before
