@@ -1,0 +1,117 @@
+"""Keeps model output away from verifiers that would run it.
+
+Some verifiers of reasoning-gym give the answer to Python's `eval`, to sympy's parser (which calls `eval`), or to number
+classes that write an exponent out ("1e999999999" fills the memory). Model output is untrusted, so those verifiers see
+only answers that are harmless by their form; any other counts as an empty answer. That also closes a loophole of the
+integration data sets, whose verifier accepts the question itself, `Integral(...)`, as its answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from functools import partial
+
+MAX_LENGTH = 2000
+MAX_NODES = 500
+MAX_DIGITS = 30
+MAX_EXPONENT = 1000
+TRIGONOMETRIC = frozenset({"sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan"})
+HYPERBOLIC = frozenset({"sinh", "cosh", "tanh", "asinh", "acosh", "atanh"})
+FUNCTIONS = TRIGONOMETRIC | HYPERBOLIC | {"exp", "log", "ln", "sqrt", "Abs"}
+CONSTANTS = frozenset({"pi"})
+_NUMBER = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE)
+
+
+def is_literal(answer: str) -> bool:
+    """`eval` of it yields a literal or fails: a constant, list, tuple, dictionary, a bare name, or no expression."""
+    try:
+        body = ast.parse(answer.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return True
+    except (MemoryError, RecursionError):
+        return False
+    try:
+        return isinstance(body, ast.Name) or ast.literal_eval(body) is not None or True
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def is_formula(answer: str, *, symbols: bool) -> bool:
+    """A short formula of numbers and `+ - * / **`; with `symbols` also one-letter names and known functions.
+
+    Powers may not tower beyond `MAX_EXPONENT`, so that no evaluation can run away.
+    """
+    if len(answer) > MAX_LENGTH:
+        return False
+    try:
+        body = ast.parse(answer.strip(), mode="eval").body
+        nodes = sum(1 for _ in ast.walk(body))
+        return nodes <= MAX_NODES and _power(body, symbols) <= MAX_EXPONENT
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+
+
+def is_number(answer: str) -> bool:
+    """A decimal number or a fraction, with an exponent of three digits at most: written out it stays small."""
+    return _NUMBER.fullmatch(answer) is not None
+
+
+GUARDS: dict[str, Callable[[str], bool]] = {
+    "binary_matrix": is_literal,
+    "n_queens": is_literal,
+    "spiral_matrix": is_literal,
+    "string_insertion": is_literal,
+    "countdown": partial(is_formula, symbols=False),
+    "puzzle24": partial(is_formula, symbols=False),
+    "intermediate_integration": partial(is_formula, symbols=True),
+    "polynomial_multiplication": partial(is_formula, symbols=True),
+    "simple_integration": partial(is_formula, symbols=True),
+    "coin_flip": is_number,
+    "decimal_arithmetic": is_number,
+    "decimal_chain_sum": is_number,
+    "power_function": is_number,
+}
+
+
+def harmless(data_set: str, answer: str) -> bool:
+    """Whether the verifier of this data set may be given this answer."""
+    guard = GUARDS.get(data_set)
+    return guard is None or guard(answer)
+
+
+def _power(node: ast.expr, symbols: bool) -> float:
+    """Degree to which the formula can raise what it is made of; ValueError on anything but a formula."""
+    match node:
+        case ast.Constant(value=bool() | complex() | str() | bytes()):
+            raise ValueError("not a number")
+        case ast.Constant(value=int() | float() as number):
+            if abs(number) >= 10**MAX_DIGITS:
+                raise ValueError("too large a number")
+            return 1.0
+        case ast.Name(id=name) if symbols and (len(name) == 1 or name in CONSTANTS):
+            return 1.0
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            return _power(operand, symbols)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
+            return max(_power(left, symbols), _power(right, symbols))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(left, symbols) * max(1.0, _exponent(right, symbols))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if symbols and name in FUNCTIONS:
+            return _power(argument, symbols)
+    raise ValueError("not a formula")
+
+
+def _exponent(node: ast.expr, symbols: bool) -> float:
+    """Size of an exponent: a number, a quotient of numbers, or a formula that holds a symbol and stays symbolic."""
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return abs(float(number))
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            return _exponent(operand, symbols)
+        case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as number)) if number:
+            return _exponent(left, symbols)
+    if any(isinstance(part, ast.Name) and len(part.id) == 1 for part in ast.walk(node)):
+        return _power(node, symbols)
+    raise ValueError("a computed exponent")

@@ -1,0 +1,76 @@
+"""The one door to the reasoning-gym library: its data sets by name, and what each can be configured with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.api import ConfigError, Problem
+
+INSTALL = "pip install 'retrain-rewards[reasoning-gym]'"
+RESERVED = ("seed", "size")  # options of the source itself
+
+
+def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
+    """Name -> (data set class, configuration dataclass); ConfigError when the library is not installed."""
+    try:
+        import reasoning_gym  # noqa: F401  (fills the registry)
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
+        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=INSTALL)) from error
+    return dict(DATASETS)
+
+
+def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
+    """ConfigError on an unknown data set, an unknown option, or values that its own validation refuses."""
+    known = data_sets(where=where)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        fix = f"use {near[0]!r}" if near else f"use one of: {', '.join(sorted(known))}"
+        raise ConfigError(Problem(where=f"{where}.name", what=f"reasoning-gym has no data set {name!r}", fix=fix))
+    own = [field.name for field in fields(known[name][1]) if field.name not in RESERVED]
+    problems = [_unknown(option, name, own, where) for option in config if option not in own]
+    if problems:
+        raise ConfigError(*problems)
+    try:
+        built = _configuration(known[name][1], {**config, "seed": 0, "size": 1})
+        if hasattr(built, "validate"):
+            built.validate()
+    except Exception as error:  # the library validates by assertions, and by whatever a wrong type runs into
+        reason = " ".join(str(error).split())
+        what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
+        fix = f"its options: {', '.join(own)}"
+        raise ConfigError(Problem(where=f"{where}.config", what=what, fix=fix)) from error
+
+
+def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
+    """The library's data set; `config` holds `seed` and `size` too."""
+    data_set, configuration = data_sets(where="[data.options]")[name]
+    return data_set(config=_configuration(configuration, config))
+
+
+def _configuration(configuration: type, config: Mapping[str, Any]) -> Any:
+    """The dataclass, with lists as tuples where its default is a tuple, and `composite`'s tables as its own class."""
+    values = dict(config)
+    for field in fields(configuration):
+        value = values.get(field.name)
+        if isinstance(field.default, tuple) and isinstance(value, list):
+            values[field.name] = tuple(value)
+        elif configuration.__name__ == "CompositeConfig" and field.name == "datasets" and isinstance(value, list):
+            from reasoning_gym.composite import DatasetSpec
+
+            values[field.name] = [DatasetSpec(**{"weight": 1.0, "config": {}, **table}) for table in value]
+    return configuration(**values)
+
+
+def _unknown(option: str, name: str, own: list[str], where: str) -> Problem:
+    if option in RESERVED:
+        fix = f"set it as {where}.{option}"
+        return Problem(where=f"{where}.config.{option}", what="is an option of the source", fix=fix)
+    near = get_close_matches(option, own, n=1)
+    fix = f"use {near[0]!r}" if near else "correct the name"
+    what = f"data set {name!r} has no option {option!r}"
+    return Problem(where=f"{where}.config.{option}", what=what, why=f"its options: {', '.join(own) or 'none'}", fix=fix)

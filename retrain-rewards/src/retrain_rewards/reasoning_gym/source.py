@@ -1,0 +1,60 @@
+"""The `reasoning_gym` source: any data set of that library by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
+from retrain_rewards.reasoning_gym.entries import EntriesError, make_entries
+from retrain_rewards.reasoning_gym.library import check
+from retrain_rewards.reasoning_gym.verifier import GymReward
+from retrain_rewards.sources.collector import Collector
+from retrain_rewards.sources.settings import options_of, refuse_foreign_keys
+
+
+class GymOptions(Table):
+    """`[data.options]` of `reasoning_gym`."""
+
+    name: str = key(..., "Data set of reasoning-gym, for example chain_sum.", min_length=1)
+    size: int = key(1000, "Entries to make.", ge=1)
+    seed: int = key(0, "Seed of the data set, apart from the run's.", ge=0)
+    config: dict[str, Any] = key({}, "The data set's own options, for example {min_terms = 2}.")
+
+
+class ReasoningGym:
+    """The entries of one data set, each carried in its example's `info`, and the data set's verifier.
+
+    A data set without a single right answer leaves the reference empty: its verifier works from the entry.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        refuse_foreign_keys(context, "reasoning_gym", ("path", "prompt_key", "answer_key"))
+        self.options = options_of(context, GymOptions)
+        self.where = context.config.place("data.options")
+
+    def load(self) -> LoadedData:
+        """Make the entries; ConfigError on an unknown data set or option, or when the library cannot make them."""
+        options = self.options
+        check(options.name, options.config, where=self.where)
+        config = {**options.config, "seed": options.seed, "size": options.size}
+        collector = Collector(source="reasoning_gym", judged=True)
+        try:
+            for index, entry in enumerate(make_entries(options.name, config)):
+                collector.add(
+                    entry["question"],
+                    entry["answer"],
+                    place=f"{options.name} entry {index}",
+                    task=options.name,
+                    info={"entry": entry},
+                )
+        except EntriesError as error:
+            what = f"reasoning-gym cannot make data set {options.name!r}: {error}"
+            fix = "change its options or choose another"
+            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
+        read_from = f"{options.name}, seed {options.seed}"
+        return collector.finish(where=self.where, read_from=read_from, reward=GymReward.of(options.name, config))
+
+
+def make_reasoning_gym(context: PluginContext) -> ReasoningGym:
+    """The `reasoning_gym` data source."""
+    return ReasoningGym(context)

@@ -1,0 +1,47 @@
+"""Scores answers with the verifier that a data set of reasoning-gym brings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from retrain.api import Example, Score
+from retrain_rewards.boxed import last_boxed
+from retrain_rewards.reasoning_gym.guards import harmless
+from retrain_rewards.reasoning_gym.library import make_data_set
+from retrain_rewards.reasoning_gym.plain import from_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymReward:
+    """The data set's own `score_answer` of what stands in the last box, usually in [0, 1]; without a box 0.0.
+
+    Holds plain data only: it pickles small, and the data set is built in the process that scores, on first use.
+    Answers that a verifier would evaluate as code are judged as empty ones (see `guards`).
+    """
+
+    name: str
+    config: str  # JSON text of the data set's configuration, seed and size included
+
+    @classmethod
+    def of(cls, name: str, config: Mapping[str, Any]) -> GymReward:
+        """The verifier of a data set."""
+        return cls(name=name, config=json.dumps(dict(config), sort_keys=True))
+
+    def score(self, example: Example, text: str) -> Score:
+        """Judge one completion; what the library raises is the scorer's failure, not a verdict."""
+        answer = last_boxed(text)
+        if answer is None:
+            return Score.of(0.0)
+        entry = from_plain(example.info["entry"])
+        if not harmless(entry["metadata"].get("source_dataset", self.name), answer):
+            answer = ""
+        return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
+
+
+@lru_cache(maxsize=8)
+def _data_set(name: str, config: str) -> Any:
+    return make_data_set(name, json.loads(config))

@@ -1,0 +1,116 @@
+"""The `arithmetic` source: the home task of the built-in tiny model, made on the spot."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Seeds, Table, key
+from retrain_rewards.sources.collector import Collector
+from retrain_rewards.sources.settings import options_of, refuse_foreign_keys, split_text
+
+QUESTION = "What is {left} {sign} {right}?"  # the wording that the tiny model was taught
+VALUE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+MAX_DIGITS = 6
+Operations = Annotated[list[Literal["+", "-", "*"]], BeforeValidator(split_text), Field(min_length=1)]
+
+
+class ArithmeticOptions(Table):
+    """`[data.options]` of `arithmetic`."""
+
+    size: int = key(4000, "Distinct problems.", ge=1)
+    seed: int = key(0, "Seed of the choice of problems, apart from the run's.", ge=0)
+    operations: Operations = key(["+", "-", "*"], "Operations, in equal shares.")
+    digits: int = key(2, "Digits at most; a product has one digit times exactly so many.", ge=1, le=MAX_DIGITS)
+
+
+class Arithmetic:
+    """`size` distinct problems, in an order that depends on the options alone.
+
+    Operands of `+` and `-` run over [0, 10^digits), so differences may be negative; a product has one factor in [1, 9]
+    and one of exactly `digits` digits, in either order.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        refuse_foreign_keys(context, "arithmetic", ("path", "prompt_key", "answer_key"))
+        self.options = options_of(context, ArithmeticOptions)
+        self.where = context.config.place("data.options")
+
+    def load(self) -> LoadedData:
+        """Draw the problems; ConfigError when fewer than `size` exist."""
+        options = self.options
+        counts: dict[str, int] = {sign: count_pairs(sign, options.digits) for sign in options.operations}
+        possible = sum(counts.values())
+        if possible < options.size:
+            raise ConfigError(
+                Problem(
+                    where=f"{self.where}.size",
+                    what=f"{options.size} distinct problems asked for, {possible} exist",
+                    fix=f"size <= {possible}, or more digits or operations",
+                )
+            )
+        collector = Collector(source="arithmetic")
+        for sign, index in _draw(shares(options.size, counts), counts, options):
+            left, right = pair(sign, index, options.digits)
+            question = QUESTION.format(left=left, sign=sign, right=right)
+            collector.add(question, str(VALUE[sign](left, right)), place=question, task="arithmetic")
+        return collector.finish(where=self.where, read_from=f"seed {options.seed}")
+
+
+def make_arithmetic(context: PluginContext) -> Arithmetic:
+    """The `arithmetic` data source."""
+    return Arithmetic(context)
+
+
+def count_pairs(sign: str, digits: int) -> int:
+    """Number of distinct ordered pairs of operands."""
+    if sign != "*":
+        return _power_of_ten(2 * digits)
+    return 81 if digits == 1 else 2 * 9 * _wide(digits)
+
+
+def pair(sign: str, index: int, digits: int) -> tuple[int, int]:
+    """The operands of problem `index`, in [0, count_pairs)."""
+    if sign != "*":
+        return divmod(index, _power_of_ten(digits))
+    if digits > 1:
+        index, swapped = divmod(index, 2)
+        one, other = pair_of_factors(index, digits)
+        return (other, one) if swapped else (one, other)
+    return pair_of_factors(index, digits)
+
+
+def pair_of_factors(index: int, digits: int) -> tuple[int, int]:
+    """A factor in [1, 9] and one of exactly `digits` digits."""
+    one, other = divmod(index, _wide(digits))
+    return 1 + one, _power_of_ten(digits - 1) + other
+
+
+def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
+    """Equal parts of `size`, where what one operation cannot give is taken from the others; `size` <= sum of counts."""
+    taken: dict[str, int] = {}
+    for sign in sorted(counts, key=counts.__getitem__):  # the scarcest first: the others share what it leaves
+        taken[sign] = min(counts[sign], (size - sum(taken.values())) // (len(counts) - len(taken)))
+    return {sign: taken[sign] for sign in counts}
+
+
+def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOptions) -> Iterator[tuple[str, int]]:
+    """Round-robin over the operations, so that every stretch of the data has all of them."""
+    seeds = Seeds(options.seed)
+    drawn = {
+        sign: seeds.stream("arithmetic", sign, options.digits).choice(counts[sign], share, replace=False)
+        for sign, share in wanted.items()
+    }
+    for turn in range(max(wanted.values())):
+        yield from ((sign, int(indices[turn])) for sign, indices in drawn.items() if turn < len(indices))
+
+
+def _wide(digits: int) -> int:
+    return 9 * _power_of_ten(digits - 1)
+
+
+def _power_of_ten(exponent: int) -> int:
+    return int(10**exponent)

@@ -1,0 +1,94 @@
+"""Takes prompt and answer out of a row, and refuses what cannot be one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import chain
+from typing import Any
+
+from retrain.api import ConfigError, Message, Problem
+from retrain_rewards.sources.rows import Row
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: str) -> Iterator[Row]:
+    """The same rows; ConfigError when a column stands in none of them.
+
+    `columns` is column -> the place in the configuration that asked for it. A file without rows passes.
+    """
+    seen: dict[str, None] = {}
+    held: list[Row] = []
+    rows = iter(rows)
+    for row in rows:
+        held.append(row)
+        seen.update(dict.fromkeys(row.values))
+        if all(column in seen for column in columns):
+            break
+    problems = [_missing(column, seen, file, asked) for column, asked in columns.items() if column not in seen]
+    if held and problems:
+        raise ConfigError(*problems)
+    return chain(held, rows)
+
+
+def _missing(column: str, seen: Collection[str], file: str, asked: str) -> Problem:
+    near = get_close_matches(column, seen, n=1)
+    known = ", ".join(seen) or "none"
+    fix = f"use {near[0]!r}" if near else "name a column that exists"
+    return Problem(where=file, what=f"no column {column!r}", why=f"asked for by {asked}; columns: {known}", fix=fix)
+
+
+def reference_text(value: Any, place: str) -> str:
+    """A reference answer as text: text as it is, a number as it is written, None as nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return _encodable(value, place)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
+        raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
+    return str(value)
+
+
+def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
+    """A prompt: text, or a chat `[{"role": ..., "content": ...}, ...]` that ends before the answer; None is nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _encodable(value, place)
+    if not isinstance(value, list):
+        what = f"a prompt must be text or a list of chat messages, not {type(value).__name__}"
+        raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
+    messages = tuple(_message(message, place) for message in value)
+    if messages and messages[-1]["role"] not in ("user", "tool"):
+        what = f"the chat ends with a message of the {messages[-1]['role']}"
+        raise ConfigError(Problem(where=place, what=what, fix="end it with the user's message"))
+    return messages
+
+
+def _message(message: Any, place: str) -> Message:
+    fields = {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else {}
+    if not {"role", "content"} <= fields.keys() or not all(isinstance(v, str) for v in fields.values()):
+        what = "a chat message must be an object of texts with role and content"
+        raise ConfigError(Problem(where=place, what=what, fix='write {"role": "user", "content": "..."}'))
+    if fields["role"] not in ROLES:
+        fix = f"use one of: {', '.join(ROLES)}"
+        raise ConfigError(Problem(where=place, what=f"unknown role {fields['role']!r}", fix=fix))
+    return {name: _encodable(text, place) for name, text in fields.items()}
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, object]:
+    """Other columns as plain data (JSON); what JSON does not know is written as text."""
+    return dict(json.loads(json.dumps(values, default=str)))
+
+
+def _encodable(text: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        what = "the text holds half a surrogate pair, which no tokenizer can read"
+        raise ConfigError(Problem(where=place, what=what, fix="repair the escape sequence")) from None
+    return text

@@ -1,0 +1,130 @@
+"""The `math` source: the MATH competition problems (Hendrycks et al. 2021), from the hub or a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
+from retrain_rewards.boxed import last_boxed
+from retrain_rewards.sources.collector import Collector
+from retrain_rewards.sources.columns import prompt_of, reference_text, require_columns
+from retrain_rewards.sources.hub import hub_rows
+from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
+from retrain_rewards.sources.settings import options_of, refuse_foreign_keys, split_text
+
+HUB_NAME = "EleutherAI/hendrycks_math"
+Subject = Literal[
+    "intermediate_algebra",
+    "precalculus",
+    "number_theory",
+    "counting_and_probability",
+    "geometry",
+    "algebra",
+    "prealgebra",
+]
+DEFAULT_SUBJECTS = ["intermediate_algebra", "precalculus", "number_theory", "counting_and_probability", "geometry"]
+Subjects = Annotated[list[Subject], BeforeValidator(split_text), Field(min_length=1)]
+
+
+class MathOptions(Table):
+    """`[data.options]` of `math`."""
+
+    subjects: Subjects = key(DEFAULT_SUBJECTS, "Subjects, in this order.")
+    split: str = key("train", "Split: train or test.", min_length=1)
+
+
+class Math:
+    """One task per row: the problem, and as reference the last box of its solution.
+
+    The train split of the five default subjects has 4,551 rows, that of all seven 7,500.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        refuse_foreign_keys(context, "math", ("prompt_key", "answer_key"))
+        self.options = options_of(context, MathOptions)
+        self.path = context.config.data.path
+        self.where = context.config.place("data.path" if self.path else "data.source")
+
+    def load(self) -> LoadedData:
+        """Read every subject; ConfigError when the hub or the folder does not have one."""
+        collector = Collector(source="math")
+        subjects = list(dict.fromkeys(self.options.subjects))
+        for subject in subjects:
+            for row in self._rows(subject):
+                solution = reference_text(row.values.get("solution"), row.place)
+                collector.add(
+                    prompt_of(row.values.get("problem"), row.place),
+                    last_boxed(solution),
+                    place=row.place,
+                    task=subject,
+                    info={name: str(row.values[name]) for name in ("level", "type") if name in row.values},
+                )
+        read_from = f"{self.path or HUB_NAME}, split {self.options.split}: {', '.join(subjects)}"
+        return collector.finish(where=self.where, read_from=read_from)
+
+    def _rows(self, subject: str) -> Iterator[Row]:
+        if not self.path:
+            hub = hub_rows(HUB_NAME, subject, self.options.split, where=self.where)
+            for number, values in enumerate(hub, start=1):
+                yield Row(place=f"{HUB_NAME} {subject} row {number}", values=values)
+            return
+        columns = dict.fromkeys(("problem", "solution"), "source 'math'")
+        for file in subject_files(self.path, subject, self.options.split, where=self.where):
+            yield from require_columns(read_rows(file), columns, file=str(file))
+
+
+def make_math(context: PluginContext) -> Math:
+    """The `math` data source."""
+    return Math(context)
+
+
+def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Path]:
+    """The files of one subject and split in a local copy, sorted.
+
+    Looked for as `SUBJECT/SPLIT*.parquet` (the hub's own layout), as any `SUBJECT/*` when no file there names a split,
+    and as `SUBJECT.jsonl`, or `SUBJECT-SPLIT.jsonl`; all of it also inside a folder `SPLIT/`.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise ConfigError(
+            Problem(
+                where=where,
+                what=f"no such folder: {path!r}",
+                why="a local copy of the MATH problems is a folder with one sub-folder or file per subject",
+                fix="check the path, or remove it to load from the hub",
+            )
+        )
+    for parent in (root / split, root):
+        found = _in_folder(parent / subject, split) or _named(parent, subject, split)
+        if found:
+            return found
+    names = ", ".join(sorted(entry.name for entry in root.iterdir())[:10]) or "nothing"
+    raise ConfigError(
+        Problem(
+            where=where,
+            what=f"no files of subject {subject!r}, split {split!r}, in {path!r}",
+            why=f"found there: {names}",
+            fix=f"add {subject}/{split}.jsonl, or leave the subject out of [data.options] subjects",
+        )
+    )
+
+
+def _in_folder(folder: Path, split: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    splits = [file for file in files if file.stem.split("-")[0] in ("train", "test", "validation", split)]
+    return [file for file in splits if file.stem.split("-")[0] == split] if splits else files
+
+
+def _named(folder: Path, subject: str, split: str) -> list[Path]:
+    stems = (f"{subject}-{split}", f"{subject}_{split}", subject)
+    for stem in stems:
+        found = [folder / f"{stem}{suffix}" for suffix in SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
+        if found:
+            return found
+    return []

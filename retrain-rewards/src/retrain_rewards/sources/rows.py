@@ -1,0 +1,143 @@
+"""Reads JSONL, JSON, CSV and Parquet files row by row, exactly, and says where a faulty row stands.
+
+All goes through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory. JSON lines are
+read as text and decoded here, because its own JSON reader guesses types ("2024-01-01" becomes a time, 7 beside 8.5
+becomes 7.0) and forgets line numbers; CSV columns are read as text for the same reason ("007" stays "007").
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.api import ConfigError, Problem
+
+JSON_LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*JSON_LINES, ".json", ".csv", ".parquet")
+ENCODING = "utf-8-sig"  # a byte-order mark is no part of the first column's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row and the place where it stands: `tasks.jsonl:12`, `tasks.csv row 12` (the first after the header is 1)."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """Every row of a file, in order; ConfigError with file and line on the first that cannot be read."""
+    suffix = file.suffix.lower()
+    if suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise _problem(str(file), f"the suffix {suffix!r} is not a known format", f"use one of: {known}")
+    try:
+        empty = file.stat().st_size == 0
+    except OSError as error:
+        raise _problem(str(file), f"cannot be read: {error.strerror}", "check the path") from None
+    if empty:
+        return
+    if suffix == ".parquet":
+        yield from _numbered(file, _stream("parquet", file))
+    elif suffix == ".csv":
+        yield from _numbered(file, _csv(file))
+    elif suffix == ".json":
+        yield from _json_document(file)
+    else:
+        yield from _json_lines(file)
+
+
+def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    logging = datasets.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # the error below says it once, in full
+    try:
+        files = {"train": [glob.escape(str(file.resolve()))]}
+        with tempfile.TemporaryDirectory() as locks:  # its own cache need not exist, nor be writable
+            settings |= {"cache_dir": locks, "streaming": True}
+            yield from datasets.load_dataset(builder, data_files=files, split="train", **settings)
+    except Exception as error:  # pyarrow, pandas, datasets and the codecs each raise their own
+        reason = " ".join(str(error).split())
+        what = f"cannot be read as {builder}: {type(error).__name__}: {reason}"
+        raise _problem(str(file), what, "repair the file, or write it anew") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _numbered(file: Path, rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
+    for number, values in enumerate(rows, start=1):
+        yield Row(place=f"{file} row {number}", values=values)
+
+
+def _csv(file: Path) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    header = _csv_header(file)
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise _problem(f"{file}:1", f"column {twice[0]!r} stands twice", "name every column once")
+    if header:
+        features = datasets.Features({name: datasets.Value("string") for name in header})
+        yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)
+
+
+def _csv_header(file: Path) -> list[str]:
+    try:
+        with file.open(encoding=ENCODING, newline="") as lines:
+            return next((record for record in csv.reader(lines, strict=True) if any(record)), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _problem(f"{file}:1", f"the header cannot be read: {error}", "write the file as UTF-8 CSV") from None
+
+
+def _json_lines(file: Path) -> Iterator[Row]:
+    for number, line in enumerate(_stream("text", file, encoding=ENCODING), start=1):
+        if line["text"].strip():
+            yield Row(place=f"{file}:{number}", values=_object(line["text"], f"{file}:{number}"))
+
+
+def _json_document(file: Path) -> Iterator[Row]:
+    """A list of objects, one object, or, as many tools write it, JSON lines under the name `.json`."""
+    (document,) = _stream("text", file, encoding=ENCODING, sample_by="document")
+    try:
+        content = json.loads(document["text"])
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            yield from _json_lines(file)
+            return
+        raise _problem(f"{file}:{error.lineno}", f"not JSON: {error.msg}", "correct that line") from None
+    except (ValueError, RecursionError) as error:
+        raise _problem(str(file), f"not usable JSON: {error}", "correct the file") from None
+    rows = content if isinstance(content, list) else [content]
+    for number, values in enumerate(rows, start=1):
+        place = f"{file} row {number}"
+        yield Row(place=place, values=_checked(values, place))
+
+
+def _object(line: str, place: str) -> Mapping[str, Any]:
+    try:
+        return _checked(json.loads(line), place)
+    except json.JSONDecodeError as error:
+        raise _problem(place, f"not JSON: {error.msg} at column {error.colno}", "correct that line") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _problem(place, f"not usable JSON: {error}", "correct that line") from None
+
+
+def _checked(values: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(values, dict):
+        what = f"must be a JSON object, not {type(values).__name__}"
+        raise _problem(place, what, 'write {"prompt": ..., "answer": ...}')
+    return values
+
+
+def _problem(where: str, what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(where=where, what=what, fix=fix))

@@ -1,0 +1,49 @@
+"""What every test of the data sources needs: a source, made through the registry as the kernel makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
+from retrain.config.schema import DataTable
+from retrain.plugins.params import validated_params
+
+Load = Callable[..., LoadedData]
+
+
+@pytest.fixture(scope="session")
+def plugins() -> Plugins:
+    return load_plugins()
+
+
+@pytest.fixture
+def load(plugins: Plugins) -> Load:
+    """`load("files", path=..., options={...})`: the data of a source, its options validated as the kernel does."""
+
+    def load_source(source: str, **data: Any) -> LoadedData:
+        found = resolve(plugins, Kind.DATA_SOURCE, source, where="test")
+        config = Config(tables={"data": DataTable(source=source, **data)})
+        params, problems = validated_params(found.params, config.data.options, where="[data.options]")
+        assert not problems, problems
+        context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins, params=params)
+        loaded: LoadedData = found.target(context).load()
+        return loaded
+
+    return load_source
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], str]:
+    """Writes a text file below the test's folder and gives its path."""
+
+    def write_text(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return str(file)
+
+    return write_text

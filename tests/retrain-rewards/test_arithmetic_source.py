@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import ConfigError
+from retrain_rewards.sources.arithmetic import count_pairs, pair, shares
+
+Load = Callable[..., Any]
+QUESTION = re.compile(r"What is (\d+) ([+*-]) (\d+)\?")
+
+
+def test_the_home_task(load: Load) -> None:
+    loaded = load("arithmetic")
+    assert len(loaded.examples) == 4000
+    assert len({e.id for e in loaded.examples}) == 4000
+    signs = Counter()
+    for example in loaded.examples:
+        match = QUESTION.fullmatch(example.prompt)
+        assert match
+        left, sign, right = int(match[1]), match[2], int(match[3])
+        signs[sign] += 1
+        assert example.reference == str({"+": left + right, "-": left - right, "*": left * right}[sign])
+        assert max(left, right) < 100
+        if sign == "*":
+            low, high = sorted((left, right))
+            assert 1 <= low <= 9
+            assert 10 <= high <= 99
+    assert max(signs.values()) - min(signs.values()) <= 1
+    assert loaded.reward is None
+    assert Counter(QUESTION.fullmatch(e.prompt)[2] for e in loaded.examples[:300]) == {"+": 100, "-": 100, "*": 100}
+
+
+def test_the_same_seed_gives_the_same_problems_and_another_does_not(load: Load) -> None:
+    first, again, other = (load("arithmetic", options={"size": 300, "seed": seed}) for seed in (3, 3, 4))
+    assert [e.id for e in first.examples] == [e.id for e in again.examples]
+    assert [e.id for e in first.examples] != [e.id for e in other.examples]
+
+
+def test_ids_are_fixed_for_all_time(load: Load) -> None:
+    (example,) = load("arithmetic", options={"size": 1, "operations": ["+"]}).examples
+    assert (example.id, example.prompt, example.reference) == (
+        "arithmetic-1fff8c2504b271fd6c9931b2",
+        "What is 68 + 58?",
+        "126",
+    )
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3, 6])
+@pytest.mark.parametrize("operations", ["+", "*,-", ["+", "+"]])
+def test_every_width_and_choice_of_operations(load: Load, digits: int, operations: object) -> None:
+    loaded = load("arithmetic", options={"size": 80, "digits": digits, "operations": operations})
+    assert len(loaded.examples) == 80
+
+
+def test_all_that_exist_can_be_asked_for_and_not_one_more(load: Load) -> None:
+    everything = {"size": 281, "digits": 1}
+    assert len({e.prompt for e in load("arithmetic", options=everything).examples}) == 281
+    with pytest.raises(ConfigError, match="282 distinct problems asked for, 281 exist"):
+        load("arithmetic", options=everything | {"size": 282})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 0}, {"sise": 5}, {"operations": ["/"]}, {"operations": []}, {"digits": 7}, {"seed": -1}, {"size": "5"}],
+)
+def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match="Problem"):
+        load("arithmetic", options=options)
+
+
+def test_keys_of_other_sources_are_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)\[data\] path.*\[data\] answer_key"):
+        load("arithmetic", path="tasks.jsonl", answer_key="solution")
+
+
+@given(st.sampled_from("+-*"), st.integers(1, 2))
+def test_pairs_are_distinct(sign: str, digits: int) -> None:
+    count = count_pairs(sign, digits)
+    assert len({pair(sign, index, digits) for index in range(count)}) == count
+
+
+@given(st.dictionaries(st.sampled_from("+-*"), st.integers(1, 50), min_size=1), st.data())
+def test_shares_use_what_there_is(counts: dict[str, int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, sum(counts.values())))
+    taken = shares(size, counts)
+    assert sum(taken.values()) == size
+    open_shares = [taken[sign] for sign in counts if taken[sign] < counts[sign]]
+    assert all(taken[sign] <= counts[sign] for sign in counts)
+    assert not open_shares or max(taken.values()) - min(open_shares) <= 1

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retrain.api import ConfigError
+
+Load = Callable[..., Any]
+Write = Callable[[str, str], str]
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def task(number: int, **extra: object) -> dict[str, object]:
+    return {"prompt": f"question {number}", "answer": str(number), **extra}
+
+
+def test_jsonl_keeps_text_and_numbers_as_written(load: Load, write: Write) -> None:
+    rows = [
+        task(1, answer="2024-01-01"),
+        task(2, answer="007"),
+        task(3, answer=7),
+        task(4, answer=8.5),
+        task(5, answer=10**30),
+    ]
+    loaded = load("files", path=write("t.jsonl", lines(*rows)))
+    assert [e.reference for e in loaded.examples] == ["2024-01-01", "007", "7", "8.5", "1" + "0" * 30]
+    assert [e.prompt for e in loaded.examples] == [f"question {n}" for n in range(1, 6)]
+    assert loaded.reward is None
+    assert loaded.notes[0].startswith("files: 5 rows from")
+
+
+def test_csv_keeps_text_as_written(load: Load, write: Write) -> None:
+    text = '\ufeffprompt,answer,level\n"two\nlines, and a comma",007,1\nb,1.50,2\nc,NA,3\nd,,4\n'
+    loaded = load("files", path=write("t.csv", text))
+    assert [e.reference for e in loaded.examples] == ["007", "1.50", "NA"]
+    assert loaded.examples[0].prompt == "two\nlines, and a comma"
+    assert loaded.examples[0].info == {"level": "1"}
+    assert any("1 rows left out: no reference answer (first:" in note and "row 4" in note for note in loaded.notes)
+
+
+def test_parquet(load: Load, tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    table = pa.table({"q": [chat, chat], "a": [1, 2], "tags": [["x"], None]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    loaded = load("files", path=str(tmp_path / "t.parquet"), prompt_key="q", answer_key="a")
+    assert [e.reference for e in loaded.examples] == ["1", "2"]
+    assert [dict(m) for m in loaded.examples[0].prompt] == chat
+    assert loaded.examples[0].info == {"tags": ["x"]}
+
+
+@pytest.mark.parametrize("text", [json.dumps([task(1), task(2)], indent=1), lines(task(1), task(2))])
+def test_json_as_list_or_as_lines(load: Load, write: Write, text: str) -> None:
+    assert [e.reference for e in load("files", path=write("t.json", text)).examples] == ["1", "2"]
+
+
+def test_json_with_one_object(load: Load, write: Write) -> None:
+    assert len(load("files", path=write("t.json", json.dumps(task(1), indent=1))).examples) == 1
+
+
+def test_folder_pattern_and_file_give_the_same_ids(load: Load, write: Write, tmp_path: Path) -> None:
+    write("set [1]/a.jsonl", lines(task(1)))
+    write("set [1]/b.csv", "prompt,answer\nquestion 2,2\n")
+    write("set [1]/README.md", "not data")
+    folder = load("files", path=str(tmp_path / "set [1]"))
+    pattern = load("files", path=str(tmp_path / "*" / "a.jsonl"))
+    assert [e.reference for e in folder.examples] == ["1", "2"]
+    assert pattern.examples[0].id == folder.examples[0].id
+
+
+def test_ids_follow_content_not_place(load: Load, write: Write) -> None:
+    one = load("files", path=write("one.jsonl", lines(task(1, level=3), task(2))))
+    other = load("files", path=write("x/other.jsonl", lines(task(2), task(1))))
+    assert {e.id for e in one.examples} == {e.id for e in other.examples}
+    changed = load("files", path=write("c.jsonl", lines(task(1, answer="other"))))
+    assert changed.examples[0].id not in {e.id for e in one.examples}
+
+
+def test_duplicates_are_dropped_and_counted(load: Load, write: Write) -> None:
+    loaded = load("files", path=write("t.jsonl", lines(task(1), task(1), task(2), task(1))))
+    assert len(loaded.examples) == 2
+    assert "files: 2 duplicates dropped" in loaded.notes
+
+
+def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, write: Write) -> None:
+    rows = [task(1), task(2, answer=""), task(3, answer=None), {"prompt": "q"}, task(5, prompt=" "), task(6, prompt=[])]
+    loaded = load("files", path=write("t.jsonl", lines(*rows)))
+    assert [e.reference for e in loaded.examples] == ["1"]
+    notes = "\n".join(loaded.notes)
+    assert "3 rows left out: no reference answer (first:" in notes
+    assert "t.jsonl:2" in notes
+    assert "2 rows left out: no prompt" in notes
+
+
+def test_unicode_line_separators_do_not_end_a_json_line(load: Load, write: Write) -> None:
+    text = json.dumps(task(1, prompt="a\u2028b\x85c"), ensure_ascii=False) + "\r\n\n" + json.dumps(task(2))
+    loaded = load("files", path=write("t.jsonl", text))
+    assert loaded.examples[0].prompt == "a\u2028b\x85c"
+    assert len(loaded.examples) == 2
+
+
+BAD_FILES = [
+    ("t.jsonl", lines(task(1)) + '\n{"prompt": "b", "answer"\n', r"t\.jsonl:3: not JSON"),
+    ("t.jsonl", lines(task(1), [1, 2]), r"t\.jsonl:2: must be a JSON object, not list"),
+    ("t.jsonl", lines(task(1), task(2, answer=[1])), r"t\.jsonl:2: a reference answer must be text or a number"),
+    ("t.jsonl", lines(task(1), task(2, answer=True)), r"t\.jsonl:2: a reference answer must be text or a number"),
+    ("t.jsonl", '{"prompt": "a", "answer": Infinity}', r"t\.jsonl:1: a reference answer must be text"),
+    ("t.jsonl", lines(task(1, prompt=5)), r"t\.jsonl:1: a prompt must be text or a list"),
+    ("t.jsonl", lines(task(1, prompt=[{"role": "robot", "content": "x"}])), "unknown role 'robot'"),
+    ("t.jsonl", lines(task(1, prompt=[{"role": "user"}])), "role and content"),
+    ("t.jsonl", lines(task(1, prompt=["x"])), "role and content"),
+    (
+        "t.jsonl",
+        lines(task(1, prompt=[{"role": "assistant", "content": "x"}])),
+        "chat ends with a message",
+    ),
+    ("t.jsonl", lines(task(1, prompt="\ud800")), r"t\.jsonl:1: the text holds half a surrogate pair"),
+    ("t.jsonl", '{"a": ' * 100_000, r"t\.jsonl:1: not usable JSON"),
+    ("t.jsonl", lines({"promt": "a", "answer": "1"}), "(?s)no column 'prompt'.*use 'promt'"),
+    ("t.jsonl", lines({"prompt": "a", "solution": "1"}), "(?s)no column 'answer'.*columns: prompt, solution"),
+    ("t.jsonl", "", "the data set is empty"),
+    ("t.jsonl", "\n \n", "the data set is empty"),
+    ("t.jsonl", lines(task(1, answer="")), "no usable task among 1 rows"),
+    ("t.json", '[\n{"prompt": "a",\n"answer" "1"}]', r"t\.json:3: not JSON"),
+    ("t.json", "[1]", "row 1: must be a JSON object, not int"),
+    ("t.json", "[]", "the data set is empty"),
+    ("t.csv", "prompt,answer\na,1\nb,1,2\n", r"cannot be read as csv.*line 3"),
+    ("t.csv", "prompt,answer,answer\na,1,2\n", r"t\.csv:1: column 'answer' stands twice"),
+    ("t.csv", "prompt,answer\n", "the data set is empty"),
+    ("t.csv", "promt,answer\na,1\n", "use 'promt'"),
+    ("t.csv", 'prompt,answer\n"a,1\nb,2\n', "cannot be read as csv"),
+    ("t.parquet", "junk", "cannot be read as parquet"),
+    ("t.txt", "x", r"'\.txt' is not a known format"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES)
+def test_a_bad_file_is_one_clear_error(
+    load: Load, write: Write, name: str, text: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("files", path=write(name, text))
+    assert capfd.readouterr().err == ""
+
+
+def test_text_that_is_not_utf8(load: Load, tmp_path: Path) -> None:
+    for name in ("t.jsonl", "t.csv", "t.json"):
+        (tmp_path / name).write_bytes(b'{"prompt": "\xff", "answer": "1"}')
+        with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+            load("files", path=str(tmp_path / name))
+
+
+def test_no_cache_folder_is_needed(write: Write, tmp_path: Path) -> None:
+    file = write("t.jsonl", lines(task(1)))
+    code = "import pathlib, sys; from retrain_rewards.sources.rows import read_rows;"
+    code += f"print(len(list(read_rows(pathlib.Path({file!r})))))"
+    nowhere = str(tmp_path / "t.jsonl" / "home")
+    env = {**os.environ, "HF_HOME": nowhere, "HOME": nowhere}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "1"
+
+
+def test_missing_places(load: Load, write: Write, tmp_path: Path) -> None:
+    write("tasks.jsonl", lines(task(1)))
+    (tmp_path / "empty").mkdir()
+    for path, message in [
+        ("", "no file given"),
+        (str(tmp_path / "task.jsonl"), "(?s)no such file or folder.*did you mean .*tasks.jsonl"),
+        (str(tmp_path / "nowhere" / "t.jsonl"), "no readable folder"),
+        (str(tmp_path / "*.parquet"), "no such file or folder"),
+        (str(tmp_path / "empty"), "holds no data file"),
+        ("https://example.org/t.jsonl", "not a local path"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load("files", path=path)
+
+
+def test_options_are_refused_by_name(load: Load) -> None:
+    with pytest.raises(AssertionError, match="unknown option 'promt_key'"):
+        load("files", path="t.jsonl", options={"promt_key": "q"})
