@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from retrain.cli.load import Checked, load_checked
 from retrain.config.load import all_keys
 from retrain.config.resolved import Config
+from retrain.loop.configure import Checked, load_checked
 from retrain.plugins.check import registered_tables
 from retrain.plugins.manager import Plugins
 from retrain.records.secrets import hide

@@ -13,6 +13,7 @@ import click
 
 from retrain import __version__
 from retrain.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem, RetrainError
+from retrain.loop.lines import printable
 from retrain.plugins.first_party import promised_names
 from retrain.plugins.manager import Plugins, load_plugins
 from retrain.plugins.resolve import resolve
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> int:
         group.main(args=arguments, prog_name="retrain", standalone_mode=False)
     except RetrainError as error:
         click.secho(f"retrain: {error.label}", fg="red", bold=True, err=True)
-        click.echo(hide_text(str(error)), err=True)
+        click.echo("\n".join(map(printable, hide_text(str(error)).split("\n"))), err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()
@@ -131,7 +132,11 @@ def _prepare_process() -> None:
     if Path(".env").is_file():
         from dotenv import load_dotenv
 
-        load_dotenv(".env", override=False)
+        try:
+            load_dotenv(".env", override=False)
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value that no environment can hold
+            click.echo(f"retrain: .env cannot be used: {error}\n    fix: make it UTF-8 lines of NAME=value", err=True)
+            sys.exit(EXIT_USAGE)
         click.echo("Loaded .env", err=True)
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),

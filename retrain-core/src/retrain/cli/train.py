@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from retrain.cli.console import run_console
-from retrain.cli.load import load_checked
+from retrain.loop.configure import load_checked
 from retrain.plugins.manager import Plugins
 
 

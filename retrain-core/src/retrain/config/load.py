@@ -197,12 +197,15 @@ def _parse(key: Key, text: str) -> Any:
 
 
 def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
+    """The table as its model; keys with a problem are left at their defaults, so that the others can be checked too."""
     values = draft.values.get(table, {})
     try:
         return model.model_validate(values)
     except ValidationError as error:
+        faulty = set()
         for detail in error.errors():
             name = str(detail["loc"][0]) if detail["loc"] else ""
+            faulty.add(name)
             inner = "".join(f".{part}" for part in detail["loc"][1:])
             message = detail["msg"].removeprefix("Value error, ")
             got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
@@ -210,17 +213,20 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             fix = _expected(key) if key else "correct the table"
             problem = Problem(where=draft.place(f"{table}.{name}") + inner, what=f"{message}{got}", fix=fix)
             draft.problems.append(problem)
+    try:
+        return model.model_validate({name: value for name, value in values.items() if name not in faulty})
+    except ValidationError:  # a rule about several keys at once
         return model.model_validate({})
 
 
 def _pending(config: Config, draft: _Draft) -> list[Problem]:
-    problems = []
-    for path in draft.origins:
+    problems, values = [], config.as_dict()
+    for path, origin in draft.origins.items():
         key = draft.keys[path]
-        value = (
-            getattr(config.tables[key.table], key.name, None) if key.name != "from" else draft.values["resume"]["from"]
-        )
-        if key.pending and value is not None and value != key.default:
+        value = values[key.table][key.name]
+        if (reason := draft.tables[key.table].traits.pending) and origin.layer is not Layer.FILE:
+            problems.append(Problem(where=draft.place(path), what=reason, fix=f"remove {origin}"))
+        elif key.pending and value != key.default:
             fix = f"remove it, or keep the default {_toml(key.default)}"
             problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
     return problems

@@ -29,5 +29,8 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
 
 def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
     """CreditError unless there is one entry per completion."""
+    if not hasattr(values, "__len__"):
+        what = f"{what} is {type(values).__name__}, expected {count} entries, one per completion"
+        raise CreditError(Problem(what=what))
     if len(values) != count:
         raise CreditError(Problem(what=f"{what} has {len(values)} entries, expected {count}, one per completion"))

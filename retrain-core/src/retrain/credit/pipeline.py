@@ -105,7 +105,12 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
             params=flow.transform_params,
         )
         what = f"{place}: uncertainty {flow.uncertainty.name!r}"
-        measured.append(as_numbers(_call(flow.uncertainty.compute, context, what), len(logprobs_T), what=what))
+        uncertainty_T = as_numbers(_call(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
+        if (uncertainty_T < 0.0).any():
+            position = int(np.argmax(uncertainty_T < 0.0))
+            value = uncertainty_T[position]
+            raise CreditError(Problem(what=f"{what} is {value} at position {position}: it must not be negative"))
+        measured.append(uncertainty_T)
     return tuple(measured)
 
 
@@ -145,7 +150,10 @@ def _run_context(compute: object, context: TransformContext, what: str) -> tuple
     checked = [
         as_numbers(a, n, what=f"{what} completion {i}") for i, (a, n) in enumerate(zip(advs, lengths, strict=True))
     ]
-    return tuple(checked), output.metrics if isinstance(output, TransformOutput) else {}
+    metrics = output.metrics if isinstance(output, TransformOutput) else {}
+    for name, value in metrics.items():
+        as_numbers([value], 1, what=f"{what} metric {name!r}")
+    return tuple(checked), metrics
 
 
 def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:

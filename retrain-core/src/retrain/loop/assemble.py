@@ -133,6 +133,8 @@ def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, R
     pool = PromptPool(train=tuple(prompts[: len(train)]), held_out=tuple(prompts[len(train) :]), seeds=context.seeds)
     if data.reward is not None and config.origin("reward.type") == DEFAULT_ORIGIN:
         return pool, data.reward  # the source's own verifier, unless the user asked for another
+    if data.reward is not None:
+        LOG.info("%s replaces the verifier that data source %r brings", config.place("reward.type"), config.data.source)
     return pool, _build(Kind.REWARD, config.value("reward.type", "match"), "reward.type", context)
 
 

@@ -1,4 +1,4 @@
-"""The configuration a command line asks for: which file, which overrides, and every problem in one error."""
+"""From a command line to a configuration that is known to be sound: file, overrides, every problem at once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ class Checked:
 
 def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
     """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import."""
+    config, flow, problems = load_with_problems(arguments, plugins)
+    if problems or flow is None:
+        raise ConfigError(*problems)
+    return Checked(config=config, flow=flow)
+
+
+def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
+    """The same for who wants to show the problems: the config (defaults where it is faulty), the flow if any."""
     file, overrides = split_arguments(arguments)
     tables = registered_tables(plugins)
     config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=table_hint)
     flow, more = check(config, plugins, tables)
-    if problems or more or flow is None:
-        raise ConfigError(*problems, *more)
-    return Checked(config=config, flow=flow)
+    return config, flow, [*problems, *more]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -11,6 +11,7 @@ from retrain.errors import PluginError, Problem
 from retrain.loop.batch import Credited
 from retrain.loop.informative import num_correct
 from retrain.loop.prompts import Prompt
+from retrain.records.tokens import TokenRecord
 from retrain.types import Completion, Group, Score
 
 TOP_SURPRISALS = 10
@@ -47,6 +48,37 @@ def generation_records(
                     "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
                 }
             )
+    return records
+
+
+def token_records(groups: Sequence[Group], credited: Credited, *, has_detector: bool) -> list[TokenRecord]:
+    """The action tokens of every completion with their credit, in the order of `generation_records`.
+
+    A completion without a verdict has no credit and no planning marks.
+    """
+    marks = {
+        id(c): mask
+        for cs, ms in zip(credited.judged, credited.planning, strict=True)
+        for c, mask in zip(cs, ms, strict=True)
+    }
+    advs = {
+        id(c): a
+        for cs, As in zip(credited.judged, credited.result.token_advs, strict=True)
+        for c, a in zip(cs, As, strict=True)
+    }
+    records = []
+    for completion in (completion for group in groups for completion in group.completions):
+        action_T, zeros_T = completion.action_T, np.zeros(completion.num_actions)
+        planning_T = marks.get(id(completion), zeros_T.astype(np.bool_))
+        records.append(
+            TokenRecord(
+                tokens_T=completion.tokens_T[action_T],
+                logprobs_T=completion.logprobs_T[action_T],
+                advantages_T=advs.get(id(completion), zeros_T),
+                entropies_T=None if completion.entropies_T is None else completion.entropies_T[action_T],
+                planning_T=planning_T if has_detector else None,
+            )
+        )
     return records
 
 

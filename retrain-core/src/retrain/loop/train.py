@@ -25,7 +25,7 @@ from retrain.loop.metrics import (
 )
 from retrain.loop.rollout import sample_groups
 from retrain.loop.scoring import score_groups
-from retrain.loop.step_records import generation_records, merge_extra, step_summary
+from retrain.loop.step_records import generation_records, merge_extra, step_summary, token_records
 from retrain.loop.views import BatchView, GroupsView, RunView
 from retrain.plugins.protocols import ControllerView
 from retrain.records.folder import RunFolder
@@ -99,7 +99,9 @@ class Trainer:
         error: BaseException | None = None
         try:
             if self.progress.step == 0 and self._evaluates():
-                self._record(BEFORE_TRAINING, self._evaluate(BEFORE_TRAINING), {}, [])
+                before = self._evaluate(BEFORE_TRAINING)
+                self.folder.write_metrics(before)
+                self._announce(before)
             while self.progress.step < max_steps:
                 self.step(self.progress.step)
                 self.progress.step += 1
@@ -143,7 +145,9 @@ class Trainer:
             metrics |= self._evaluate(step)
         trained = [report is not None and cause is Cause.INFORMATIVE for cause in credited.causes]
         generations = generation_records(step, prompts, groups, credited, trained, parts.tokenizer)
-        self._record(step, metrics, step_summary(metrics, groups), generations)
+        tokens = token_records(groups, credited, has_detector=parts.detector is not None)
+        self.folder.write_step(metrics, step_summary(metrics, groups), generations, tokens)
+        self._announce(metrics)
         for line in lines.group_lines(groups, credited.causes):
             LOG.log(lines.GROUP_LEVEL, "%s", line)
         LOG.info("%s", lines.step_line(metrics))
@@ -236,8 +240,7 @@ class Trainer:
             view = ControllerView(step=step, correct_rate=correct_rate, execution_variance=variance)
             self.parts.controller.observe(view)
 
-    def _record(self, step: int, metrics: Mapping[str, Any], summary: Mapping[str, Any], generations: Any) -> None:
-        self.folder.write_step(metrics, summary, generations)
+    def _announce(self, metrics: Mapping[str, Any]) -> None:
         for recorder in self.parts.recorders:
             recorder.step(metrics)
         self.notify("retrain_step_end", run=self.view, metrics=metrics)

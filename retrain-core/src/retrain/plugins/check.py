@@ -12,9 +12,9 @@ from retrain.config.schema import PrimeRlOptions
 from retrain.errors import Problem
 from retrain.plugins.first_party import provider
 from retrain.plugins.manager import Plugins
-from retrain.plugins.spec import LoadFailure
 from retrain.plugins.params import validated_params
 from retrain.plugins.resolve import problem_with
+from retrain.plugins.spec import LoadFailure
 from retrain.types import Kind
 
 # Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
@@ -52,7 +52,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
     for table, entry in tables.items():
         for key in keys_of(table, entry.model, entry.traits):
             value = config.value(key.path, "")
-            if key.names and key.names not in CREDIT_KINDS and value and config.origin(key.path) != DEFAULT_ORIGIN:
+            named = value or key.default  # empty is a choice only where the default is empty too
+            if key.names and key.names not in CREDIT_KINDS and named and config.origin(key.path) != DEFAULT_ORIGIN:
                 wanted[key.path] = (key.names, value)
     for name in config.logging.recorders:
         wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
@@ -81,7 +82,13 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
     ):
         entries = plugins.find(kind, name)
-        model = entries[0].spec.load_params() if len(entries) == 1 else None
+        try:
+            model = entries[0].spec.load_params() if len(entries) == 1 else None
+        except Exception as error:  # a fault of that plugin, told with its owner
+            what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
+            fix = f"repair or reinstall {entries[0].owner.distribution}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+            continue
         problems += validated_params(model, options, where=config.place(path))[1]
     return problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
     plugins = Plugins(pluggy=manager)
     for entry, owner in _discovered():
         if owner.distribution != KERNEL and (
-            owner.distribution in blocked or (only and owner.distribution not in only)
+            _normal(owner.distribution) in blocked or (only and _normal(owner.distribution) not in only)
         ):
             continue
         try:
@@ -123,7 +124,12 @@ def _discovered() -> Iterable[tuple[EntryPoint, Owner]]:
 
 
 def _names(text: str | None) -> frozenset[str]:
-    return frozenset(part.strip() for part in (text or "").split(",") if part.strip())
+    return frozenset(_normal(part.strip()) for part in (text or "").split(",") if part.strip())
+
+
+def _normal(distribution: str) -> str:
+    """One spelling for the names that package indexes hold for the same: `a_b`, `a.b`, `A-b`."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _refuse_faulty_hooks(plugin: object) -> None:

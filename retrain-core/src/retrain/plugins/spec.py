@@ -78,7 +78,7 @@ class Registry:
     def add(self, spec: PluginSpec, owner: Owner) -> None:
         """Take a spec under its name and aliases."""
         entry = Registered(kind=self.kind, spec=spec, owner=owner)
-        for name in (spec.name, *spec.aliases):
+        for name in dict.fromkeys((spec.name, *spec.aliases)):
             self.entries.setdefault(name, []).append(entry)
 
     def primary(self) -> list[Registered]:

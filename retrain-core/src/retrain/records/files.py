@@ -12,9 +12,14 @@ from typing import Any, TextIO
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file by `text`; a reader sees the old content or the new, never a part."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file by `content`; a reader sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with temporary.open("wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)

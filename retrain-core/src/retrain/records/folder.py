@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError, Problem
 from retrain.records.files import JsonLines, write_folder, write_json, write_text
+from retrain.records.tokens import TokenRecord, write_tokens
 
 LOG = logging.getLogger("retrain")
 MARK = "run.json"
@@ -37,12 +38,20 @@ class RunFolder:
         write_json(self.path / MARK, manifest)
 
     def write_step(
-        self, metrics: Mapping[str, Any], summary: Mapping[str, Any], generations: Iterable[Mapping[str, Any]]
+        self,
+        metrics: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        generations: Iterable[Mapping[str, Any]],
+        tokens: Sequence[TokenRecord],
     ) -> None:
         """One step: its completions first, its metrics line last, so that a line means that the step is whole."""
+        write_tokens(self.path / "emergence", metrics["step"], tokens)
         self._generations.write(generations)
-        if summary:
-            self._steps.write([summary])
+        self._steps.write([summary])
+        self._metrics.write([metrics])
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """A metrics line that belongs to no step: the evaluation before training."""
         self._metrics.write([metrics])
 
     def save_adapter(self, name: str, fill: Callable[[Path], None]) -> Path:
@@ -82,6 +91,9 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
     if pid and pid != os.getpid() and _is_alive(pid):
         what = f"{path} belongs to a run that is still going on (process {pid})"
         raise ConfigError(Problem(where=place, what=what, fix="wait for it, or choose another --log-dir"))
+    if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
+        what = f"{path} is the current folder, or holds it"
+        raise ConfigError(Problem(where=place, what=what, fix="choose a folder of its own, such as logs/train"))
     for folder in (path, adapters):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +114,7 @@ def _pid(path: Path) -> int:
     try:
         manifest = json.loads((path / MARK).read_text(encoding="utf-8"))
         return int(manifest.get("pid") or 0) if manifest.get("status") == "running" else 0
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, OverflowError, AttributeError):
         return 0
 
 
@@ -110,6 +122,8 @@ def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
+        return False
+    except OverflowError:
         return False
     except OSError:
         return True

@@ -9,11 +9,17 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 MIN_SECRET_CHARS = 8  # shorter values of secret-looking variables would blot out ordinary words
-_NAME = r"(?:api_?key|(?:auth|access|hf|bearer|refresh)_token|secret(?:_key)?|password|passwd|credentials?)"
+_NAME = (
+    r"(?:api_?keys?|(?:access|private|signing)_?keys?|secret(?:_?key)?s?|password|passwd|credentials?"
+    r"|(?!(?:pad|eos|bos|unk|sep|cls|mask)_)[a-z0-9]+_token|(?:auth|access|bearer|refresh)token)"
+)
 _SECRET_NAME = re.compile(rf"(?:^|_){_NAME}(?:$|_)|^token$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s?#\"'<>]+@")
 _URL_QUERY = re.compile(rf"(?<=[?&])({_NAME}|token|key)=[^&\s]+", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?<![a-z0-9]){_NAME}[\"']?\s*[=:]\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"',}}\]&]+)", re.IGNORECASE
+)
 
 
 def hide(value: Any, name: str = "") -> Any:
@@ -21,10 +27,10 @@ def hide(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: hide(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [hide(item) for item in value]
+        return [hide(item, name) for item in value]
     if isinstance(value, str) and value and is_secret_name(name):
         return HIDDEN
-    return hide_text(value) if isinstance(value, str) else value
+    return _hide_known(value) if isinstance(value, str) else value
 
 
 def is_secret_name(name: str) -> bool:
@@ -33,7 +39,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def hide_text(text: str) -> str:
-    """Text without URL logins, and without the value of any secret-looking environment variable."""
+    """A message without URL logins, `api_key = ...`, and the value of any secret-looking environment variable."""
+    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text))
+
+
+def _hide_known(text: str) -> str:
+    """What is a secret for certain; prose such as a system prompt must come out as it went in."""
     for name, value in os.environ.items():
         if len(value) >= MIN_SECRET_CHARS and _SECRET_VARIABLE.search(name) and value in text:
             text = text.replace(value, HIDDEN)
@@ -41,14 +52,14 @@ def hide_text(text: str) -> str:
 
 
 def hide_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line with its secrets replaced, in both forms `--x-api-key v` and `name=value`."""
+    """A command line with its secrets replaced, in all forms: `--x-api-key v`, `name=value`, `--set=name=value`."""
     shown: list[str] = []
     for argument in arguments:
-        name, equals, value = argument.partition("=")
+        head, equals, value = argument.rpartition("=")
         if shown and is_secret_name(shown[-1]) and not argument.startswith("--"):
             shown.append(HIDDEN)
-        elif equals and value and is_secret_name(name):
-            shown.append(f"{name}={HIDDEN}")
+        elif equals and value and is_secret_name(head.rpartition("=")[2]):
+            shown.append(f"{head}={HIDDEN}")
         else:
             shown.append(hide_text(argument))
     return shown
