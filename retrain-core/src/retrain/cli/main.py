@@ -43,7 +43,10 @@ def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code. Errors meant for users go to stderr without a traceback."""
     try:
         group = RetrainGroup(load_plugins())
-        group.main(args=arguments, prog_name="retrain", standalone_mode=False)
+        with group.make_context("retrain", arguments) as context:  # not `main`, which says 1 for a closed pipe
+            group.invoke(context)
+    except click.exceptions.Exit as wanted:
+        return wanted.exit_code
     except RetrainError as error:
         click.secho(f"retrain: {error.label}", fg="red", bold=True, err=True)
         click.echo("\n".join(map(printable, hide_text(str(error)).split("\n"))), err=True)

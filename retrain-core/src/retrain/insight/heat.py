@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from retrain.loop.lines import printable
 from retrain.types import Floats, Mask
 
-GAMMA = 0.6  # small credit must still be seen beside large
+GAMMA = 0.6  # completions of small credit must still be seen beside those of large
+FLOOR = 0.25  # so must the least token of a completion
+EVEN = 1e-6  # shares closer together than this are one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,21 +45,41 @@ class ShadedStep:
     labels: Sequence[str]
     completions: Sequence[ShadedCompletion]
 
-    def largest(self) -> float:
-        """Largest absolute credit, the end of the colour scale; 1 when there is no credit at all."""
-        sizes = [float(abs(c).max()) for completion in self.completions for c in completion.credits if c.size]
-        return max(sizes, default=0.0) or 1.0
+    def scale(self) -> Scale:
+        """The colour scale of all that is shown."""
+        credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
+        sizes = [float(abs(c).mean()) for c in credited]
+        shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
+        return Scale(largest=max(sizes, default=1.0), low=float(shares.min()), high=float(shares.max()))
 
 
-def strength(credit: float, largest: float) -> float:
-    """Depth of colour in [-1, 1]: sign of the credit, and its size on a scale that keeps small ones visible."""
-    size = min(abs(credit) / largest, 1.0)
-    return float(size**GAMMA) * (1.0 if credit >= 0 else -1.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How credit becomes depth of colour.
+
+    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, r in [0, 1] where the
+    token's share of it, |credit| / m, stands between the lowest and the highest share shown. So both show: how much a
+    completion counts, and which of its tokens count more.
+    """
+
+    largest: float
+    low: float
+    high: float
+
+    def depths(self, credit_T: Floats) -> Floats:
+        """Depth in [-1, 1] of each token of one completion."""
+        mean = float(np.abs(credit_T).mean()) if credit_T.size else 0.0
+        if mean == 0.0:
+            return np.zeros(credit_T.shape)
+        spread = self.high - self.low
+        rank_T = (np.abs(credit_T) / mean - self.low) / spread if spread > EVEN else np.full(credit_T.shape, 0.5)
+        depths_T: Floats = np.sign(credit_T) * (mean / self.largest) ** GAMMA * (FLOOR + (1.0 - FLOOR) * rank_T)
+        return depths_T
 
 
 def show(step: ShadedStep, console: Console, *, most: int) -> None:
     """Print up to `most` completions: text on green (credit) or red (blame), planning tokens underlined."""
-    largest = step.largest()
+    scale = step.scale()
     console.print(Text(f"{step.run} step {step.step}, lambda = {step.sepa_lambda:g}", style="bold"))
     for completion in step.completions[:most]:
         head = f"\ngroup {completion.group} completion {completion.index} | reward {completion.reward:g}"
@@ -71,7 +94,7 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
             )
             console.print(Text(f"{label}  ({total})", style="magenta"))
             line = Text()
-            for piece, style in _styled(completion, credit_T, largest):
+            for piece, style in _styled(completion, credit_T, scale):
                 line.append(piece, style=style)
             console.print(line)
     hidden = len(step.completions) - most
@@ -79,9 +102,9 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
         console.print(Text(f"\n{hidden} more completions: --most N shows more, --html FILE all of them", style="dim"))
 
 
-def _styled(completion: ShadedCompletion, credit_T: Floats, largest: float) -> Iterator[tuple[str, str]]:
-    for piece, credit, is_planning in zip(completion.pieces, credit_T, completion.planning_T, strict=True):
-        depth = strength(float(credit), largest)
+def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
+    depths_T = scale.depths(credit_T).tolist()
+    for piece, depth, is_planning in zip(completion.pieces, depths_T, completion.planning_T, strict=True):
         level = round(255 - 165 * abs(depth))
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
         colour = f"black on {background}" if depth else "default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from retrain.insight.heat import ShadedCompletion, ShadedStep, strength
+from retrain.insight.heat import Scale, ShadedCompletion, ShadedStep
 from retrain.types import Floats
 
 STYLE = """
@@ -32,9 +32,9 @@ article h2 { font-size: 1rem; margin: 0 0 .3rem; } .prompt { white-space: pre-wr
 
 def render(step: ShadedStep) -> str:
     """The page as text. Completions, prompts and references are untrusted and escaped."""
-    largest = step.largest()
+    scale = step.scale()
     title = f"Credit of {step.run}, step {step.step}"
-    articles = "\n".join(_article(completion, step.labels, largest) for completion in step.completions)
+    articles = "\n".join(_article(completion, step.labels, scale) for completion in step.completions)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return f"""<!doctype html>
 <html lang="en">
@@ -49,18 +49,19 @@ def render(step: ShadedStep) -> str:
 <h1>{_text(title)}</h1>
 <p class="soft">{len(step.completions)} completions; lambda = {step.sepa_lambda:g};
 {_text(" beside ".join(step.labels))}.
-Green tokens are made more likely, red ones less; underlined tokens plan. Hover over a token for its numbers.</p>
-<div class="scale"><span>{-largest:.3f}</span><div class="bar"></div><span>+{largest:.3f}</span></div>
+Green tokens are made more likely, red ones less; underlined tokens plan. Depth of colour is the completion's credit
+times the token's share in it. Hover over a token for its numbers.</p>
+<div class="scale"><span>less likely</span><div class="bar"></div><span>more likely</span></div>
 {articles}
 </body>
 </html>
 """
 
 
-def _article(completion: ShadedCompletion, labels: Sequence[str], largest: float) -> str:
+def _article(completion: ShadedCompletion, labels: Sequence[str], scale: Scale) -> str:
     columns = "\n".join(
         f'<section><h3>{_text(label)} <span class="soft">sum {credit_T.sum():+.4f}</span></h3>'
-        f'<div class="text">{_tokens(completion, credit_T, largest)}</div></section>'
+        f'<div class="text">{_tokens(completion, credit_T, scale)}</div></section>'
         for label, credit_T in zip(labels, completion.credits, strict=True)
     )
     state = "" if completion.trained else " · not trained"
@@ -72,10 +73,10 @@ def _article(completion: ShadedCompletion, labels: Sequence[str], largest: float
 </article>"""
 
 
-def _tokens(completion: ShadedCompletion, credit_T: Floats, largest: float) -> str:
+def _tokens(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> str:
     spans = []
-    for position, (piece, credit) in enumerate(zip(completion.pieces, credit_T, strict=True)):
-        depth = strength(float(credit), largest)
+    depths_T = scale.depths(credit_T).tolist()
+    for position, (piece, credit, depth) in enumerate(zip(completion.pieces, credit_T, depths_T, strict=True)):
         colour = f"rgba(var(--{'good' if depth > 0 else 'bad'}),{0.75 * abs(depth):.3f})" if depth else "transparent"
         names = "t p" if completion.planning_T[position] else "t"
         facts = [f"token {position}", f"credit {credit:+.6f}", f"log p {completion.logprobs_T[position]:.4f}"]
