@@ -14,6 +14,7 @@ from retrain.types import Floats, Mask
 
 GAMMA = 0.6  # completions of small credit must still be seen beside those of large
 FLOOR = 0.25  # so must the least token of a completion
+OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out all the others
 EVEN = 1e-6  # shares closer together than this are one
 
 
@@ -50,16 +51,17 @@ class ShadedStep:
         credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
         sizes = [float(abs(c).mean()) for c in credited]
         shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
-        return Scale(largest=max(sizes, default=1.0), low=float(shares.min()), high=float(shares.max()))
+        low, high = np.percentile(shares, OUTLIERS_AT)
+        return Scale(largest=max(sizes, default=1.0), low=float(low), high=float(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How credit becomes depth of colour.
 
-    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, r in [0, 1] where the
-    token's share of it, |credit| / m, stands between the lowest and the highest share shown. So both show: how much a
-    completion counts, and which of its tokens count more.
+    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, r in [0, 1] where
+    the token's share of it, |credit| / m, stands between the 2nd and the 98th percentile of all shares shown. So both
+    show: how much a completion counts, and which of its tokens count more.
     """
 
     largest: float
@@ -72,7 +74,8 @@ class Scale:
         if mean == 0.0:
             return np.zeros(credit_T.shape)
         spread = self.high - self.low
-        rank_T = (np.abs(credit_T) / mean - self.low) / spread if spread > EVEN else np.full(credit_T.shape, 0.5)
+        shares_T = np.abs(credit_T) / mean
+        rank_T = np.clip((shares_T - self.low) / spread, 0.0, 1.0) if spread > EVEN else np.full(shares_T.shape, 0.5)
         depths_T: Floats = np.sign(credit_T) * (mean / self.largest) ** GAMMA * (FLOOR + (1.0 - FLOOR) * rank_T)
         return depths_T
 
