@@ -15,7 +15,7 @@ NAMES = {
     Kind.TRANSFORM: {"none", "gtpo", "gtpo_hicra", "gtpo_sepa"},
     Kind.UNCERTAINTY: {"surprisal", "predictive_variance", "shannon_entropy"},
     Kind.ALGORITHM: {"grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"},
-    Kind.PLANNING_DETECTOR: {"regex"},
+    Kind.PLANNING_DETECTOR: {"regex", "semantic"},
     Kind.CONTROLLER: {"sepa"},
     Kind.CONFIG_TABLE: {"gtpo", "hicra", "sepa", "planning"},
 }
@@ -107,8 +107,6 @@ def test_defaults_and_flags(tables, tmp_path):
         ("[sepa]\nema_decay = 1.0", "[sepa] ema_decay"),
         ("[sepa]\nthreshold = 0.0", "[sepa] threshold"),
         ("[sepa]\nwarmup_steps = 0", "[sepa] warmup_steps"),
-        ('[planning]\nmodel = "other"', "the semantic detector is not built yet"),
-        ("[planning]\nthreshold = 0.5", "the semantic detector is not built yet"),
         ("[sepa]\nstep = 3", "did you mean 'steps'"),
     ],
 )

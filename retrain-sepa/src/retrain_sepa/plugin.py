@@ -104,6 +104,13 @@ def retrain_register_planning_detectors(register: Register) -> None:
             factory="retrain_sepa.planning.regex:regex_detector",
         )
     )
+    register(
+        PluginSpec(
+            name="semantic",
+            summary="Marks windows of words that sound like planning; `[planning] model` embeds them.",
+            factory="retrain_sepa.planning.semantic:semantic_detector",
+        )
+    )
 
 
 @hookimpl

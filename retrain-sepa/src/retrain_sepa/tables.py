@@ -6,7 +6,6 @@ from typing import Literal
 
 from retrain.api import Kind, Table, key
 
-SEMANTIC = "the semantic detector is not built yet"
 
 
 class GtpoTable(Table):
@@ -40,6 +39,6 @@ class SepaTable(Table):
 class PlanningTable(Table):
     """Which tokens count as planning."""
 
-    detector: str = key("regex", "regex or a plugin.", names=Kind.PLANNING_DETECTOR)
-    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", pending=SEMANTIC)
-    threshold: float = key(0.02, "Margin of the planning similarity (semantic).", pending=SEMANTIC)
+    detector: str = key("regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR)
+    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).")
+    threshold: float = key(0.02, "Margin of the planning similarity (semantic).")
