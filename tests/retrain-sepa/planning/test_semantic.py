@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +102,4 @@ def test_windows_cover_every_word_and_end_with_the_text(count: int) -> None:
     assert all(len(window) == min(WINDOW_WORDS, count) for window in seen)
     assert windows[-1][1] == len(text)
     starts = [words.index(window[0]) for window in seen]
-    assert all(later - earlier <= STRIDE_WORDS for earlier, later in zip(starts, starts[1:], strict=False))
+    assert all(later - earlier <= STRIDE_WORDS for earlier, later in pairwise(starts))

@@ -38,7 +38,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
     for name, value in content.items():
         click.echo(f"{name:<{width}} : {value}")
     if origins:
-        click.echo("\nNot at their defaults:")
+        click.echo("\nSet, and where:")
         for path, row in origins.items():
             click.echo(f"  {path:<{width}} = {row['value']!r}  ({row['origin']})")
     if warnings:

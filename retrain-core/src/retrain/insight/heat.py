@@ -111,7 +111,4 @@ def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Ite
         level = round(255 - 165 * abs(depth))
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
         colour = f"black on {background}" if depth else "default"
-        yield (
-            piece.replace("\n", "⏎") if not piece.isprintable() else piece,
-            colour + (" underline" if is_planning else ""),
-        )
+        yield printable(piece.replace("\n", "⏎")), colour + (" underline" if is_planning else "")

@@ -28,7 +28,7 @@ def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> No
     else:
         _show(trace)
     if not trace.ok:
-        raise SystemExit(EXIT_FAILED)
+        ctx.exit(EXIT_FAILED)
 
 
 def as_data(trace: Trace) -> dict[str, Any]:
