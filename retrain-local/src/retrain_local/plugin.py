@@ -1,0 +1,67 @@
+"""What this distribution registers: backend `local`, engine `pytorch`, the model `builtin:tiny`, template `tiny`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from retrain.api import Capabilities, CheckpointMode, ConfigError, Determinism, PluginSpec, Problem, hookimpl
+from retrain_local.options import LocalOptions
+
+BUILTIN_PREFIX = "builtin:"
+BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
+CAPABILITIES = Capabilities(
+    reports_sync_loss=True,
+    preserves_token_advantages=True,
+    supports_checkpoint_resume=True,
+    checkpoint_resume_mode=CheckpointMode.EXACT,
+    determinism=Determinism.SAME_MACHINE,
+    provides_entropy=True,
+)
+
+
+@hookimpl
+def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
+    register(
+        PluginSpec(
+            name="local",
+            summary="PyTorch and PEFT in this process, on the CPU or one CUDA GPU.",
+            factory="retrain_local.backend:create_backend",
+            params=LocalOptions,
+            traits=CAPABILITIES,
+        )
+    )
+
+
+@hookimpl
+def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -> None:
+    register(
+        PluginSpec(
+            name="pytorch",
+            summary="Batched sampling in this process from the very weights that are trained.",
+            factory="retrain_local.engine:create_engine",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    register(
+        PluginSpec(
+            name="tiny",
+            summary="The built-in tiny model learns two-digit arithmetic on a CPU in about a minute.",
+            factory="retrain_local.templates:TINY",
+        )
+    )
+
+
+@hookimpl(trylast=True)  # another distribution may ship `builtin:` models of its own: it is asked first
+def retrain_locate_model(model: str) -> str | None:
+    if not model.startswith(BUILTIN_PREFIX):
+        return None
+    folder = BUILTIN_MODELS.get(model.removeprefix(BUILTIN_PREFIX))
+    if folder is None:
+        known = ", ".join(f"{BUILTIN_PREFIX}{name}" for name in BUILTIN_MODELS)
+        what = f"there is no built-in model {model!r}"
+        raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix="use builtin:tiny"))
+    return str(folder)

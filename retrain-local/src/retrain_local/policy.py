@@ -1,0 +1,27 @@
+"""What the local backend shares with an engine: the published policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalPolicy:
+    """The policy as last published.
+
+    `sampler` is a causal language model in evaluation mode; `version` the number of optimizer steps in it. Engines
+    that run elsewhere take `model_path` (folder or hub id of the base) and write the adapter with `save_adapter`.
+    """
+
+    sampler: Any
+    device: torch.device
+    model_path: str
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    save_adapter: Callable[[Path], None]
+    version: int = 0

@@ -1,0 +1,33 @@
+"""How many CPU threads a model is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+ONE_THREAD_BELOW = 10_000_000  # parameters
+
+
+def threads_for(parameters: int, device: torch.device) -> int:
+    """One thread for small models on the CPU, and what PyTorch is set to for all others.
+
+    The operations of a small model take microseconds, and every one of them would end in a meeting of all threads.
+    On an idle machine that gains a little; with one other busy process, or two runs side by side, each meeting waits
+    for a thread that is not running, and a step was measured to take a hundred times as long. One thread also makes
+    a run's numbers independent of the number of cores.
+    """
+    small = device.type == "cpu" and parameters < ONE_THREAD_BELOW
+    return 1 if small else torch.get_num_threads()
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Run a block with this many threads and give the process its own number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,153 @@
+"""One optimizer step on the adapter."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from retrain.api import BackendError, Config, Floats, Problem, TrainBatch, TrainReport
+from retrain_local.head import LogitsAt
+from retrain_local.lora import trainable
+from retrain_local.loss import MAX_LOG_RATIO, importance_sampling_loss, selected_logprobs
+from retrain_local.microbatch import MicroBatch, check_rows, micro_batches
+
+
+class Trainer:
+    """AdamW on the LoRA parameters with the importance-sampling loss.
+
+    `parts` forces a number of micro-batches. `recompute` trades time for memory by keeping one activation per layer
+    and computing the others again in the backward pass; it does not change the gradient.
+    """
+
+    def __init__(
+        self,
+        peft: PeftModel,
+        config: Config,
+        device: torch.device,
+        *,
+        parts: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        self._device = device
+        self._parts = parts
+        self._model = peft.get_base_model()
+        self._logits_at = LogitsAt(self._model)
+        self.parameters = trainable(peft)
+        self._clip = config.optimizer.grad_clip_norm
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()),
+            lr=config.training.lr,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+            eps=config.optimizer.eps,
+            weight_decay=config.training.weight_decay,
+        )
+        if recompute:
+            _recompute_activations(self._model)
+
+    def step(self, batch: TrainBatch) -> TrainReport:
+        """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
+        try:
+            with _deterministic(self._device):
+                loss, gaps_N = self.accumulate(batch)
+                grad_norm = self._update(loss)
+        except torch.OutOfMemoryError as error:
+            fix = "lower [training] max_tokens, or use a smaller model"
+            raise BackendError(Problem(what=f"training ran out of memory on {self._device}", fix=fix)) from error
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        return _report(loss, grad_norm, gaps_N)
+
+    def accumulate(self, batch: TrainBatch) -> tuple[float, Floats]:
+        """Add the gradient of the step's loss to the parameters.
+
+        Returns the loss and log rho = logp_trainer - logp_sampler of every action token.
+        """
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        check_rows(batch.rows, vocabulary)
+        if not batch.num_actions:
+            raise BackendError("nothing to train on: no row of the batch has an action token")
+        loss, gaps = 0.0, []
+        for part in micro_batches(batch.rows, device=self._device, vocabulary=vocabulary, parts=self._parts):
+            new_N = self._logprobs(part, batch.temperature)
+            part_loss = importance_sampling_loss(new_N, part.old_logprobs_N, part.advantages_N, batch.num_actions)
+            part_loss.backward()
+            loss += part_loss.item()
+            gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
+        return loss, np.concatenate(gaps)
+
+    def _logprobs(self, part: MicroBatch, temperature: float) -> Tensor:
+        # no attention mask: padding stands to the right, where a causal model never looks
+        logits_NV = self._logits_at(part.rows_N, part.columns_N, input_ids=part.ids_BT, use_cache=False)
+        return selected_logprobs(logits_NV, part.tokens_N, temperature)
+
+    def _update(self, loss: float) -> float:
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm = float(norm)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise self._diverged(loss)
+        if self._clip > 0.0:
+            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self._clip, norm)
+        self.optimizer.step()
+        return grad_norm
+
+    def _diverged(self, loss: float) -> BackendError:
+        what = f"the loss is {loss}"
+        for name, p in self.parameters.items():
+            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(p.grad).all():
+                what = f"the gradient of {name} is not finite"
+                break
+        why = "weights and optimizer are left as they were"
+        return BackendError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+
+
+def _report(loss: float, grad_norm: float, gaps_N: Floats) -> TrainReport:
+    clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratios_N = np.exp(clamped_N)
+    sizes_N = np.abs(gaps_N)
+    return TrainReport(
+        loss=loss,
+        grad_norm=grad_norm,
+        num_tokens=len(gaps_N),
+        ratio_mean=float(ratios_N.mean()),
+        ratio_max=float(ratios_N.max()),
+        gap_mean=float(sizes_N.mean()),
+        gap_p99=float(np.percentile(sizes_N, 99)),
+        gap_max=float(sizes_N.max()),
+        k3=float((np.expm1(clamped_N) - clamped_N).mean()),
+        ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
+    )
+
+
+def _recompute_activations(model: Any) -> None:
+    # the first name is that of recent versions of transformers, the second is older
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # it asks for this flag; its children stay in evaluation mode, without dropout
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On CUDA attention's backward pass adds in any order unless told not to; the CPU needs no telling."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

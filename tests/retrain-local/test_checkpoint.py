@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from retrain.api import BackendError, SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend
+
+MakeBackend = Callable[..., LocalBackend]
+Roll = Callable[..., TrainBatch]
+
+
+@pytest.fixture
+def saved(make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    backend = make_backend()
+    for step in range(2):
+        backend.train(roll(backend, requests, step=step))
+        backend.publish()
+    backend.save(folder)
+    return folder
+
+
+def adapter(backend: LocalBackend, folder: Path) -> bytes:
+    folder.mkdir()
+    backend.save_adapter(folder)
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_resumed_step_is_bit_identical(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
+) -> None:
+    (tmp_path / "saved").mkdir()
+    straight = make_backend()
+    for step in range(2):
+        straight.train(roll(straight, requests, step=step))
+        straight.publish()
+    straight.save(tmp_path / "saved")
+    resumed = make_backend(seed=99)
+    resumed.load(tmp_path / "saved")
+    batches = [roll(backend, requests, step=2) for backend in (straight, resumed)]
+    for left, right in zip(batches[0].rows, batches[1].rows, strict=True):
+        assert left.tokens_T.tolist() == right.tokens_T.tolist()
+        assert left.logprobs_T.tobytes() == right.logprobs_T.tobytes()
+    reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
+    assert reports[0] == reports[1]
+    assert straight.publish() == resumed.publish() == 3
+    assert adapter(straight, tmp_path / "a") == adapter(resumed, tmp_path / "b")
+
+
+def test_a_state_saved_before_any_step_loads(make_backend: MakeBackend, tmp_path: Path) -> None:
+    first, second = make_backend(seed=1), make_backend(seed=2)
+    (tmp_path / "saved").mkdir()
+    first.save(tmp_path / "saved")
+    second.load(tmp_path / "saved")
+    assert second.publish() == 0
+    assert adapter(first, tmp_path / "a") == adapter(second, tmp_path / "b")
+
+
+def test_plain_peft_reads_the_adapter(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, model_folder: Path, tmp_path: Path
+) -> None:
+    backend = make_backend()
+    backend.train(roll(backend, requests))
+    backend.save_adapter(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(model_folder.resolve())
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert config["inference_mode"] is True
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path)).eval()
+    assert backend._twins is not None
+    ours = dict(backend._twins.peft.named_parameters())
+    theirs = dict(loaded.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, backend._twins.peft(input_ids=ids).logits)
+
+
+def test_nothing_is_pickled(saved: Path) -> None:
+    assert sorted(file.name for file in saved.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "backend_state.json",
+        "optimizer.safetensors",
+    ]
+
+
+def edit(file: Path, name: str, tensor: torch.Tensor | None) -> None:
+    tensors = load_file(file)
+    tensors.pop(name)
+    save_file(tensors if tensor is None else tensors | {name: tensor}, file)
+
+
+def first_name(file: Path) -> str:
+    return sorted(load_file(file))[0]
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no state": lambda f: (f / "backend_state.json").unlink(),
+    "no adapter": lambda f: (f / "adapter_model.safetensors").unlink(),
+    "no optimizer": lambda f: (f / "optimizer.safetensors").unlink(),
+    "state is not JSON": lambda f: (f / "backend_state.json").write_text("{"),
+    "state is a list": lambda f: (f / "backend_state.json").write_text("[]"),
+    "later format": lambda f: (f / "backend_state.json").write_text('{"format": 2, "policy_version": 1}'),
+    "cut adapter": lambda f: (f / "adapter_model.safetensors").write_bytes(b"\x01\x02"),
+    "tensor missing": lambda f: edit(
+        f / "adapter_model.safetensors", first_name(f / "adapter_model.safetensors"), None
+    ),
+    "wrong shape": lambda f: edit(
+        f / "adapter_model.safetensors", first_name(f / "adapter_model.safetensors"), torch.zeros(1)
+    ),
+    "not finite": lambda f: edit(
+        f / "adapter_model.safetensors", first_name(f / "adapter_model.safetensors"), torch.full((4, 384), torch.nan)
+    ),
+    "moment missing": lambda f: edit(f / "optimizer.safetensors", first_name(f / "optimizer.safetensors"), None),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_changes_nothing(
+    kind: str, make_backend: MakeBackend, saved: Path, tmp_path: Path
+) -> None:
+    DAMAGE[kind](saved)
+    backend = make_backend()
+    before = adapter(backend, tmp_path / "before")
+    with pytest.raises(BackendError, match="saved"):
+        backend.load(saved)
+    assert adapter(backend, tmp_path / "after") == before
+    assert backend.publish() == 0
+
+
+def test_another_rank_is_refused(make_backend: MakeBackend, saved: Path) -> None:
+    with pytest.raises(BackendError, match="shape"):
+        make_backend(rank=8).load(saved)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import MambaConfig
+
+from retrain.api import ConfigError, PluginContext
+from retrain_local.backend import create_backend
+from retrain_local.loading import context_limit, load_base, stop_ids
+from retrain_local.locate import find_model
+
+Make = Callable[..., PluginContext]
+
+
+@pytest.fixture
+def copied(model_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def refused(context: PluginContext) -> str:
+    with pytest.raises(ConfigError) as caught:
+        create_backend(context)
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert "[model] model" in message
+    return message
+
+
+def test_a_folder_loads_in_fp32_frozen_and_in_evaluation_mode(make_context: Make) -> None:
+    context = make_context()
+    model = load_base(context.config, find_model(context.config, context.plugins), torch.device("cpu"))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    assert context_limit(model) == 512
+    assert stop_ids(model, context.tokenizer) == {500, 501}
+    assert stop_ids(model, None) == {500, 501}
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nowhere", "~/nowhere/at/all", "a b", "a/b/c", "builtin:none"])
+def test_no_such_folder(make_context: Make, name: str) -> None:
+    refused(make_context(name))
+
+
+def test_a_file_is_not_a_folder(make_context: Make, copied: Path) -> None:
+    assert "is a file" in refused(make_context(copied / "config.json"))
+
+
+def test_missing_config(make_context: Make, copied: Path) -> None:
+    (copied / "config.json").unlink()
+    assert "config.json is missing" in refused(make_context(copied))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "no-such-type"}', '"qwen3"'])
+def test_broken_config(make_context: Make, copied: Path, text: str) -> None:
+    (copied / "config.json").write_text(text)
+    refused(make_context(copied))
+
+
+def test_config_that_contradicts_the_weights(make_context: Make, copied: Path) -> None:
+    document = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(document | {"hidden_size": 64}))
+    refused(make_context(copied))
+
+
+def test_pickled_weights_are_never_read(make_context: Make, copied: Path) -> None:
+    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    assert "pytorch_model.bin" in refused(make_context(copied))
+
+
+def test_truncated_weights(make_context: Make, copied: Path) -> None:
+    file = copied / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    refused(make_context(copied))
+
+
+def test_missing_weights_do_not_stay_random(make_context: Make, copied: Path) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    assert "up_proj" in refused(make_context(copied))
+
+
+def test_recurrent_state_is_refused_by_name(make_context: Make, copied: Path) -> None:
+    document = json.loads((copied / "config.json").read_text())
+    kinds = ["linear_attention"] * document["num_hidden_layers"]
+    (copied / "config.json").write_text(json.dumps(document | {"layer_types": kinds}))
+    assert "linear_attention" in refused(make_context(copied))
+
+
+def test_a_model_without_attention_is_refused(make_context: Make, tmp_path: Path) -> None:
+    MambaConfig(num_hidden_layers=1, hidden_size=8, vocab_size=16).save_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "attention layers only" in refused(make_context(tmp_path))
+
+
+def test_code_of_the_model_is_not_run_unasked(make_context: Make, copied: Path) -> None:
+    document = json.loads((copied / "config.json").read_text()) | {
+        "model_type": "custom-thing",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    }
+    (copied / "config.json").write_text(json.dumps(document))
+    (copied / "evil.py").write_text("raise SystemExit('ran')\n")
+    refused(make_context(copied))
+
+
+def test_unreachable_hub_is_said_at_once(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no_network(self: object, name: str, **options: object) -> None:
+        asked.append(name)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
+    message = refused(make_context("nobody/not-cached-anywhere"))
+    assert "hub cannot be reached" in message
+    assert asked == ["nobody/not-cached-anywhere"]
+
+
+def test_console_lines(make_context: Make, model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="retrain"):
+        create_backend(make_context(rank=4))
+    lines = [record.getMessage() for record in caplog.records if record.name == "retrain"]
+    assert lines[0] == f"Loading train model: {model_folder} on cpu..."
+    rows_and_columns = 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))  # q o, k v, gate up down of 4 layers
+    assert lines[1].startswith(f"trainable params: {4 * rows_and_columns:,d} || all params: ")
+    assert lines[2] == "LocalTrainHelper ready (engine=pytorch, split_mode=False)."
