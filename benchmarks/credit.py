@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -22,15 +21,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # before numpy is imported: one core, as the target says
-
 import numpy as np
+
+from retrain.api import Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow, build_flow
 from retrain.credit.pipeline import CreditGroup, assign_credit
-
-from retrain.api import Kind, PluginContext, Seeds, load_plugins, resolve
 
 GROUPS, GROUP_SIZE, TOKENS = 8, 16, 10_240
 SEPA_LAMBDA = 0.5
@@ -46,7 +42,7 @@ from retrain.advantages import compute_composable_advantages
 data = np.load(sys.argv[1])
 groups = range(int(data["groups"]))
 inputs = [
-    (data[f"r{g}"].tolist(), [row.tolist() for row in data[f"l{g}"]], [row.astype(int).tolist() for row in data[f"p{g}"]])
+    (data[f"r{g}"].tolist(), data[f"l{g}"].tolist(), data[f"p{g}"].astype(int).tolist())
     for g in groups
 ]
 times = []

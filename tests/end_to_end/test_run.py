@@ -156,7 +156,16 @@ def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: P
 def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:
     source = Path(__file__).parents[1] / "retrain-core/config/full_annotated.toml"
     small = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic", "--max-tokens", "24")
-    adapter = ("--adapter-path", str(tmp_path / "adapter"), "--max-steps", "1", "--batch-size", "2", "--group-size", "2")
+    adapter = (
+        "--adapter-path",
+        str(tmp_path / "adapter"),
+        "--max-steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--group-size",
+        "2",
+    )
     outcome = retrain(str(source), *small, *adapter, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "adapter/final/adapter_model.safetensors").exists()

@@ -200,6 +200,7 @@ class TrainReport:
 
     Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
     |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
+    `clip_fraction` is the share of action tokens whose ratio or weight was clipped.
     """
 
     loss: float
@@ -212,6 +213,7 @@ class TrainReport:
     gap_max: float
     k3: float
     ess_frac: float
+    clip_fraction: float = 0.0
     loss_is_placeholder: bool = False
 
 

@@ -17,12 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.api import BackendError, Config, Floats, Problem, TrainBatch, TrainReport
 from retrain_local.head import LogitsAt
 from retrain_local.lora import trainable
-from retrain_local.loss import MAX_LOG_RATIO, importance_sampling_loss, selected_logprobs
+from retrain_local.loss import MAX_LOG_RATIO, LossSettings, policy_loss, selected_logprobs
 from retrain_local.microbatch import MicroBatch, check_rows, micro_batches
 
 
 class Trainer:
-    """AdamW on the LoRA parameters with the importance-sampling loss.
+    """AdamW on the LoRA parameters with the loss of `[algorithm]`.
 
     `parts` forces a number of micro-batches. `recompute` trades time for memory by keeping one activation per layer
     and computing the others again in the backward pass; it does not change the gradient.
@@ -42,6 +42,7 @@ class Trainer:
         self._model = peft.get_base_model()
         self._logits_at = LogitsAt(self._model)
         self.parameters = trainable(peft)
+        self._loss = LossSettings.of(config)
         self._clip = config.optimizer.grad_clip_norm
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()),
@@ -57,32 +58,35 @@ class Trainer:
         """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
         try:
             with _deterministic(self._device):
-                loss, gaps_N = self.accumulate(batch)
+                loss, clipped, gaps_N = self.accumulate(batch)
                 grad_norm = self._update(loss)
         except torch.OutOfMemoryError as error:
             fix = "lower [training] max_tokens, or use a smaller model"
             raise BackendError(Problem(what=f"training ran out of memory on {self._device}", fix=fix)) from error
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        return _report(loss, grad_norm, gaps_N)
+        return _report(loss, grad_norm, clipped, gaps_N)
 
-    def accumulate(self, batch: TrainBatch) -> tuple[float, Floats]:
+    def accumulate(self, batch: TrainBatch) -> tuple[float, int, Floats]:
         """Add the gradient of the step's loss to the parameters.
 
-        Returns the loss and log rho = logp_trainer - logp_sampler of every action token.
+        Returns the loss, the number of clipped tokens and log rho = logp_trainer - logp_sampler of every action token.
         """
         vocabulary = self._model.get_input_embeddings().num_embeddings
         check_rows(batch.rows, vocabulary)
         if not batch.num_actions:
             raise BackendError("nothing to train on: no row of the batch has an action token")
-        loss, gaps = 0.0, []
+        loss, clipped, gaps = 0.0, 0, []
         for part in micro_batches(batch.rows, device=self._device, vocabulary=vocabulary, parts=self._parts):
             new_N = self._logprobs(part, batch.temperature)
-            part_loss = importance_sampling_loss(new_N, part.old_logprobs_N, part.advantages_N, batch.num_actions)
+            part_loss, part_clipped = policy_loss(
+                new_N, part.old_logprobs_N, part.advantages_N, batch.num_actions, self._loss
+            )
             part_loss.backward()
             loss += part_loss.item()
+            clipped += int(part_clipped)
             gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
-        return loss, np.concatenate(gaps)
+        return loss, clipped, np.concatenate(gaps)
 
     def _logprobs(self, part: MicroBatch, temperature: float) -> Tensor:
         # no attention mask: padding stands to the right, where a causal model never looks
@@ -110,7 +114,7 @@ class Trainer:
         return BackendError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
 
 
-def _report(loss: float, grad_norm: float, gaps_N: Floats) -> TrainReport:
+def _report(loss: float, grad_norm: float, clipped: int, gaps_N: Floats) -> TrainReport:
     clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratios_N = np.exp(clamped_N)
     sizes_N = np.abs(gaps_N)
@@ -124,6 +128,7 @@ def _report(loss: float, grad_norm: float, gaps_N: Floats) -> TrainReport:
         gap_p99=float(np.percentile(sizes_N, 99)),
         gap_max=float(sizes_N.max()),
         k3=float((np.expm1(clamped_N) - clamped_N).mean()),
+        clip_fraction=clipped / len(gaps_N),
         ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
     )
 

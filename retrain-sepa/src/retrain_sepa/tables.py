@@ -7,7 +7,6 @@ from typing import Literal
 from retrain.api import Kind, Table, key
 
 
-
 class GtpoTable(Table):
     """How strongly uncertainty shapes the credit of tokens."""
 

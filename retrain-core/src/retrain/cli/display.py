@@ -38,7 +38,6 @@ class LiveDisplay:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
         self._run: RunView | None = None
         self._phase = ""
         self._step = 0
@@ -47,6 +46,7 @@ class LiveDisplay:
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._step_started = time.perf_counter()
         self._spinner = Spinner("dots")
+        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()

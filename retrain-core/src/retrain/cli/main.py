@@ -142,6 +142,7 @@ def _prepare_process() -> None:
             sys.exit(EXIT_USAGE)
         click.echo("Loaded .env", err=True)
     for name, value in (
+        ("OMP_WAIT_POLICY", "PASSIVE"),  # two busy processes must not spin at each other's barriers
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
         ("HF_HUB_DISABLE_TELEMETRY", "1"),

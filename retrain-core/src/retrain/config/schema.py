@@ -53,6 +53,14 @@ class AlgorithmTable(Table):
         le=1.0,
         aliases=("entropy_mask_rho",),
     )
+    loss: Literal["importance_sampling", "ppo", "cispo"] = key(
+        "importance_sampling", "importance_sampling (no clip), ppo (clipped ratio) or cispo (clipped weight)."
+    )
+    clip_eps: float = key(0.2, "ppo: the ratio counts from 1 - clip_eps up to 1 + clip_eps.", gt=0.0, lt=1.0)
+    clip_eps_high: float = key(
+        0.0, "ppo: another upper clip; cispo: largest weight; 0 = clip_eps, 4 for cispo.", ge=0.0
+    )
+    tis_cap: float = key(0.0, "Truncate the trainer/sampler importance weight at this value; 0 = off.", ge=0.0)
     params: dict[str, Any] = key({}, "Parameters of the algorithm plugin.", flag="algorithm_params")
     advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.")
     transform_params: dict[str, Any] = key({}, "Parameters of the transform; may hold its own uncertainty_kind.")

@@ -109,6 +109,7 @@ def train_metrics(report: TrainReport | None) -> Fields:
         "logprob_gap_max": report.gap_max,
         "k3": report.k3,
         "ess_frac": report.ess_frac,
+        "clip_fraction": report.clip_fraction,
     }
 
 

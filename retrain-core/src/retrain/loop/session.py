@@ -15,8 +15,14 @@ from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.secrets import hide_text
 from retrain.seeding import Seeds
+from retrain.types import Determinism
 
 LOG = logging.getLogger("retrain")
+SAME_SEED = {
+    Determinism.EXACT: "the same seed gives the same run anywhere",
+    Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
+    Determinism.NONE: "with this backend the same seed does not give the same run",
+}
 
 
 def train(config: Config, plugins: Plugins, flow: CreditFlow) -> None:
@@ -25,7 +31,7 @@ def train(config: Config, plugins: Plugins, flow: CreditFlow) -> None:
     seeds = Seeds.from_config(config.training.seed)
     parts = assemble(config, plugins, flow, seeds)
     try:
-        LOG.info("Seed %d; same seed, same run: %s", seeds.root, parts.backend.capabilities.determinism.value)
+        LOG.info("Seed %d: %s", seeds.root, SAME_SEED[parts.backend.capabilities.determinism])
         folder = open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
         folder.write_manifest(manifest, config_toml(config, seed=seeds.root))
