@@ -1,0 +1,125 @@
+"""`retrain explain` and `retrain plugins`: what would run, where each value is from, and what is plugged in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+DOCUMENTED_FIELDS = {
+    *("mode", "config", "model", "backend", "backend_options", "backend_capabilities", "condition", "algorithm_mode"),
+    *("advantage_mode", "transform_mode", "max_steps", "batch_size", "group_size", "datums_per_step", "total_datums"),
+    *("max_tokens", "temperature", "lr", "seed", "lora_rank", "lora_alpha", "data", "reward_type", "log_dir"),
+    *("adapter_path", "wandb_project", "warnings"),
+}
+
+
+def explained(command: Command, *arguments: str) -> dict[str, Any]:
+    """The JSON of a clean explanation."""
+    result = command("explain", *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    content: dict[str, Any] = json.loads(result.out)
+    return content
+
+
+def test_the_documented_fields_and_their_arithmetic(command: Command) -> None:
+    content = explained(command, "--batch-size", "3", "--group-size", "5", "--max-steps", "7", "--lora-rank", "4")
+    assert set(content) >= DOCUMENTED_FIELDS
+    assert (content["datums_per_step"], content["total_datums"]) == (15, 105)
+    assert (content["lora_alpha"], content["lora_scale"]) == (8, 2.0)
+    assert (content["mode"], content["wandb_project"]) == ("single", "(disabled)")
+    assert content["adapter_path"] == "logs/train/adapter"
+    assert content["backend_capabilities"]["preserves_token_advantages"] is True
+
+
+def test_origins_name_file_environment_and_flag(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my.toml").write_text("\n[lora]\nalpha = 5\n[resume]\nfrom = ''\n")
+    monkeypatch.setenv("RETRAIN__TRAINING__SEED", "3")
+    content = explained(command, "my.toml", "--lr", "1e-3")
+    assert content["origins"] == {
+        "lora.alpha": {"value": 5, "origin": "my.toml:3"},
+        "resume.from": {"value": "", "origin": "my.toml:5"},
+        "training.lr": {"value": 0.001, "origin": "--lr"},
+        "training.seed": {"value": 3, "origin": "RETRAIN__TRAINING__SEED"},
+    }
+    text = command("explain", "my.toml", "--lr", "1e-3").out
+    assert "lora.alpha" in text
+    assert "(my.toml:3)" in text
+    assert "lora_alpha" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--group-size", "1"), "a group of one has no advantage"),
+        (("--save-every", "0"), "only the last adapter is saved"),
+        (("--temperature", "2.5"), "close to noise"),
+        (("--lr", "1e-6"), "full fine-tuning"),
+    ],
+)
+def test_legal_but_odd_values_are_warned_of(arguments: tuple[str, ...], fragment: str, command: Command) -> None:
+    assert any(fragment in warning for warning in explained(command, *arguments)["warnings"])
+    assert fragment in command("explain", *arguments).out
+
+
+def test_keys_list_every_flag(command: Command) -> None:
+    rows = json.loads(command("explain", "--keys", "--json").out)
+    by_key = {row["key"]: row for row in rows}
+    assert by_key["training.lr"] == {
+        "key": "training.lr",
+        "flag": "--lr",
+        "default": 4e-5,
+        "description": "AdamW learning rate, constant.",
+        "pending": "",
+    }
+    text = command("explain", "--keys").out
+    assert all(row["key"] in text and row["flag"] in text for row in rows)
+    assert "(not yet: " in text
+
+
+def test_explaining_touches_nothing(command: Command, tmp_path: Path) -> None:
+    explained(command, "--max-steps", "3")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plugins_as_json_and_text(command: Command, toys: Path) -> None:
+    result = command("plugins", "--json")
+    content = json.loads(result.out)
+    rows = {row["name"]: row for row in content["kinds"]["backend"]}
+    assert rows["toy"] == {
+        "name": "toy",
+        "summary": "One softmax.",
+        "aliases": [],
+        "distribution": "retrain-toys",
+        "version": "1.0",
+        "source": "toy_parts",
+        "clash": False,
+    }
+    text = command("plugins").out
+    assert "(retrain-toys 1.0)" in text
+    for rows in content["kinds"].values():
+        assert all(row["name"] in text for row in rows)
+    assert content["failures"] == []
+
+
+def test_plugins_show_what_failed_and_what_clashes(command: Command, distribution: Callable[..., Path]) -> None:
+    distribution("bad-one", {"bad_one": "1 / 0"})
+    clash = (
+        "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_rewards(register):\n"
+        "    register(PluginSpec(name='match', summary='other', factory=lambda c: None))\n"
+    )
+    distribution("clash-one", {"clash_one": clash})
+    content = json.loads(command("plugins", "--json").out)
+    assert content["failures"] == [
+        {"distribution": "bad-one 1.0", "source": "bad_one", "error": "ZeroDivisionError: division by zero"}
+    ]
+    assert [row["clash"] for row in content["kinds"]["reward"] if row["name"] == "match"] == [True, True]
+    text = command("plugins").out
+    assert "failed to load: bad-one 1.0 (bad_one): ZeroDivisionError" in text
+    assert text.count("CLASH: two owners") == 2

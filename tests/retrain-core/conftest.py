@@ -1,0 +1,143 @@
+"""What the kernel's tests share: configurations from text, real distributions on the path, and a toy policy."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from retrain.config.load import TableEntry, load_config
+from retrain.config.resolved import Config
+from retrain.errors import Problem
+from retrain.plugins.check import registered_tables
+from retrain.plugins.manager import Plugins, load_plugins
+
+settings.register_profile("retrain-core", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("retrain-core")
+
+TOYS = Path(__file__).parent / "toys" / "toy_parts.py"
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+Loaded = tuple[Config, list[Problem]]
+Distribution = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither settings nor secrets of the machine take part in a test."""
+    for name in list(os.environ):
+        if name.startswith("RETRAIN_") or any(word in name.upper() for word in SECRET_WORDS):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def plugins() -> Plugins:
+    """Everything installed, with no setting of the environment."""
+    return load_plugins({})
+
+
+@pytest.fixture(scope="session")
+def tables() -> Mapping[str, TableEntry]:
+    """Every registered table."""
+    return registered_tables(load_plugins({}))
+
+
+@pytest.fixture
+def load(tmp_path: Path, tables: Mapping[str, TableEntry]) -> Callable[..., Loaded]:
+    """`load(text, *arguments, environ={})`: the configuration and its problems."""
+
+    def load_text(text: str = "", *arguments: str, environ: Mapping[str, str] | None = None) -> Loaded:
+        file = tmp_path / "retrain.toml"
+        file.write_text(text, encoding="utf-8")
+        return load_config(file, tables=tables, arguments=arguments, environ=environ or {})
+
+    return load_text
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """`distribution(name, modules, entry="module")`: an installed distribution, with metadata and entry point."""
+    site = tmp_path / "site"
+
+    def install(name: str, modules: Mapping[str, str], *, entry: str = "", version: str = "1.0") -> Path:
+        site.mkdir(exist_ok=True)
+        for module, source in modules.items():
+            (site / f"{module}.py").write_text(source, encoding="utf-8")
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[retrain]\nmain = {entry or next(iter(modules))}\n", encoding="utf-8")
+        if str(site) not in sys.path:
+            monkeypatch.syspath_prepend(str(site))
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        importlib.invalidate_caches()
+        return site
+
+    return install
+
+
+@pytest.fixture
+def toys(distribution: Distribution) -> Path:
+    """The distribution `retrain-toys`: backend `toy`, data source `toy`, reward `toy`, and credit parts."""
+    return distribution("retrain-toys", {"toy_parts": TOYS.read_text(encoding="utf-8")})
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real tokenizer of twenty words, saved the way `transformers` saves it; no weights."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<eos>", "<unk>", *(str(digit) for digit in range(10)), "what", "is", "plus", "?", "so", "wait", "ok", "."]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Exit code and output of one command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
+    """`command("explain", "--json")`: one command line, run in this process with `tmp_path` as its folder."""
+    from retrain.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # a library's handler may hold an earlier test's stderr
+
+    def call(*arguments: str) -> Result:
+        importlib.invalidate_caches()
+        capsys.readouterr()
+        code = run(list(arguments))
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Plain names for texts that a terminal or a file cannot hold, and for sequences of arguments."""
+    if isinstance(val, str):
+        return ascii(val)[1:61]
+    if isinstance(val, tuple | list) and val and all(isinstance(part, str) for part in val):
+        return ascii(" ".join(val))[1:61]
+    return None

@@ -1,0 +1,154 @@
+"""The whole loop on the toy policy: records, order, resumable state, plugins' own fields; no heavy library."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Run:
+    """`run("--lr", "1")`: a short run of the toys; returns the command's result."""
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
+    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+
+    def call(*arguments: str) -> Any:
+        return command(*base, *arguments)
+
+    return call
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """Records of a JSONL file; NaN is refused."""
+    return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in file.read_text().splitlines()]
+
+
+def untimed(file: Path) -> list[dict[str, Any]]:
+    """The same without the fields that measure time."""
+    return [{k: v for k, v in line.items() if not k.endswith("time_s")} for line in lines(file)]
+
+
+def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
+    result = run("--eval-examples", "3", "--eval-samples", "2")
+    assert (result.code, result.err) == (0, "")
+    folder = tmp_path / "logs" / "train"
+    before, *steps = lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in (before, *steps)] == [-1, 0, 1, 2, 3]
+    assert "eval_pass_at_2" in before
+    assert "eval_correct_rate" in steps[-1]
+    assert "eval_correct_rate" not in steps[0]
+    generations = lines(folder / "emergence" / "generations.jsonl")
+    assert len(generations) == 4 * 2 * 4
+    assert all(math.isfinite(record["reward"]) for record in generations)
+    assert [record["step"] for record in lines(folder / "emergence" / "steps.jsonl")] == [0, 1, 2, 3]
+    adapters = {path.name for path in (folder / "adapter").iterdir()}
+    assert adapters == {"checkpoint_step_2", "final"}
+    manifest = json.loads((folder / "run.json").read_text())
+    assert (manifest["status"], manifest["seed"], manifest["condition"]) == ("done", 1, "grpo+toy_flat")
+    assert manifest["distributions"]["retrain-toys"] == "1.0"
+    assert tomllib.loads((folder / "config.toml").read_text())["training"]["seed"] == 1
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert (state["step"], state["example_idx"], state["checkpoint_name"]) == (3, 8, "final")
+
+
+def test_held_out_examples_are_never_trained_on(run: Run, tmp_path: Path) -> None:
+    run("--eval-examples", "4", "--max-steps", "8")
+    trained = {r["example_id"] for r in lines(tmp_path / "logs/train/emergence/generations.jsonl")}
+    assert len(trained) == 12 - 4
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_path: Path) -> None:
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert run("--seed", seed, "--log-dir", name).code == 0
+    a, b, c = (untimed(tmp_path / name / "metrics.jsonl") for name in "abc")
+    assert a == b != c
+    final = [(tmp_path / name / "adapter/final/logits.json").read_bytes() for name in "abc"]
+    assert final[0] == final[1] != final[2]
+
+
+def test_the_resolved_configuration_runs_again_to_the_same_end(run: Run, command: Command, tmp_path: Path) -> None:
+    run("--seed", "-1", "--log-dir", "first")
+    assert command("first/config.toml", "--log-dir", "again").code == 0
+    assert untimed(tmp_path / "first/metrics.jsonl") == untimed(tmp_path / "again/metrics.jsonl")
+
+
+def test_completions_do_not_depend_on_the_batch_size(run: Run, tmp_path: Path) -> None:
+    def completions(name: str, *arguments: str) -> dict[tuple[str, int], str]:
+        run("--backend-opt", "step_size=0.0", "--log-dir", name, *arguments)
+        records = lines(tmp_path / name / "emergence/generations.jsonl")
+        return {(record["example_id"], record["index"]): record["completion"] for record in records}
+
+    wide = completions("wide", "--batch-size", "6", "--max-steps", "2")
+    narrow = completions("narrow", "--batch-size", "3", "--max-steps", "4")
+    assert len(wide) == 48
+    assert wide == narrow
+
+
+def test_a_second_run_moves_the_first_aside(run: Run, tmp_path: Path) -> None:
+    run("--max-steps", "1")
+    run("--max-steps", "2")
+    assert len(lines(tmp_path / "logs/train.1/metrics.jsonl")) == 1
+    assert len(lines(tmp_path / "logs/train/metrics.jsonl")) == 2
+
+
+def test_a_broken_verifier_stops_the_run_and_is_told_cleanly(run: Run, tmp_path: Path) -> None:
+    result = run("--reward-type", "toy_broken")
+    assert result.code == 1
+    assert "retrain: reward error" in result.err
+    assert "failed on 8 of 8 completions; first: RuntimeError: the verifier is \ufffd[31mdown" in result.err
+    manifest = json.loads((tmp_path / "logs/train/run.json").read_text())
+    assert manifest["status"] == "failed"
+    assert "RewardError" in manifest["error"]
+
+
+def test_a_source_without_its_examples_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
+    result = run("--data-opt", "count=0")
+    assert result.code == 2
+    assert "the data source gave no examples" in result.err
+    assert not (tmp_path / "logs/train/metrics.jsonl").exists()
+
+
+def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(
+    run: Run, distribution: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = (
+        "from retrain.api import hookimpl\n@hookimpl\ndef retrain_extra_metrics(run, groups):\n"
+        "    if groups.step == 2:\n        raise ValueError('third step')\n    return {'mine': groups.step * 10}\n"
+    )
+    distribution("watcher", {"watcher": source})
+    result = run()
+    assert result.code == 1
+    assert "retrain_extra_metrics of watcher:watcher raised ValueError: third step" in result.err
+    assert [line["mine"] for line in lines(tmp_path / "logs/train/metrics.jsonl")] == [0, 10]
+    assert json.loads((tmp_path / "logs/train/run.json").read_text())["status"] == "failed"
+
+
+def test_a_step_without_an_informative_group_trains_nothing_but_counts(run: Run, tmp_path: Path) -> None:
+    result = run("--group-size", "1", "--max-steps", "2")
+    assert result.code == 0
+    assert "no informative datums, skipping" in result.out
+    steps = lines(tmp_path / "logs/train/metrics.jsonl")
+    assert [step["loss"] for step in steps] == [None, None]
+    assert [step["no_verdict_groups"] for step in steps] == [2, 2]
+    assert json.loads((tmp_path / "logs/train/adapter/final/logits.json").read_text()) == [0.0] * 20
+
+
+def test_the_toy_learns(run: Run, tmp_path: Path) -> None:
+    """A single task whose answer is one word: the loop must make that word likely."""
+    arguments = ["--data-opt", "count=1", "--max-steps", "40", "--batch-size", "1", "--group-size", "32"]
+    result = run(*arguments, "--backend-opt", "step_size=20.0", "--max-tokens", "1")
+    assert result.code == 0
+    steps = lines(tmp_path / "logs/train/metrics.jsonl")
+    assert steps[-1]["correct_rate"] > 0.9
+    assert all(step["ratio_max"] == 1.0 for step in steps if step["loss"] is not None)

@@ -1,0 +1,186 @@
+"""A whole set of plugin parts without any heavy library: a policy that is one softmax over the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from retrain.advantages import TransformOutput, TransformSpec, UncertaintySpec
+from retrain.api import (
+    Capabilities,
+    CheckpointMode,
+    Determinism,
+    Example,
+    LoadedData,
+    PluginSpec,
+    Sample,
+    Score,
+    StopReason,
+    TrainReport,
+    generator,
+    hookimpl,
+)
+
+EOS, VOCABULARY = 0, 20
+CAPABILITIES = Capabilities(
+    reports_sync_loss=True,
+    preserves_token_advantages=True,
+    supports_checkpoint_resume=True,
+    checkpoint_resume_mode=CheckpointMode.EXACT,
+    determinism=Determinism.EXACT,
+    provides_entropy=False,
+)
+
+
+class Options(BaseModel):
+    """`[backend.options]` of the toy, and `[data.options]`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step_size: float = 1.0
+    count: int = 12
+
+
+class ToyBackend:
+    """Samples every token from one softmax, and follows the policy gradient on its logits."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, context):
+        self.logits_V = np.zeros(VOCABULARY)
+        self.step_size = context.params.step_size
+        self.version = 0
+
+    def _log_softmax(self, temperature):
+        scaled_V = self.logits_V / temperature
+        return scaled_V - np.log(np.exp(scaled_V - scaled_V.max()).sum()) - scaled_V.max()
+
+    def sample(self, requests, params):
+        return [[self._draw(seed, params) for seed in request.seeds_G] for request in requests]
+
+    def _draw(self, seed, params):
+        logp_V = self._log_softmax(params.temperature)
+        stream, tokens = generator(seed), []
+        while len(tokens) < params.max_tokens and EOS not in tokens:
+            tokens.append(int(stream.choice(VOCABULARY, p=np.exp(logp_V))))
+        reason = StopReason.EOS if EOS in tokens else StopReason.LENGTH
+        tokens_T = np.array(tokens, dtype=np.int64)
+        return Sample(tokens_T=tokens_T, logprobs_T=logp_V[tokens_T], stop_reason=reason, policy_version=self.version)
+
+    def train(self, batch):
+        probabilities_V = np.exp(self._log_softmax(batch.temperature))
+        gradient_V = np.zeros(VOCABULARY)
+        for row in batch.rows:
+            actions, credit = row.tokens_T[row.action_T], row.advantages_T[row.action_T]
+            np.add.at(gradient_V, actions, credit)
+            gradient_V -= credit.sum() * probabilities_V
+        gradient_V /= batch.num_actions
+        self.logits_V += self.step_size * gradient_V
+        return TrainReport(
+            loss=0.0,
+            grad_norm=float(np.linalg.norm(gradient_V)),
+            num_tokens=batch.num_actions,
+            ratio_mean=1.0,
+            ratio_max=1.0,
+            gap_mean=0.0,
+            gap_p99=0.0,
+            gap_max=0.0,
+            k3=0.0,
+            ess_frac=1.0,
+        )
+
+    def publish(self):
+        self.version += 1
+        return self.version
+
+    def save_adapter(self, folder: Path):
+        (folder / "logits.json").write_text(json.dumps(self.logits_V.tolist()))
+
+    save = save_adapter
+
+    def load(self, folder: Path):
+        self.logits_V = np.array(json.loads((folder / "logits.json").read_text()))
+
+    def close(self):
+        pass
+
+
+class ToySource:
+    """`what is a plus b ?`, all different."""
+
+    def __init__(self, context):
+        self.count = context.params.count
+
+    def load(self):
+        pairs = [(a, b) for a in range(10) for b in range(10)][: self.count]
+        examples = [
+            Example(id=f"toy-{a}-{b}", prompt=f"what is {a} plus {b} ?", reference=str((a + b) % 10)) for a, b in pairs
+        ]
+        return LoadedData(examples=tuple(examples), notes=(f"made {len(examples)} toys",))
+
+
+class ToyReward:
+    """Right when the answer's first word is the reference."""
+
+    def __init__(self, context):
+        pass
+
+    def score(self, example, text):
+        return Score.of(float(text.split()[:1] == [example.reference]))
+
+
+class BrokenReward(ToyReward):
+    """A verifier that always breaks."""
+
+    def score(self, example, text):
+        raise RuntimeError("the verifier is \x1b[31mdown")
+
+
+def per_token_index(ctx):
+    """A whole transform: token t of completion i gets A_i * (t + 1)."""
+    advs = [a * np.arange(1, len(u) + 1) for a, u in zip(ctx.advantages_G, ctx.uncertainties_G, strict=True)]
+    return TransformOutput(token_advs=advs, metrics={"toy_groups": 1.0})
+
+
+@hookimpl
+def retrain_register_backends(register):
+    register(PluginSpec(name="toy", summary="One softmax.", factory=ToyBackend, params=Options, traits=CAPABILITIES))
+
+
+@hookimpl
+def retrain_register_data_sources(register):
+    register(PluginSpec(name="toy", summary="Sums.", factory=ToySource, params=Options))
+
+
+@hookimpl
+def retrain_register_rewards(register):
+    register(PluginSpec(name="toy", summary="First word.", factory=ToyReward))
+    register(PluginSpec(name="toy_broken", summary="Breaks.", factory=BrokenReward))
+
+
+@hookimpl
+def retrain_register_advantages(register):
+    register(PluginSpec(name="toy_raw", summary="The reward.", factory=lambda: _raw, aliases=("toy_identity",)))
+
+
+@hookimpl
+def retrain_register_transforms(register):
+    register(PluginSpec(name="toy_flat", summary="No shaping.", factory=TransformSpec(name="toy_flat")))
+    register(PluginSpec(name="toy_index", summary="By position.", factory=per_token_index))
+
+
+@hookimpl
+def retrain_register_uncertainties(register):
+    register(PluginSpec(name="toy_nll", summary="-log p.", factory=UncertaintySpec(name="toy_nll", compute=_nll)))
+    spec = UncertaintySpec(name="toy_entropy", compute=lambda ctx: ctx.entropies_T, needs_entropy=True)
+    register(PluginSpec(name="toy_entropy", summary="Needs entropies.", factory=spec))
+
+
+def _raw(rewards_G):
+    return rewards_G
+
+
+def _nll(ctx):
+    return -ctx.logprobs_T
