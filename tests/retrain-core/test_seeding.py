@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from retrain.seeding import Seeds, generator
 
-PARTS = st.text(st.characters(exclude_characters="\x1f", exclude_categories=("Cs",)), max_size=5)
+PARTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
 KEYS = st.lists(st.one_of(st.integers(), PARTS), max_size=4).map(tuple)
 
 # Pinned: a change here changes every recorded run.
 PINNED = {
-    (0, "sample"): 6961173840039062958,
-    (42, "sample", "example-1", 0, 3): 283855944011591649,
-    (42, "shuffle", 7): 6226557150528617827,
-    (2**31 - 1, "lora", "é"): 3114355618643280733,
+    (0, "sample"): 6569037220625076913,
+    (42, "sample", "example-1", 0, 3): 7155122986526516708,
+    (42, "shuffle", 7): 373136876055104217,
+    (2**31 - 1, "lora", "é"): 718619167908092571,
 }
-PINNED_DRAWS = [1, 8, 5, 4, 2, 9, 0, 6, 3, 7]
+PINNED_DRAWS = [6, 0, 1, 5, 7, 9, 8, 4, 2, 3]
 
 
 def test_derived_seeds_are_pinned() -> None:

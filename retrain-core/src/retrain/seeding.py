@@ -7,6 +7,7 @@ for a resume, and neither the batch size nor the number of workers can shift wha
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class Seeds:
 
     def derive(self, purpose: str, *keys: Key) -> int:
         """Integer in [0, 2**63) that depends on the root seed, the purpose and every key, and on nothing else."""
-        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.root, purpose, *keys))
+        text = json.dumps([self.root, purpose, *keys])  # tells numbers from text, and where each key ends
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

@@ -63,7 +63,6 @@ def test_group_lines_name_the_reason_of_a_skip(make_group: MakeGroup) -> None:
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="the first score is shown, also when it is none")
 def test_a_tie_beside_a_missing_verdict_shows_the_tied_reward(make_group: MakeGroup) -> None:
     group = make_group(None, 0.5, 0.5)
     assert group_lines([group], [cause_of(group)])[1] == "    -> skipped (all same, reward=0.5)"

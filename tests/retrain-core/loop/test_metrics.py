@@ -19,7 +19,7 @@ from retrain.loop.metrics import (
     token_metrics,
     train_metrics,
 )
-from retrain.loop.step_records import merge_extra
+from retrain.loop.step_records import merge_fields
 from retrain.types import Completion, Group, StopReason
 
 MakeGroup = Callable[..., Group]
@@ -135,8 +135,16 @@ def test_a_step_without_training_has_no_loss() -> None:
 
 
 def test_extra_metrics_are_merged_and_faulty_ones_refused() -> None:
-    assert merge_extra({"a": 1}, [None, {"b": 2.0}, {"c": "text"}]) == {"a": 1, "b": 2.0, "c": "text"}
-    with pytest.raises(PluginError, match="'a' exists already"):
-        merge_extra({"a": 1}, [{"a": 2}])
-    with pytest.raises(PluginError, match="'b' is nan"):
-        merge_extra({"a": 1}, [{"b": float("nan")}])
+    merged = merge_fields({"a": 1}, {"b": np.float32(2.0), "c": "text"}, source="x")
+    assert merged == {"a": 1, "b": 2.0, "c": "text"}
+    assert type(merged["b"]) is float
+    with pytest.raises(PluginError, match="'a' of x exists already"):
+        merge_fields({"a": 1}, {"a": 2}, source="x")
+    for faulty, shown in (
+        (float("nan"), "is nan"),
+        (np.float32("inf"), "is inf"),
+        ([1.0], "is list"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(PluginError, match=shown):
+            merge_fields({"a": 1}, {"b": faulty}, source="x")

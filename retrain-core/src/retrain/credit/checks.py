@@ -14,9 +14,12 @@ from retrain.types import Floats
 def as_numbers(values: Any, length: int, *, what: str) -> Floats:
     """`values` as a float64 array of `length` finite numbers; CreditError names `what` and the first bad position."""
     try:
-        array = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise CreditError(Problem(what=f"{what} is not a list of numbers: {error}")) from error
+    if array.dtype.kind not in "biuf":  # text that reads as a number is still text
+        raise CreditError(Problem(what=f"{what} is not a list of numbers: it holds {array.dtype}"))
+    array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
         shape = array.shape[0] if array.ndim == 1 else array.shape
         raise CreditError(Problem(what=f"{what} has length {shape}, expected {length}"))

@@ -13,6 +13,7 @@ from retrain.config.load import TableEntry
 from retrain.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.credit.flow import CreditFlow, build_flow
 from retrain.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.loop.lines import printable
 from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
 from retrain.plugins.check import backend_options, check_names, check_options
 from retrain.plugins.manager import Plugins
@@ -123,7 +124,7 @@ def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, R
     source = _build(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
     data: LoadedData = source.load()
     for note in data.notes:
-        LOG.info("%s", note)
+        LOG.info("%s", printable(note))
     LOG.info("Loaded %d examples", len(data.examples))
     train, held_out = split_examples(data.examples, config, context.seeds)
     started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.loop.informative import Cause, num_correct
+from retrain.loop.informative import Cause, num_correct, verdicts
 from retrain.types import Group
 
 ANSWER_CHARS = 40
@@ -30,7 +30,7 @@ def group_lines(groups: Sequence[Group], causes: Sequence[Cause]) -> list[str]:
         shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
         rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
         if cause is Cause.TIED:
-            rows.append(f"    -> skipped (all same, reward={group.scores[0].value})")
+            rows.append(f"    -> skipped (all same, reward={verdicts(group)[0]})")
         elif cause is not Cause.INFORMATIVE:
             rows.append(f"    -> {_SKIPPED[cause]}")
     return rows

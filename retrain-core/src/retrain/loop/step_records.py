@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,20 +97,20 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
     }
 
 
-def merge_extra(metrics: dict[str, Any], extras: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Metrics with the fields of plugins added; PluginError when one exists already or is not finite."""
-    for extra in extras:
-        for name, value in (extra or {}).items():
-            if name in metrics:
-                raise PluginError(
-                    Problem(what=f"a plugin's extra metric {name!r} exists already", fix="give it another name")
-                )
-            if isinstance(value, float) and not np.isfinite(value):
-                raise PluginError(
-                    Problem(what=f"a plugin's extra metric {name!r} is {value}", fix="leave it out instead")
-                )
-            metrics[name] = value
-    return metrics
+def merge_fields(metrics: dict[str, Any], fields: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Metrics with `fields` added; PluginError when one exists already, or is not text or a finite number."""
+    added = {}
+    for name, value in fields.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if name in metrics:
+            raise PluginError(Problem(what=f"metric {name!r} of {source} exists already", fix="give it another name"))
+        if not isinstance(plain, bool | int | float | str):
+            what = f"metric {name!r} of {source} is {type(plain).__name__}, not text or a number"
+            raise PluginError(Problem(what=what, fix="return plain values"))
+        if isinstance(plain, float) and not math.isfinite(plain):
+            raise PluginError(Problem(what=f"metric {name!r} of {source} is {plain}", fix="leave it out instead"))
+        added[name] = plain
+    return metrics | added
 
 
 def _prompt_text(prompt: Prompt) -> Any:

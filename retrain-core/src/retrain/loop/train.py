@@ -25,7 +25,7 @@ from retrain.loop.metrics import (
 )
 from retrain.loop.rollout import sample_groups
 from retrain.loop.scoring import score_groups
-from retrain.loop.step_records import generation_records, merge_extra, step_summary, token_records
+from retrain.loop.step_records import generation_records, merge_fields, step_summary, token_records
 from retrain.loop.views import BatchView, GroupsView, RunView
 from retrain.plugins.protocols import ControllerView
 from retrain.records.folder import RunFolder
@@ -223,16 +223,19 @@ class Trainer:
             "running_correct_rate": self._running_rate(),
             **group_metrics(credited.causes),
             "sepa_lambda": sepa_lambda,
-            **(self.parts.controller.metrics() if self.parts.controller else {}),
             "num_datums": len(credited.batch.rows) if report else 0,
             **length_metrics(groups),
             **token_metrics(credited, flow.uncertainty.name),
-            **credited.result.metrics,
             "batch_size": training.batch_size,
             "group_size": training.group_size,
         }
-        extra = self.notify("retrain_extra_metrics", run=self.view, groups=GroupsView(step=step, groups=groups))
-        return merge_extra(metrics, extra)
+        if self.parts.controller:
+            metrics = merge_fields(metrics, self.parts.controller.metrics(), source=f"controller {flow.controller!r}")
+        metrics = merge_fields(metrics, credited.result.metrics, source=flow.condition)
+        view = GroupsView(step=step, groups=groups)
+        for extra in self.notify("retrain_extra_metrics", run=self.view, groups=view):
+            metrics = merge_fields(metrics, extra or {}, source="a plugin")
+        return metrics
 
     def _observe(self, step: int, correct_rate: float, credited: Credited) -> None:
         if self.parts.controller:

@@ -99,10 +99,11 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(pluggy=manager)
+    present = set()
     for entry, owner in _discovered():
-        if owner.distribution != KERNEL and (
-            _normal(owner.distribution) in blocked or (only and _normal(owner.distribution) not in only)
-        ):
+        name = _normal(owner.distribution)
+        present.add(name)
+        if name != KERNEL and (name in blocked or (only and name not in only)):
             continue
         try:
             plugin = entry.load()
@@ -110,6 +111,9 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
             plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             continue
         plugins.add(plugin, owner)
+    for name in sorted((only | blocked) - present):
+        owner = Owner(distribution=name, source="RETRAIN_PLUGINS or RETRAIN_BLOCK")
+        plugins.failures.append(LoadFailure(owner=owner, error="no such distribution offers plugins"))
     return plugins
 
 

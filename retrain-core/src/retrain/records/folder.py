@@ -95,10 +95,13 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
         what = f"{path} is the current folder, or holds it"
         raise ConfigError(Problem(where=place, what=what, fix="choose a folder of its own, such as logs/train"))
     for folder in (path, adapters):
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
+            for each in made:  # nothing is left behind by a run that does not start
+                each.rmdir()
         except OSError as error:
             what = f"cannot write {folder}: {error.strerror or error}"
             fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
