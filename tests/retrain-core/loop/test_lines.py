@@ -102,6 +102,6 @@ def test_the_other_lines() -> None:
         "eval_samples": 16,
     }
     expected = "correct=48.4% [42.1, 54.7] | pass@16=81.3% | 64 held-out examples x 16"
-    assert evaluation(-1, metrics) == f"Eval before training | {expected}"
-    assert evaluation(9, metrics) == f"Eval after step 9 | {expected}"
+    assert evaluation(metrics | {"step": -1}) == f"Eval before training | {expected}"
+    assert evaluation(metrics | {"step": 9}) == f"Eval after step 9 | {expected}"
     assert training_complete("a+b", 3, 0.5) == "Training complete. a+b, 3 steps, running correct rate: 50.0%"

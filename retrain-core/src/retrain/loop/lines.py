@@ -59,9 +59,9 @@ def step_line(metrics: Mapping[str, Any]) -> str:
     return " | ".join(parts)
 
 
-def evaluation(step: int, metrics: Mapping[str, Any]) -> str:
+def evaluation(metrics: Mapping[str, Any]) -> str:
     """`Eval before training | correct=48.4% [42.1, 54.7] | pass@4=81.3% | 64 held-out examples x 4`"""
-    when = "before training" if step < 0 else f"after step {step}"
+    when = "before training" if metrics["step"] < 0 else f"after step {metrics['step']}"
     largest = max(int(name.rsplit("_", 1)[1]) for name in metrics if name.startswith("eval_pass_at_"))
     low, high = 100 * metrics["eval_ci_low"], 100 * metrics["eval_ci_high"]
     passed = 100 * metrics[f"eval_pass_at_{largest}"]

@@ -102,6 +102,7 @@ class Trainer:
                 before = self._evaluate(BEFORE_TRAINING)
                 self.folder.write_metrics(before)
                 self._announce(before)
+                LOG.info("%s", lines.evaluation(before))
             while self.progress.step < max_steps:
                 self.step(self.progress.step)
                 self.progress.step += 1
@@ -151,6 +152,8 @@ class Trainer:
         for line in lines.group_lines(groups, credited.causes):
             LOG.log(lines.GROUP_LEVEL, "%s", line)
         LOG.info("%s", lines.step_line(metrics))
+        if "eval_correct_rate" in metrics:
+            LOG.info("%s", lines.evaluation(metrics))
 
     def _sample_and_score(self, step: int, prompts: list[Any], clock: Clock) -> tuple[Group, ...]:
         parts = self.parts
@@ -201,9 +204,7 @@ class Trainer:
             tokenizer=parts.tokenizer,
         )
         scores = score_groups(parts.reward, [prompt.example for prompt in parts.pool.held_out], completions)
-        metrics = eval_metrics(scores)
-        LOG.info("%s", lines.evaluation(step, metrics))
-        return {"step": step, **metrics, "eval_time_s": time.perf_counter() - started}
+        return {"step": step, **eval_metrics(scores), "eval_time_s": time.perf_counter() - started}
 
     def _metrics(
         self, step: int, groups: tuple[Group, ...], credited: Credited, report: TrainReport | None, sepa_lambda: float

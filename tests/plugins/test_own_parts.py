@@ -1,0 +1,129 @@
+"""A user's own parts, in every form the documentation shows, selected from TOML through the installed script."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.running import SMALL, records, retrain, tiny
+
+README = Path(__file__).parents[2] / "README.md"
+QUICK = (*SMALL, "--save-every", "0")
+
+
+def readme_transform() -> str:
+    """The Python block of the README that defines `make_transform_spec`."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return next(block for block in blocks if "make_transform_spec" in block)
+
+
+def condition(folder: Path) -> str:
+    return str(records(folder / "logs/tiny/metrics.jsonl")[-1]["condition"])
+
+
+def test_the_readme_transform_runs_as_written(tmp_path: Path) -> None:
+    (tmp_path / "my_transforms.py").write_text(readme_transform())
+    tiny(*QUICK, "--transform-mode", "my_transforms.make_transform_spec", cwd=tmp_path)
+    assert condition(tmp_path) == "maxrl+entropy_shift"
+
+
+def test_one_file_plugins_of_the_whole_ladder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from retrain.advantages import TransformOutput\n"
+        "def centred(rewards):\n    return [r - sum(rewards) / len(rewards) for r in rewards]\n"
+        "def scaled(rewards, params):\n    return [params['scale'] * a for a in centred(rewards)]\n"
+        "def seen(ctx):\n    return ctx.rewards_G - ctx.rewards_G.mean()\n"
+        "def first_token_only(ctx):\n"
+        "    advs = [[a if t == 0 else 0.0 for t in range(len(lp))]"
+        " for a, lp in zip(ctx.advantages_G, ctx.logprobs_G)]\n"
+        "    return TransformOutput(token_advs=advs, metrics={'mine': 1.0})\n"
+        "def squared(ctx):\n    return [lp * lp for lp in ctx.logprobs_T]\n"
+    )
+    flags = (
+        ("--advantage-mode", "mine.centred", "--transform-mode", "none"),
+        ("--advantage-mode", "mine.scaled", "--advantage-param", "scale=2.0"),
+        (
+            "--advantage-mode",
+            "mine.seen",
+            "--transform-mode",
+            "mine.first_token_only",
+            "--uncertainty-kind",
+            "mine.squared",
+        ),
+        ("--algorithm-mode", "mine.first_token_only"),
+    )
+    for number, chosen in enumerate(flags):
+        tiny(*QUICK, *chosen, "--max-steps", "1", "--log-dir", f"logs/{number}", cwd=tmp_path)
+    assert records(tmp_path / "logs/2/metrics.jsonl")[-1]["mine"] == 1.0
+    assert records(tmp_path / "logs/3/metrics.jsonl")[-1]["condition"] == "mine.first_token_only"
+
+
+def test_search_paths_come_before_the_plain_path(tmp_path: Path) -> None:
+    source = "def advantage(rewards):\n    return [{} * (r - 0.5) for r in rewards]\n"
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "plugins/shaped.py").write_text(source.format(2))
+    (tmp_path / "lab/shaped.py").write_text(source.format(3))
+    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab,plugins"), 1.5)):
+        outcome = retrain(
+            "trace",
+            "--json",
+            "--advantage-mode",
+            "shaped.advantage",
+            "--transform-mode",
+            "none",
+            *arguments,
+            cwd=tmp_path,
+        )
+        assert outcome.code == 0, outcome.out
+        assert max(row["credit_max"] for row in json.loads(outcome.out)["example"]) == pytest.approx(largest)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"])
+def test_built_in_algorithms_equal_their_pairs(algorithm: str, tmp_path: Path) -> None:
+    advantage, _, transform = algorithm.partition("_")
+    whole = retrain("trace", "--json", "--algorithm-mode", algorithm, cwd=tmp_path)
+    pair = retrain("trace", "--json", "--advantage-mode", advantage, "--transform-mode", transform, cwd=tmp_path)
+    assert whole.code == pair.code == 0
+    assert json.loads(whole.out)["example"] == json.loads(pair.out)["example"]
+    assert json.loads(whole.out)["flow"]["condition_label"] == algorithm
+
+
+def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Path) -> None:
+    tiny(*QUICK, "--sepa-delay-steps", "0", "--sepa-correct-rate-gate", "0.0", cwd=tmp_path)
+    shown = retrain("credit", "logs/tiny", "--json", cwd=tmp_path)
+    assert shown.code == 0, shown.err
+    content = json.loads(shown.out)
+    assert content["flows"] == ["maxrl+gtpo_sepa"]
+    assert content["sepa_lambda"] == records(tmp_path / "logs/tiny/metrics.jsonl")[-1]["sepa_lambda"] > 0.0
+
+    from retrain.records.tokens import read_tokens
+
+    stored = read_tokens(tmp_path / "logs/tiny/emergence", content["step"])
+    trained = [c for c in content["completions"] if c["trained"]]
+    assert trained
+    for completion in trained:
+        record = stored[completion["group"] * 4 + completion["index"]]
+        assert completion["credit"][0] == pytest.approx(record.advantages_T.tolist(), abs=2e-6)
+        assert len(completion["tokens"]) == len(record.tokens_T)
+
+    both = retrain(
+        "credit", "logs/tiny", "--transform", "none", "--transform", "gtpo_hicra", "--html", "c.html", cwd=tmp_path
+    )
+    assert both.code == 0, both.err
+    page = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "maxrl+none" in page
+    assert "maxrl+gtpo_hicra" in page
+    text = retrain("credit", "logs/tiny", "--advantage", "grpo", "--most", "1", cwd=tmp_path)
+    assert "grpo+gtpo_sepa" in text.out
+    assert "more completions" in text.out
+
+
+def test_credit_of_something_else_is_a_clear_error(tmp_path: Path) -> None:
+    outcome = retrain("credit", "nowhere", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert "nowhere/metrics.jsonl" in outcome.err
