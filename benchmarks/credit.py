@@ -74,9 +74,9 @@ def main() -> None:
     }
     groups = make_groups(TOKENS)
     figures["credit_s"] = median_s(lambda: assign_credit(groups, flow, sepa_lambda=SEPA_LAMBDA))
-    tenth = make_groups(TOKENS // 10)
-    figures["credit_tenth_s"] = median_s(lambda: assign_credit(tenth, flow, sepa_lambda=SEPA_LAMBDA))
-    figures["credit_growth_exponent"] = float(np.log10(figures["credit_s"] / figures["credit_tenth_s"]))
+    tenfold = make_groups(10 * TOKENS)
+    figures["credit_tenfold_s"] = median_s(lambda: assign_credit(tenfold, flow, sepa_lambda=SEPA_LAMBDA))
+    figures["credit_growth_exponent"] = float(np.log10(figures["credit_tenfold_s"] / figures["credit_s"]))
     figures |= detector_speed(plugins)
     if options.peer:
         figures |= peer_speed(options.peer, groups, flow, figures["credit_s"])

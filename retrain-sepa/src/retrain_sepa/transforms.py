@@ -23,11 +23,14 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     if np.isnan(sepa_lambda):
         raise CreditError(Problem(what="lambda is not a number"))
     strength = min(max(sepa_lambda, 0.0), 1.0)
-    pooled_T = np.array(uncertainty_T, dtype=np.float64)
-    execution_T = ~planning_T
-    if strength > 0.0 and execution_T.any():
-        values = pooled_T[execution_T]
-        pooled_T[execution_T] = strength * values.mean() + (1.0 - strength) * values
+    weights_T = 1.0 - planning_T  # products and sums: several times faster than picking the entries out
+    count = weights_T.sum()
+    if strength == 0.0 or count == 0.0:
+        return np.array(uncertainty_T, dtype=np.float64)
+    weights_T *= uncertainty_T
+    pooled_T = uncertainty_T * (1.0 - strength)
+    pooled_T += strength * weights_T.sum() / count
+    np.copyto(pooled_T, uncertainty_T, where=planning_T)
     return pooled_T
 
 

@@ -13,7 +13,9 @@ ROUNDING = 1e-3  # nats by which half-precision arithmetic may pass zero
 
 def surprisal(ctx: UncertaintyContext) -> Floats:
     """-log p of the sampled token, nats in [0, 50], `[T]`; the clamp takes -inf too. CreditError when log p > 0."""
-    return np.clip(-_logprobs(ctx), 0.0, MAX_SURPRISAL)
+    surprisal_T = -_logprobs(ctx)
+    np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding may put a certain token's log p a hair above 0
+    return np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
 
 
 def predictive_variance(ctx: UncertaintyContext) -> Floats:

@@ -28,7 +28,9 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
     mean = bounded_T.mean() if bounded_T.size else 0.0
     if beta == 0.0 or mean < FLAT_UNCERTAINTY:
         return np.ones(bounded_T.shape)
-    return np.maximum(0.0, 1.0 + beta * (bounded_T / mean - 1.0))
+    weights_T = bounded_T * (beta / mean)
+    weights_T += 1.0 - beta
+    return weights_T if 0.0 <= beta <= 1.0 else np.maximum(weights_T, 0.0, out=weights_T)  # w >= 1 - beta
 
 
 def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Floats:
