@@ -73,5 +73,6 @@ def test_exit_codes_tell_usage_from_failure() -> None:
         "CreditError": 1,
         "RewardError": 1,
         "BackendError": 1,
+        "CheckpointError": 1,
         "ResumeError": 2,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_RESUMABLE = 75  # stopped by a signal with a checkpoint saved: resume me
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,34 @@ class BackendError(RetrainError, RuntimeError):
     """A backend or engine could not sample, train, save or load."""
 
     label = "backend error"
+
+
+class NonFiniteError(BackendError):
+    """A loss, gradient or log-probability was not finite; weights and optimizer are as they were before the step."""
+
+
+class CheckpointError(RetrainError, RuntimeError):
+    """A checkpoint could not be written, or is damaged."""
+
+    label = "checkpoint error"
+
+
+class RecordError(RetrainError, RuntimeError):
+    """A record of the run could not be written; what was written before is whole."""
+
+    label = "record error"
+
+
+class HealthError(RetrainError, RuntimeError):
+    """A health monitor found the run not worth going on with; its state is saved."""
+
+    label = "health"
+
+
+class DeadlineError(RetrainError, RuntimeError):
+    """A phase of the run took longer than `[deadlines]` allows."""
+
+    label = "deadline"
 
 
 class ResumeError(RetrainError, RuntimeError):

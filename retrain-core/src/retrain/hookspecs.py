@@ -113,6 +113,11 @@ def retrain_register_recorders(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_health_monitors(register: Register) -> None:
+    """Offer a name for `[health] monitors`: `factory(context) -> HealthMonitor`."""
+
+
+@hookspec
 def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
 
@@ -140,7 +145,7 @@ def retrain_step_start(run: RunView, step: int) -> None:
 
 @hookspec
 def retrain_phase(run: RunView, step: int, phase: str) -> None:
-    """The step enters `sampling`, `scoring`, `training` or `eval`. A few times per step, for displays and watchdogs."""
+    """The run enters `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`. A few times per step."""
 
 
 @hookspec

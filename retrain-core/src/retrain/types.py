@@ -52,6 +52,7 @@ class Kind(StrEnum):
     BACKEND = "backend"
     INFERENCE_ENGINE = "inference engine"
     RECORDER = "recorder"
+    HEALTH_MONITOR = "health monitor"
     LAUNCHER = "launcher"
     CONFIG_TABLE = "config table"
     COMMAND = "command"

@@ -27,6 +27,7 @@ from retrain_local.devices import choose_device
 from retrain_local.loading import context_limit, load_base, stop_ids
 from retrain_local.locate import find_model
 from retrain_local.lora import Twins, attach_lora
+from retrain_local.options import LocalOptions
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.policy import LocalPolicy
 from retrain_local.threads import limited_threads, threads_for
@@ -68,7 +69,15 @@ def create_backend(context: PluginContext) -> LocalBackend:
         twins=twins,
         policy=policy,
         engine=found.target(context, policy),
-        trainer=Trainer(twins.peft, config, device, recompute=device.type == "cuda"),
+        trainer=Trainer(
+            twins.peft,
+            config,
+            device,
+            recompute=device.type == "cuda",
+            check_stop=context.check_stop,
+            micro_batch_tokens=context.params.micro_batch_tokens if isinstance(context.params, LocalOptions) else 0,
+            limits=policy.limits,
+        ),
         threads=threads_for(total, device),
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=False).", name)
@@ -118,12 +127,14 @@ class LocalBackend:
     def save(self, folder: Path) -> None:
         """Write adapter, optimizer moments and step count."""
         twins, trainer = self._open()
-        checkpoint.save_state(twins.peft, trainer.parameters, trainer.optimizer, self._version, folder)
+        state = trainer.parameters, trainer.optimizer, self._version
+        checkpoint.save_state(twins.peft, *state, folder, self._policy.limits)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, and publish it."""
         twins, trainer = self._open()
-        self._version = checkpoint.load_state(twins.peft, trainer.parameters, trainer.optimizer, folder)
+        state = trainer.parameters, trainer.optimizer
+        self._version = checkpoint.load_state(twins.peft, *state, folder, self._policy.limits)
         self.publish()
 
     def close(self) -> None:

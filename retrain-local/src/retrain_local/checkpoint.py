@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from retrain.api import BackendError, Problem
 from retrain_local.lora import ADAPTER
+from retrain_local.memory import MemoryLimits
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
@@ -40,8 +43,9 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     version: int,
     folder: Path,
+    limits: MemoryLimits | None = None,
 ) -> None:
-    """Write everything that continuing needs: adapter, AdamW moments by parameter name, and the step count."""
+    """Write everything that continuing needs: adapter, AdamW moments by parameter name, step count and limits."""
     save_adapter(peft, folder)
     moments = {
         f"{name}.{moment}": optimizer.state[p][moment].detach().cpu().contiguous()
@@ -50,18 +54,23 @@ def save_state(
         for moment in MOMENTS
     }
     save_file(moments, folder / OPTIMIZER_FILE, metadata={"format": "pt"})
-    state = json.dumps({"format": FORMAT, "policy_version": version}, indent=2) + "\n"
+    limited = asdict(limits or MemoryLimits())
+    state = json.dumps({"format": FORMAT, "policy_version": version, "memory_limits": limited}, indent=2) + "\n"
     (folder / STATE_FILE).write_text(state, encoding="utf-8")
 
 
 def load_state(
-    peft: PeftModel, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, folder: Path
+    peft: PeftModel,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    limits: MemoryLimits | None = None,
 ) -> int:
     """Bring back what `save_state` wrote; returns the policy version.
 
     BackendError, and nothing changed, when a file is missing, broken, or does not fit this model and rank.
     """
-    adapter, moments, version = _read(folder)
+    adapter, moments, state = _read(folder)
     targets = _adapter(peft)
     _check_fit(targets, adapter, folder / ADAPTER_FILE)
     wanted = {f"{name}.{m}": p if m != "step" else None for name, p in parameters.items() for m in MOMENTS}
@@ -74,7 +83,9 @@ def load_state(
     for name, p in parameters.items() if moments else ():
         loaded = {m: moments[f"{name}.{m}"] for m in MOMENTS}
         optimizer.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in loaded.items()}
-    return version
+    if limits is not None:
+        limits.restore(state.get("memory_limits", {}))
+    return int(state["policy_version"])
 
 
 def _adapter(peft: PeftModel) -> dict[str, Tensor]:
@@ -82,12 +93,13 @@ def _adapter(peft: PeftModel) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in sorted(tensors.items())}
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
             raise _unusable(folder, f"{STATE_FILE} has format {state['format']}, this version reads {FORMAT}")
-        return load_file(folder / ADAPTER_FILE), load_file(folder / OPTIMIZER_FILE), int(state["policy_version"])
+        state["policy_version"] = int(state["policy_version"])
+        return load_file(folder / ADAPTER_FILE), load_file(folder / OPTIMIZER_FILE), state
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _unusable(folder, f"{type(error).__name__}: {error}") from error
 

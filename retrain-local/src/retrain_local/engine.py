@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import BackendError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
+from retrain.api import NonFiniteError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
 from retrain_local.draw import draw_tokens
 from retrain_local.head import LogitsAt, last_positions
 from retrain_local.kv_cache import keep_rows, new_cache, right_align
+from retrain_local.memory import Load, cache_shape, free_memory, is_out_of_memory, too_big_to_sample
 from retrain_local.policy import LocalPolicy
 from retrain_local.rows import Row, new_rows, uniforms
 
+LOG = logging.getLogger("retrain")
 SEGMENT = 8  # tokens between two looks at which rows have ended
 COMPACT_BELOW = 0.75  # live share of a batch under which its dead rows are dropped
 PREFILL_TOKENS = 2**16  # prompt tokens, padding included, read in one forward
@@ -35,7 +38,8 @@ class PytorchEngine:
 
     A completion depends on its prompt, its seed and the weights alone, whatever shares the batch with it (up to
     floating-point rounding of batched matrix products). When the keys and values of all rows outgrow `cache_bytes`,
-    the last rows are put aside with their tokens and taken up again later.
+    the last rows are put aside with their tokens and taken up again later; the same happens, with half the cache from
+    then on, the first time that memory runs out.
     """
 
     def __init__(self, policy: LocalPolicy, *, prefix_caching: bool = True, cache_bytes: int | None = None) -> None:
@@ -43,22 +47,16 @@ class PytorchEngine:
         self._share = prefix_caching
         self._logits_at = LogitsAt(policy.sampler)
         self._takes_positions = "position_ids" in inspect.signature(policy.sampler.forward).parameters
-        self._cache_tokens = (cache_bytes or _cache_budget(policy.device)) // _bytes_per_token(policy.sampler)
+        self._load = Load(rows=0, width=0, actions=0)
+        self._budget_tokens = (cache_bytes or _cache_budget(policy.device)) // _bytes_per_token(policy.sampler)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
         """One list per request, one sample per seed; BackendError when the model yields non-finite logits."""
         policy = self._policy
         vocabulary = policy.sampler.get_input_embeddings().num_embeddings
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
-        pending = deque(rows)
-        try:
-            with torch.inference_mode():
-                while pending:
-                    put_aside = self._decode(self._admit(pending), params)
-                    pending.extendleft(reversed(put_aside))
-        except torch.OutOfMemoryError as error:
-            what = f"sampling ran out of memory on {policy.device}"
-            raise BackendError(Problem(what=what, fix=FIX_MEMORY)) from error
+        while any(row.room for row in rows):
+            self._finish(rows, params)
         samples: list[list[Sample]] = [[] for _ in requests]
         for row in rows:
             samples[row.request].append(row.sample(policy.version, entropy=params.entropy))
@@ -66,6 +64,37 @@ class PytorchEngine:
 
     def close(self) -> None:
         """Nothing is held beside the policy's own weights."""
+
+    @property
+    def _cache_tokens(self) -> int:
+        return self._policy.limits.cache_tokens or self._budget_tokens
+
+    def _finish(self, rows: list[Row], params: SamplingParams) -> None:
+        """Finish all rows, or leave some unfinished because the cache had to be halved."""
+        pending = deque(row for row in rows if row.room)
+        try:
+            with torch.inference_mode():
+                while pending:
+                    put_aside = self._decode(self._admit(pending), params)
+                    pending.extendleft(reversed(put_aside))
+            return
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._policy.limits.cache_tokens or self._load.rows < 2:
+                raise too_big_to_sample(self._load, self._policy.sampler, self._policy.device) from error
+        # out of the except block: its error keeps alive the tensors of every frame that it passed
+        free_memory(self._policy.device)
+        load, limits = self._load, self._policy.limits
+        limits.cache_tokens = max(1, load.tokens // 2)
+        LOG.warning(
+            "Out of memory in sampling, with %d completions of %d tokens on %s. At most %d tokens are kept from now "
+            "on; completions that do not fit wait.",
+            load.rows,
+            load.width,
+            self._policy.device,
+            limits.cache_tokens,
+        )
 
     def _admit(self, pending: deque[Row]) -> list[Row]:
         """Take rows while their prompts fit one forward and a first stretch of tokens fits the cache; at least one."""
@@ -88,6 +117,7 @@ class PytorchEngine:
 
     def _decode(self, rows: list[Row], params: SamplingParams) -> list[Row]:
         """Finish these rows, except those that had to be put aside for want of memory, which are returned."""
+        self._note_load(rows, max(len(row.prompt_T) + len(row.tokens) for row in rows))
         batch = _Batch(rows, *self._prefill(rows))
         put_aside: list[Row] = []
         while True:
@@ -99,7 +129,12 @@ class PytorchEngine:
                 return put_aside
             if len(live) <= COMPACT_BELOW * len(batch.rows) or fitting < len(batch.rows):
                 batch.keep(live)
+            self._note_load(batch.rows, batch.length)
             self._segment(batch, params)
+
+    def _note_load(self, rows: list[Row], length: int) -> None:
+        drawn = max(len(row.tokens) for row in rows) + SEGMENT
+        self._load = Load(rows=len(rows), width=length + SEGMENT, actions=drawn)
 
     def _prefill(self, rows: list[Row]) -> tuple[Tensor, Any, Tensor]:
         """Read every distinct prefix once, right-padded, so that causality alone keeps padding out of sight.
@@ -186,14 +221,11 @@ class _Batch:
         self.last_B = None if self.last_B is None else self.last_B[index_R]
 
 
-FIX_MEMORY = "lower [training] max_tokens, group_size or batch_size, or use a smaller model"
-
-
 def _refuse_non_finite(row: Row) -> None:
     # log-probabilities are taken from the whole row of logits: one NaN or +inf among them shows here
     if not np.isfinite(row.logprobs).all():
         place = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
-        raise BackendError(
+        raise NonFiniteError(
             Problem(
                 what=f"the model gave non-finite logits at token {place} of a completion of prompt {row.request}",
                 why="its weights have diverged or are broken",
@@ -203,10 +235,8 @@ def _refuse_non_finite(row: Row) -> None:
 
 
 def _bytes_per_token(model: Any) -> int:
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+    layers, heads, size = cache_shape(model)
+    return int(2 * layers * heads * size * model.dtype.itemsize)
 
 
 def _cache_budget(device: torch.device) -> int:

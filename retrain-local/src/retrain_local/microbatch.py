@@ -31,14 +31,24 @@ class MicroBatch:
 
 
 def micro_batches(
-    rows: Sequence[TrainRow], *, device: torch.device, vocabulary: int, parts: int | None = None
+    rows: Sequence[TrainRow],
+    *,
+    device: torch.device,
+    vocabulary: int,
+    parts: int | None = None,
+    max_tokens: int = 0,
+    max_logits: int = 0,
 ) -> list[MicroBatch]:
-    """All rows that have action tokens, sorted by length and cut by budget, or into `parts` of like size."""
+    """All rows that have action tokens, sorted by length and cut by budget, or into `parts` of like size.
+
+    `max_tokens` and `max_logits`, when not 0, take the place of the device's own budgets.
+    """
     kept = sorted((row for row in rows if row.action_T.any()), key=_used, reverse=True)
     if parts is not None:
         cuts = [group.tolist() for group in np.array_split(np.arange(len(kept)), min(parts, len(kept)))]
     else:
-        cuts = _by_budget(kept, TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"]), vocabulary)
+        budget = max_tokens or TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"])
+        cuts = _by_budget(kept, budget, (max_logits or LOGIT_BUDGET) // vocabulary)
     return [_padded([kept[i] for i in cut], device) for cut in cuts]
 
 
@@ -63,12 +73,12 @@ def _used(row: TrainRow) -> int:
     return int(np.flatnonzero(row.action_T)[-1])
 
 
-def _by_budget(rows: Sequence[TrainRow], budget: int, vocabulary: int) -> list[list[int]]:
+def _by_budget(rows: Sequence[TrainRow], budget: int, max_actions: int) -> list[list[int]]:
     cuts: list[list[int]] = []
     width, actions = 0, 0
     for index, row in enumerate(rows):  # longest first: the first row of a cut is its width
         count = int(np.count_nonzero(row.action_T))
-        full = bool(cuts) and (width * (len(cuts[-1]) + 1) > budget or (actions + count) * vocabulary > LOGIT_BUDGET)
+        full = bool(cuts) and (width * (len(cuts[-1]) + 1) > budget or actions + count > max_actions)
         if not cuts or full:
             cuts.append([])
             width, actions = _used(row), 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from retrain_local.memory import MemoryLimits
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,3 +27,4 @@ class LocalPolicy:
     context_limit: int | None
     save_adapter: Callable[[Path], None]
     version: int = 0
+    limits: MemoryLimits = field(default_factory=MemoryLimits)

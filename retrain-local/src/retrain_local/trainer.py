@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,18 +15,22 @@ from peft import PeftModel
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retrain.api import BackendError, Config, Floats, Problem, TrainBatch, TrainReport
+from retrain.api import BackendError, Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
 from retrain_local.head import LogitsAt
 from retrain_local.lora import trainable
 from retrain_local.loss import MAX_LOG_RATIO, LossSettings, policy_loss, selected_logprobs
+from retrain_local.memory import Load, MemoryLimits, free_memory, is_out_of_memory, too_big_to_train
 from retrain_local.microbatch import MicroBatch, check_rows, micro_batches
+
+LOG = logging.getLogger("retrain")
 
 
 class Trainer:
     """AdamW on the LoRA parameters with the loss of `[algorithm]`.
 
     `parts` forces a number of micro-batches. `recompute` trades time for memory by keeping one activation per layer
-    and computing the others again in the backward pass; it does not change the gradient.
+    and computing the others again in the backward pass; it does not change the gradient. A micro-batch that does not
+    fit in memory is halved, and the step begins again, once per run; `limits` keeps that for later steps.
     """
 
     def __init__(
@@ -36,7 +41,15 @@ class Trainer:
         *,
         parts: int | None = None,
         recompute: bool = False,
+        check_stop: Callable[[], None] = lambda: None,
+        micro_batch_tokens: int = 0,
+        limits: MemoryLimits | None = None,
     ) -> None:
+        self._check_stop = check_stop
+        self._micro_batch_tokens = micro_batch_tokens
+        self._limits = limits or MemoryLimits()
+        self._load = Load(rows=0, width=0, actions=0)
+        self._fitting_tokens = 0
         self._device = device
         self._parts = parts
         self._model = peft.get_base_model()
@@ -58,11 +71,11 @@ class Trainer:
         """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
         try:
             with _deterministic(self._device):
-                loss, clipped, gaps_N = self.accumulate(batch)
+                loss, clipped, gaps_N = self._accumulate_in_memory(batch)
                 grad_norm = self._update(loss)
         except torch.OutOfMemoryError as error:
-            fix = "lower [training] max_tokens, or use a smaller model"
-            raise BackendError(Problem(what=f"training ran out of memory on {self._device}", fix=fix)) from error
+            what = f"the optimizer's update ran out of memory on {self._device}"
+            raise BackendError(Problem(where="training", what=what, fix="lower [model] lora_rank")) from error
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         return _report(loss, grad_norm, clipped, gaps_N)
@@ -77,16 +90,53 @@ class Trainer:
         if not batch.num_actions:
             raise BackendError("nothing to train on: no row of the batch has an action token")
         loss, clipped, gaps = 0.0, 0, []
-        for part in micro_batches(batch.rows, device=self._device, vocabulary=vocabulary, parts=self._parts):
+        sizes = {
+            "max_tokens": self._limits.train_tokens or self._micro_batch_tokens,
+            "max_logits": self._limits.train_logits,
+        }
+        cuts = micro_batches(batch.rows, device=self._device, vocabulary=vocabulary, parts=self._parts, **sizes)
+        for part in cuts:
+            self._load = Load(rows=part.ids_BT.shape[0], width=part.ids_BT.shape[1], actions=len(part.tokens_N))
             new_N = self._logprobs(part, batch.temperature)
             part_loss, part_clipped = policy_loss(
                 new_N, part.old_logprobs_N, part.advantages_N, batch.num_actions, self._loss
             )
             part_loss.backward()
             loss += part_loss.item()
+            self._fitting_tokens = max(self._fitting_tokens, self._load.tokens)
             clipped += int(part_clipped)
+            self._check_stop()  # nothing has changed yet: the gradient is dropped by whoever catches it
             gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
         return loss, clipped, np.concatenate(gaps)
+
+    def _accumulate_in_memory(self, batch: TrainBatch) -> tuple[float, int, Floats]:
+        """`accumulate`, begun again once in half the memory; BackendError when that is not enough."""
+        while True:
+            try:
+                return self.accumulate(batch)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self._limits.train_tokens or self._load.rows < 2:
+                    raise too_big_to_train(self._load, self._fitting_tokens, self._model, self._device) from error
+            # out of the except block: its error keeps alive the tensors of every frame that it passed
+            self.optimizer.zero_grad(set_to_none=True)
+            free_memory(self._device)
+            self._halve()
+
+    def _halve(self) -> None:
+        load = self._load
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        self._limits.train_tokens = max(1, load.tokens // 2)
+        self._limits.train_logits = max(1, load.actions // 2) * vocabulary
+        LOG.warning(
+            "Out of memory in training, with a micro-batch of %d rows of %d tokens on %s. Micro-batches hold %d tokens "
+            "from now on, and the step is done again; the gradient is the same.",
+            load.rows,
+            load.width,
+            self._device,
+            self._limits.train_tokens,
+        )
 
     def _logprobs(self, part: MicroBatch, temperature: float) -> Tensor:
         # no attention mask: padding stands to the right, where a causal model never looks
@@ -104,14 +154,14 @@ class Trainer:
         self.optimizer.step()
         return grad_norm
 
-    def _diverged(self, loss: float) -> BackendError:
+    def _diverged(self, loss: float) -> NonFiniteError:
         what = f"the loss is {loss}"
         for name, p in self.parameters.items():
             if math.isfinite(loss) and p.grad is not None and not torch.isfinite(p.grad).all():
                 what = f"the gradient of {name} is not finite"
                 break
         why = "weights and optimizer are left as they were"
-        return BackendError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+        return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
 
 
 def _report(loss: float, grad_norm: float, clipped: int, gaps_N: Floats) -> TrainReport:

@@ -60,7 +60,7 @@ def judge(case: Bad, code: int, out: str, err: str) -> None:
     assert code == 2, out + err
     assert "Traceback" not in out + err
     head, *rest = err.splitlines()
-    assert head in ("retrain: config error", "retrain: plugin error")
+    assert head in ("retrain: config error", "retrain: plugin error", "retrain: resume error")
     text = "\n".join(rest)
     assert all(fragment in text for fragment in case.wanted), text
     assert text.count("fix: ") == case.problems, text

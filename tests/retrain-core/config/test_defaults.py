@@ -89,6 +89,7 @@ DOCUMENTED: dict[str, dict[str, Any]] = {
         "wandb_entity": "",
         "wandb_group": "",
         "wandb_tags": "",
+        "checkpoint_artifacts": False,
         "strategic_grams": "",
     },
     "campaign": {

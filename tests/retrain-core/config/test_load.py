@@ -181,8 +181,6 @@ prefix_caching = "yes"
     [
         ("[training]\ntop_p = 0.9\n", "full distribution"),
         ("[lora]\ndropout = 0.1\n", "sampler and trainer disagree"),
-        ("[logging]\nwandb_project = 'x'\n", "wandb"),
-        ("[resume]\nfrom = 'logs/train'\n", "resuming is not built"),
         ("[backpressure]\nenabled = true\n", "not built"),
         ("[plugins]\nstrict = false\n", "lenient"),
         ("[squeeze]\nadapter_path = 'a'\n", "rank analysis"),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ import pytest
 
 from retrain.errors import ConfigError
 from retrain.records.folder import check_run_folder, open_run_folder
+from retrain.records.lock import owner_of
+from retrain.records.rewind import FILES
 from retrain.records.tokens import TokenRecord
 
 PLACE = "[logging] log_dir (default)"
@@ -26,26 +27,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
-@pytest.fixture
-def living() -> Iterator[int]:
-    """The process id of a process that is alive."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process.pid
-    process.communicate()
-
-
 def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
     with open_run_folder(str(tmp_path / "run"), "") as folder:
         folder.write_manifest({"status": "running"}, "[training]\n")
         folder.write_metrics({"step": -1})
-        folder.write_step({"step": 0}, {"step": 0}, [{"step": 0, "index": 0}, {"step": 0, "index": 1}], [TOKENS])
+        folder.write_completions(0, {"step": 0}, [{"step": 0, "index": 0}, {"step": 0, "index": 1}], [TOKENS])
+        folder.write_metrics({"step": 0})
         folder.write_state({"step": 0})
-        saved = folder.save_adapter("final", lambda path: (path / "adapter").touch())
+        sizes = folder.sync()
         folder.rewrite_manifest({"status": "done"})
-    assert saved == tmp_path / "run" / "adapter" / "final"
+    assert sizes == {name: (tmp_path / "run" / name).stat().st_size for name in FILES}
     files = {str(f.relative_to(tmp_path / "run")) for f in (tmp_path / "run").rglob("*") if f.is_file()}
     assert files == {
-        *("run.json", "config.toml", "metrics.jsonl", "trainer_state.json", "adapter/final/adapter"),
+        *("run.json", "config.toml", "metrics.jsonl", "trainer_state.json", ".lock"),
         *("emergence/steps.jsonl", "emergence/generations.jsonl", "emergence/tokens/step_000000.safetensors"),
     }
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": -1}\n{"step": 0}\n'
@@ -53,10 +47,10 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text()) == {"status": "done"}
 
 
-def test_a_step_whose_metrics_are_refused_has_no_metrics_line(tmp_path: Path) -> None:
+def test_metrics_that_are_refused_leave_no_line(tmp_path: Path) -> None:
     with open_run_folder(str(tmp_path / "run"), "") as folder:
         with pytest.raises(ValueError, match="JSON"):
-            folder.write_step({"step": 0, "loss": float("nan")}, {}, [{"index": 0}], [TOKENS])
+            folder.write_metrics({"step": 0, "loss": float("nan")})
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
 
 
@@ -80,7 +74,7 @@ def test_a_folder_without_records_of_a_run_stays(tmp_path: Path) -> None:
 def test_a_given_adapter_path_is_honoured(tmp_path: Path) -> None:
     check_run_folder(str(tmp_path / "run"), str(tmp_path / "elsewhere"), place=PLACE)
     with open_run_folder(str(tmp_path / "run"), str(tmp_path / "elsewhere")) as folder:
-        assert folder.save_adapter("final", lambda path: None) == tmp_path / "elsewhere" / "final"
+        assert folder.adapters == tmp_path / "elsewhere"
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,41 +90,30 @@ def manifest(folder: Path, text: str) -> None:
     (folder / "run.json").write_text(text)
 
 
-def test_a_folder_of_a_living_run_is_refused(tmp_path: Path, living: int) -> None:
-    manifest(tmp_path / "run", json.dumps({"status": "running", "pid": living}))
+def test_a_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
+    hold = (
+        "from retrain.records.folder import open_run_folder\n"
+        f"kept = open_run_folder({str(tmp_path / 'run')!r}, '')\ninput()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", f"{hold}"], stdin=subprocess.PIPE)
+    while not owner_of(tmp_path / "run"):
+        time.sleep(0.05)
     with pytest.raises(ConfigError) as caught:
         check_run_folder(str(tmp_path / "run"), "", place=PLACE)
     problem = caught.value.problems[0]
     assert problem.where == PLACE
-    assert f"process {living}" in problem.what
+    assert f"process {process.pid}" in problem.what
     assert "--log-dir" in problem.fix
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"status": "done", "pid": PID}',
-        '{"status": "running", "pid": 0}',
-        '{"status": "running"}',
-        '{"status": "running", "pid": null}',
-        '{"status": "running", "pid": "x"}',
-        '{"status": "running", "pid": [1]}',
-        '{"status": "running", "pid": 1e300}',
-        '{"status": "running", "pid": 99999999999999999999}',
-        '{"status": "running", "pid": 4194303}',
-        "[]",
-        "not json",
-        "\ufffe",
-        "",
-    ],
-)
-def test_a_folder_of_a_dead_or_unreadable_run_is_free(text: str, tmp_path: Path, living: int) -> None:
-    manifest(tmp_path / "run", text.replace("PID", str(living)))
+    process.kill()  # the lock goes with the process, even while nobody has asked how it ended
+    while owner_of(tmp_path / "run"):
+        time.sleep(0.05)
     check_run_folder(str(tmp_path / "run"), "", place=PLACE)
+    process.communicate()
 
 
-def test_this_very_process_may_use_its_folder_again(tmp_path: Path) -> None:
-    manifest(tmp_path / "run", json.dumps({"status": "running", "pid": os.getpid()}))
+@pytest.mark.parametrize("text", ['{"status": "running", "pid": 1}', '{"status": "done"}', "[]", "not json", ""])
+def test_a_folder_that_nobody_holds_is_free(text: str, tmp_path: Path) -> None:
+    manifest(tmp_path / "run", text)
     check_run_folder(str(tmp_path / "run"), "", place=PLACE)
 
 

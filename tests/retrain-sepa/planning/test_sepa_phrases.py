@@ -142,8 +142,10 @@ def slow_spans(text, phrases):
         wanted = phrase.split()
         for n in range(len(tokens) - len(wanted) + 1):
             window = tokens[n : n + len(wanted)]
-            if [word for word, _, _ in window] == wanted:
-                hits[window[0][1]] = max(hits.get(window[0][1], 0), window[-1][2])
+            said = [word for word, _, _ in window]
+            clitic = said[-1].partition("'")[0]  # a phrase may end before one: "notice that's" holds "notice that"
+            if said[:-1] == wanted[:-1] and wanted[-1] in (said[-1], clitic):
+                hits[window[0][1]] = max(hits.get(window[0][1], 0), window[-1][1] + len(wanted[-1]))
     return sorted(hits.items())
 
 

@@ -16,21 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.hookspecs import hookimpl
+from retrain.loop.sparkline import sparkline
 from retrain.loop.views import RunView
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 PHASES = ("sampling", "scoring", "training", "eval")
-WIDTH = 60
 RECENT_STEPS = 20  # the time left goes by the median of these
-
-
-def sparkline(values: list[float], width: int = WIDTH) -> str:
-    """Values in [0, 1] as block characters, squeezed by averaging to at most `width` of them."""
-    if not values:
-        return ""
-    size = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    return "".join(BLOCKS[min(int(max(v, 0.0) * len(BLOCKS)), len(BLOCKS) - 1)] for v in means)
 
 
 class LiveDisplay:

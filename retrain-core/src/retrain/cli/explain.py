@@ -21,12 +21,14 @@ FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning
 @click.command("explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
+@click.option("--markdown", is_flag=True, help="With --keys: as the reference page of the documentation.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
+def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, arguments: tuple[str, ...]) -> None:
     """Show what CONFIG with its overrides would do, without loading model or data."""
-    if list_keys:
-        _show_keys(plugins, as_json)
+    if list_keys or markdown:
+        rows = _key_rows(plugins)
+        click.echo(keys_page(rows) if markdown else json.dumps(rows, indent=2) if as_json else _key_lines(rows))
         return
     content = explain(load_checked(arguments, plugins), plugins)
     if as_json:
@@ -119,8 +121,29 @@ def _at(config: Config, path: str) -> Any:
     return config.as_dict()[table][name]
 
 
-def _show_keys(plugins: Plugins, as_json: bool) -> None:
-    rows = [
+def keys_page(rows: list[dict[str, Any]]) -> str:
+    """The reference page of all keys, table by table, in Markdown."""
+    lines = [
+        "# Every key",
+        "",
+        "Made by `retrain explain --keys --markdown` from the schemas of all installed plugins; a test keeps it so.",
+        "Each key is a flag; `--set table.key=value` and the environment variable `RETRAIN__TABLE__KEY` work for all.",
+    ]
+    table = ""
+    for row in rows:
+        name = row["key"].partition(".")[0]
+        if name != table:
+            table = name
+            lines += ["", f"## [{table}]", "", "| key | flag | default | meaning |", "|---|---|---|---|"]
+        note = f" **Not yet:** {row['pending']}." if row["pending"] else ""
+        default = json.dumps(row["default"], ensure_ascii=False).replace("|", "\\|")
+        text = row["description"].replace("|", "\\|")
+        lines.append(f"| `{row['key'].partition('.')[2]}` | `{row['flag']}` | `{default}` | {text}{note} |")
+    return "\n".join(lines)
+
+
+def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:
+    return [
         {
             "key": key.path,
             "flag": f"--{key.flag}",
@@ -130,9 +153,11 @@ def _show_keys(plugins: Plugins, as_json: bool) -> None:
         }
         for key in all_keys(registered_tables(plugins))
     ]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
+
+
+def _key_lines(rows: list[dict[str, Any]]) -> str:
+    lines = []
     for row in rows:
         note = f" (not yet: {row['pending']})" if row["pending"] else ""
-        click.echo(f"{row['key']:<34} {row['flag']:<30} {row['default']!r:<20} {row['description']}{note}")
+        lines.append(f"{row['key']:<34} {row['flag']:<30} {row['default']!r:<20} {row['description']}{note}")
+    return "\n".join(lines)

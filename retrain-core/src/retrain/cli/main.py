@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from retrain import __version__
-from retrain.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem, RetrainError
+from retrain.errors import EXIT_DONE, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, Problem, RetrainError
+from retrain.loop.interrupts import StopRequested
 from retrain.loop.lines import printable
 from retrain.plugins.first_party import promised_names
 from retrain.plugins.manager import Plugins, load_plugins
@@ -51,6 +52,11 @@ def run(arguments: list[str]) -> int:
         click.secho(f"retrain: {error.label}", fg="red", bold=True, err=True)
         click.echo("\n".join(map(printable, hide_text(str(error)).split("\n"))), err=True)
         return error.exit_code
+    except StopRequested as stop:
+        click.echo(
+            f"retrain: stopped by {stop.reason}; the state is saved, `retrain --resume RUN` continues it", err=True
+        )
+        return EXIT_RESUMABLE
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE

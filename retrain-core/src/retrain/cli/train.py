@@ -26,4 +26,4 @@ def command(plugins: Plugins, arguments: tuple[str, ...]) -> None:
     from retrain.loop.session import train  # the loop is imported only when there is something to train
 
     with run_console(plugins):
-        train(checked.config, plugins, checked.flow)
+        train(checked.config, plugins, checked.flow, checked.keys)

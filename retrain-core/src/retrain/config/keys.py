@@ -26,15 +26,23 @@ def key(
     names: Kind | None = None,
     pending: str | None = None,
     aliases: tuple[str, ...] = (),
+    free_on_resume: bool = False,
     **constraints: Any,
 ) -> Any:
     """One key of a table.
 
     `flag` overrides the command-line flag made from table prefix and key. `names` says that the value names a plugin
     of that kind. `pending` says what is not built yet: any value but the default is then refused with that text.
+    `free_on_resume` says that a resumed run may have another value and still be the same run.
     `constraints` are pydantic's (`ge`, `gt`, `le`, `lt`, `alias`, ...).
     """
-    extra: Any = {"flag": flag, "names": names, "pending": pending, "aliases": aliases}
+    extra: Any = {
+        "flag": flag,
+        "names": names,
+        "pending": pending,
+        "aliases": aliases,
+        "free_on_resume": free_on_resume,
+    }
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)
@@ -64,6 +72,7 @@ class Key:
     names: Kind | None
     pending: str
     aliases: tuple[str, ...]
+    free_on_resume: bool
 
     @property
     def path(self) -> str:
@@ -88,6 +97,7 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             names=names,
             pending=str(extra.get("pending") or ""),
             aliases=tuple(aliases),
+            free_on_resume=bool(extra.get("free_on_resume")),
         )
 
 

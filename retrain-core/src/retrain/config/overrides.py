@@ -55,6 +55,7 @@ def from_environment(environ: Mapping[str, str], keys: Sequence[Key]) -> tuple[l
 def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[Override], list[Problem]]:
     """`--flag value`, `--flag=value`, `--set table.key=value`, repeatable `--*-param k=v`; later ones win."""
     flags = {f"--{key.flag}": key.path for key in keys} | FLAG_ALIASES
+    switches = {f"--{key.flag}" for key in keys if key.annotation is bool}
     overrides: list[Override] = []
     problems: list[Problem] = []
     rest = list(arguments)
@@ -70,6 +71,8 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
                 rest.pop(0)  # its value, not a second problem
             continue
         if not equals:
+            if flag in switches and (not rest or rest[0].startswith("--")):
+                rest.insert(0, "true")  # `--resume-anyway` alone
             if not rest or (rest[0].startswith("--") and not _is_number(rest[0])):
                 problems.append(Problem(where="command line", what=f"{flag} needs a value", fix=f"write {flag}=VALUE"))
                 continue

@@ -11,7 +11,6 @@ from retrain.config.keys import Table, key
 from retrain.types import Kind
 
 SPLIT_MODE = "several devices (split mode) are not built yet"
-WANDB = "the wandb recorder is not built yet"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 
@@ -88,7 +87,7 @@ class TrainingTable(Table):
     """The size of a step and how many of them."""
 
     seed: int = key(-1, "Root seed; -1 draws one, records it and uses it.", ge=-1, lt=2**31)
-    max_steps: int = key(500, "Training steps.", ge=1)
+    max_steps: int = key(500, "Training steps.", ge=1, free_on_resume=True)
     batch_size: int = key(8, "Prompts per step.", ge=1)
     group_size: int = key(16, "Completions per prompt.", ge=1)
     max_tokens: int = key(10240, "New tokens per completion at most.", ge=1)
@@ -97,7 +96,18 @@ class TrainingTable(Table):
     lr: float = key(4e-5, "AdamW learning rate, constant.", gt=0.0)
     weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
-    save_every: int = key(20, "Steps between adapter checkpoints; 0 = only the last.", ge=0)
+    save_every: int = key(20, "Steps between checkpoints; 0 = only the last.", ge=0, free_on_resume=True)
+    keep_last: int = key(
+        0, "Keep this many newest checkpoints; 0, with keep_best = 0, keeps all.", ge=0, free_on_resume=True
+    )
+    keep_best: int = key(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0, free_on_resume=True)
+    keep_best_metric: str = key("eval_correct_rate", "Field of metrics.jsonl that ranks them.", free_on_resume=True)
+    max_bad_steps: int = key(
+        3, "Stop after this many steps in a row with a non-finite number; 0 = never.", ge=0, free_on_resume=True
+    )
+    grace_s: float = key(
+        30.0, "Seconds that a stop by a signal may take before the process leaves.", gt=0.0, free_on_resume=True
+    )
 
 
 class OptimizerTable(Table):
@@ -142,19 +152,34 @@ class EvalTable(Table):
 class ResumeTable(Table):
     """Continue an earlier run."""
 
-    from_: str = key("", "Run folder with trainer_state.json.", alias="from", pending="resuming is not built yet")
+    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
+    anyway: bool = key(False, "Continue although the configuration would make it another run.", free_on_resume=True)
+
+
+class DeadlinesTable(Table):
+    """How long each phase may take; 0 = as long as it likes."""
+
+    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
+    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
+    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
+    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
+    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
+    heartbeat_s: float = key(
+        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
+    )
 
 
 class LoggingTable(Table):
     """Where the run is written down."""
 
-    log_dir: str = key("logs/train", "Run folder.", min_length=1)
-    recorders: list[str] = key([], "Recorders beside the JSONL files, by name.")
-    wandb_project: str = key("", "wandb project; empty = off.", pending=WANDB)
-    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", pending=WANDB)
-    wandb_entity: str = key("", "wandb entity.", pending=WANDB)
-    wandb_group: str = key("", "wandb group.", pending=WANDB)
-    wandb_tags: str = key("", "wandb tags, comma-separated.", pending=WANDB)
+    log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
+    recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)
+    wandb_project: str = key("", "wandb project; a name turns the recorder wandb on.", free_on_resume=True)
+    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", free_on_resume=True)
+    wandb_entity: str = key("", "wandb entity.", free_on_resume=True)
+    wandb_group: str = key("", "wandb group.", free_on_resume=True)
+    wandb_tags: str = key("", "wandb tags, comma-separated.", free_on_resume=True)
+    checkpoint_artifacts: bool = key(False, "wandb: keep each saved adapter as an artifact.", free_on_resume=True)
     strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
 
     @field_validator("strategic_grams")

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
 
+COMMANDS = (
+    ("trace", "Try the configured flow of credit on synthetic data, without a model.", "trace_command:command"),
+    (
+        "credit",
+        "Show, token by token, the credit of a run's completions, as it was or under another flow.",
+        "credit_command:command",
+    ),
+    ("status", "Show how the runs and campaigns below a folder stand.", "status_command:command"),
+    ("top", "Watch what is running.", "status_command:top"),
+    ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),
+)
+
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """`trace` and `credit`."""
-    for name, summary in (
-        ("trace", "Try the configured flow of credit on synthetic data, without a model."),
-        ("credit", "Show, token by token, the credit of a run's completions, as it was or under another flow."),
-    ):
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain.insight.{name}_command:command"))
+    """What looks at a flow, a run or many runs."""
+    for name, summary, factory in COMMANDS:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.insight.{factory}"))

@@ -13,6 +13,7 @@ import numpy as np
 from retrain.credit.flow import CreditFlow
 from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.errors import ConfigError, Problem
+from retrain.insight.run_files import read_steps
 from retrain.plugins.protocols import PlanningDetector
 from retrain.records.tokens import TokenRecord, read_tokens
 from retrain.types import Mask
@@ -90,15 +91,9 @@ def _entropies(group: Sequence[StoredCompletion]) -> list[Any] | None:
 def _metrics_line(run: Path, step: int | None) -> Mapping[str, Any]:
     file = run / "metrics.jsonl"
     found: Mapping[str, Any] | None = None
-    try:
-        with file.open(encoding="utf-8") as stream:
-            for line in stream:
-                record = json.loads(line)
-                if record["step"] >= 0 and (step is None or record["step"] == step):
-                    found = record
-    except (OSError, ValueError, KeyError) as error:
-        fix = "give the log_dir of a run"
-        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from error
+    for number, record in read_steps(file):
+        if number >= 0 and (step is None or number == step):
+            found = record
     if found is None:
         what = "holds no step" if step is None else f"holds no step {step}"
         raise ConfigError(Problem(where=str(file), what=what, fix="choose another --step"))

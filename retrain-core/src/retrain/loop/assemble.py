@@ -13,12 +13,15 @@ from retrain.config.load import TableEntry
 from retrain.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.credit.flow import CreditFlow, build_flow
 from retrain.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.loop.health import HealthWatch, monitor_names
+from retrain.loop.interrupts import Interrupts
 from retrain.loop.lines import printable
 from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
+from retrain.loop.recording import Recorders, recorder_names
 from retrain.plugins.check import backend_options, check_names, check_options
 from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
-from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Recorder, Reward
+from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Reward
 from retrain.plugins.resolve import resolve
 from retrain.seeding import Seeds
 from retrain.types import Capabilities, Kind
@@ -40,7 +43,8 @@ class Parts:
     backend: Backend
     controller: Controller | None
     detector: PlanningDetector | None
-    recorders: tuple[Recorder, ...]
+    recorders: Recorders
+    health: HealthWatch
 
 
 def check(
@@ -65,9 +69,14 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
     return [Problem(where=place, what=what, fix='use uncertainty_kind = "surprisal", or backend = "local"')]
 
 
-def assemble(config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds) -> Parts:
+def assemble(
+    config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds, interrupts: Interrupts | None = None
+) -> Parts:
     """Load tokenizer, data and model, in this order, and whatever the flow asks for."""
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
+    stops = interrupts or Interrupts(grace_s=config.training.grace_s)
+    context = PluginContext(
+        config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins), check_stop=stops.check
+    )
     pool, reward = _load_prompts(config, context)
     detector = controller = None
     if flow.needs_planning:
@@ -76,7 +85,8 @@ def assemble(config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds) -
         )
     if flow.controller:
         controller = _build(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-    recorders = tuple(_build(Kind.RECORDER, name, "logging.recorders", context) for name in config.logging.recorders)
+    recorders = {name: _build(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
+    monitors = {n: _build(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
     options = backend_options(config)
     backend = _build(Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options")
     return Parts(
@@ -90,7 +100,8 @@ def assemble(config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds) -
         backend=backend,
         controller=controller,
         detector=detector,
-        recorders=recorders,
+        recorders=Recorders(recorders),
+        health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
     )
 
 
@@ -155,7 +166,12 @@ def _build(
     if problems:
         raise ConfigError(*problems)
     own = PluginContext(
-        config=config, seeds=context.seeds, plugins=context.plugins, params=params, tokenizer=context.tokenizer
+        config=config,
+        seeds=context.seeds,
+        plugins=context.plugins,
+        params=params,
+        tokenizer=context.tokenizer,
+        check_stop=context.check_stop,
     )
     try:
         return found.target(own)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.config.load import load_config
+from retrain.config.keys import Key
+from retrain.config.load import all_keys, load_config
 from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow
 from retrain.errors import ConfigError, Problem
@@ -24,6 +25,7 @@ class Checked:
 
     config: Config
     flow: CreditFlow
+    keys: list[Key]
 
 
 def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
@@ -31,7 +33,7 @@ def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
     config, flow, problems = load_with_problems(arguments, plugins)
     if problems or flow is None:
         raise ConfigError(*problems)
-    return Checked(config=config, flow=flow)
+    return Checked(config=config, flow=flow, keys=all_keys(registered_tables(plugins)))
 
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
@@ -46,14 +48,27 @@ def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Conf
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The configuration file and the overrides.
 
-    Without a file: `./retrain.toml`, or the defaults if there is none but overrides are given.
+    Without a file: the resumed run's own `config.toml` after `--resume DIR`, else `./retrain.toml`, or the defaults if
+    there is none but overrides are given.
     """
     rest = list(arguments)
     if rest and not rest[0].startswith("-"):
         return Path(rest.pop(0)), rest
+    resumed = _value_of("--resume", rest) or _value_of("--resume-from", rest)
+    if resumed and (Path(resumed) / "config.toml").is_file():
+        return Path(resumed) / "config.toml", rest
     if DEFAULT_FILE.is_file():
         return DEFAULT_FILE, rest
     if rest:
         return None, rest
     fix = "write one with `retrain init --template tiny`, or give a path: `retrain my.toml`"
     raise ConfigError(Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", fix=fix))
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    for index, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+    return ""

@@ -15,6 +15,12 @@ _SKIPPED = {
     Cause.ALL_WRONG: "skipped (all wrong)",
     Cause.NO_VERDICT: "skipped (no verdict)",
 }
+_OTHERS = {
+    "all wrong": "all_wrong_groups",
+    "all right": "all_right_groups",
+    "all same": "tied_groups",
+    "no verdict": "no_verdict_groups",
+}
 
 
 def printable(text: str) -> str:
@@ -39,7 +45,11 @@ def group_lines(groups: Sequence[Group], causes: Sequence[Cause]) -> list[str]:
 def step_line(metrics: Mapping[str, Any]) -> str:
     """`Step 0 [maxrl+gtpo_sepa] | loss=... | reward=... | correct=... | ...`"""
     step = metrics["step"]
-    if metrics["loss"] is None:
+    if "correct_rate" not in metrics:  # nothing could be sampled
+        return f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
+    if "rejected" in metrics:
+        head = f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
+    elif metrics["loss"] is None:
         head = f"Step {step} [{metrics['condition']}] | no informative datums, skipping"
     else:
         note = " (placeholder)" if metrics["loss_is_placeholder"] else ""
@@ -52,11 +62,17 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"datums={metrics['num_datums']}",
         f"bs={metrics['batch_size']}",
         f"gs={metrics['group_size']}",
-        f"useful={metrics['useful_groups']}/{metrics['batch_size']}",
+        f"useful={_useful(metrics)}",
         f"sepa_l={metrics['sepa_lambda']:.4f}",
         f"time={metrics['step_time_s']:.1f}s",
     ]
     return " | ".join(parts)
+
+
+def _useful(metrics: Mapping[str, Any]) -> str:
+    """`11/16 (3 all wrong, 2 all right)`."""
+    others = [f"{count} {cause}" for cause, field in _OTHERS.items() if (count := metrics.get(field, 0))]
+    return f"{metrics['useful_groups']}/{metrics['batch_size']}" + (f" ({', '.join(others)})" if others else "")
 
 
 def evaluation(metrics: Mapping[str, Any]) -> str:

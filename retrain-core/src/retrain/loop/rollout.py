@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.errors import BackendError, Problem
+from retrain.errors import BackendError, NonFiniteError, Problem
 from retrain.loop.prompts import Prompt
 from retrain.seeding import Seeds
 from retrain.types import Completion, Sample, SampleRequest, SamplingParams
@@ -54,7 +54,7 @@ def _completion(prompt: Prompt, sample: Sample, text: str) -> Completion:
             what = (
                 f"sampler returned a {name} that is not finite, or not one per token, for example {prompt.example.id}"
             )
-            raise BackendError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
+            raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
     ahead, drawn = len(prompt.tokens_T), len(sample.tokens_T)
     return Completion(
         tokens_T=np.concatenate([prompt.tokens_T, sample.tokens_T]),

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from retrain.config.keys import Key
 from retrain.config.resolved import Config
+from retrain.config.schema import DeadlinesTable
 from retrain.credit.flow import CreditFlow
+from retrain.errors import Problem, ResumeError
 from retrain.loop.assemble import assemble
+from retrain.loop.interrupts import Interrupts, StopRequested
+from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
+from retrain.loop.savepoint import progress_of, restore_run
 from retrain.loop.train import Trainer
+from retrain.loop.watchdog import Watchdog
 from retrain.plugins.manager import Plugins
+from retrain.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.manifest import build_manifest, config_toml
+from retrain.records.rewind import read_manifest, rewind_records
 from retrain.records.secrets import hide_text
 from retrain.seeding import Seeds
 from retrain.types import Determinism
@@ -25,35 +35,103 @@ SAME_SEED = {
 }
 
 
-def train(config: Config, plugins: Plugins, flow: CreditFlow) -> None:
-    """Run a configuration that has no problems, to its end; `run.json` tells how it ended, whatever happens."""
-    check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-    seeds = Seeds.from_config(config.training.seed)
-    parts = assemble(config, plugins, flow, seeds)
+def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
+    """Run a configuration that has no problems, from its beginning or from where it was stopped, to its end.
+
+    `run.json` tells how it ended, whatever happens. StopRequested when a signal ended it; its checkpoint is saved.
+    """
+    if resume := config.value("resume.from_", ""):
+        with _reopened(Path(resume).expanduser()) as folder:
+            plan = _plan(folder, config, keys)
+            if plan.is_complete(config.training.max_steps):
+                LOG.info("Already complete: %d steps are done. `--max-steps` with more continues it.", plan.next_step)
+                return
+            _session(config, plugins, flow, plan=plan, folder=folder)
+    else:
+        check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
+        _session(config, plugins, flow)
+
+
+def _session(
+    config: Config,
+    plugins: Plugins,
+    flow: CreditFlow,
+    *,
+    plan: ResumePlan | None = None,
+    folder: RunFolder | None = None,
+) -> None:
+    seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
+    interrupts = Interrupts(grace_s=config.training.grace_s)
+    parts = assemble(config, plugins, flow, seeds, interrupts)
     try:
         LOG.info("Seed %d: %s", seeds.root, SAME_SEED[parts.backend.capabilities.determinism])
-        folder = open_run_folder(config.logging.log_dir, config.backend.adapter_path)
+        folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
+        trainer = Trainer(parts, folder, interrupts, progress_of(plan.checkpoint if plan else None))
+        if plan:
+            manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
+            _restore(trainer, plan)
         folder.write_manifest(manifest, config_toml(config, seed=seeds.root))
-        for recorder in parts.recorders:
-            recorder.start(manifest)
-        with folder:
-            _run(Trainer(parts, folder), folder, manifest)
+        watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
+        with folder, parts.recorders.running(manifest, folder.path), interrupts.installed(), watchdog.running(plugins):
+            _run(trainer, folder, manifest)
     finally:
         parts.backend.close()
 
 
+def _reopened(run: Path) -> RunFolder:
+    """The folder of an interrupted run, held from now on, so that nobody else continues it as well."""
+    adapters = adapters_of(run, read_manifest(run))
+    try:
+        folder = RunFolder(run, adapters)
+        clear_unfinished(adapters)
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise ResumeError(Problem(where=error.filename or str(run), what=what, fix="make it writable")) from error
+    return folder
+
+
+def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
+    """How to continue, said aloud; ResumeError when it would not be the same run."""
+    plan = plan_resume(folder.path, config, keys)
+    refuse_changes(plan, anyway=config.value("resume.anyway", False))
+    for problem in plan.damaged:
+        LOG.warning("Damaged checkpoint passed over: %s", problem)
+    source = plan.checkpoint.path if plan.checkpoint else "the beginning: there is no valid checkpoint"
+    LOG.info("Resuming %s at step %d from %s", plan.run, plan.next_step, source)
+    return plan
+
+
+def _restore(trainer: Trainer, plan: ResumePlan) -> None:
+    """Parts as they were at the checkpoint; when they fit, the records too."""
+    checkpoint = plan.checkpoint
+    if checkpoint:
+        restore_run(trainer.parts, checkpoint, trainer.view)
+        trainer.parts.recorders.restore(checkpoint.state["recorders"])
+        trainer.interrupts.may_resume()
+    set_newer_aside(plan.adapters, checkpoint)
+    sizes = checkpoint.state["record_sizes"] if checkpoint else {}
+    rewind_records(plan.run, sizes, checkpoint.first_unwritten_step if checkpoint else 0)
+
+
 def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
-    status, reason = "failed", ""
+    ending = {"status": "failed"}
     try:
         trainer.run()
-        status = "done"
-    except KeyboardInterrupt:
-        status = "interrupted"
+        ending = {"status": "done"}
+    except StopRequested as stop:
+        if stop.failure is not None:
+            ending["error"] = _told(stop.failure)
+            raise stop.failure from stop
+        ending = {"status": "stopped", "reason": stop.reason}
         raise
     except BaseException as error:
-        reason = hide_text(f"{type(error).__name__}: {error}")
+        ending = {"status": "failed", "error": _told(error)}
         raise
     finally:
-        ending = {"status": status, "ended": datetime.now(UTC).isoformat(timespec="seconds")}
-        folder.rewrite_manifest(manifest | ending | ({"error": reason} if reason else {}))
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        folder.rewrite_manifest(manifest | {"ended": ended} | ending)
+
+
+def _told(error: BaseException) -> str:
+    return hide_text(f"{type(error).__name__}: {error}")

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from retrain.config.resolved import Config
-from retrain.types import Group, TrainBatch
-
-if TYPE_CHECKING:
-    from retrain.plugins.protocols import Backend
+from retrain.types import Capabilities, Group, TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunView:
-    """A run: its configuration, label, folder, seed and backend (look, do not touch)."""
+    """A run: its configuration, label, folder and seed, the step it begins with, what its backend promises."""
 
     config: Config
     condition: str
     folder: Path
     seed: int
     first_step: int
-    backend: Backend
+    capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

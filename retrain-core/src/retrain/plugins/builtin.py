@@ -19,6 +19,7 @@ TABLES: tuple[tuple[str, type[Table], str], ...] = (
     ("lora", schema.LoraTable, "lora_"),
     ("data", schema.DataTable, "data_"),
     ("eval", schema.EvalTable, "eval_"),
+    ("deadlines", schema.DeadlinesTable, "deadline_"),
     ("resume", schema.ResumeTable, "resume_"),
     ("logging", schema.LoggingTable, ""),
 )

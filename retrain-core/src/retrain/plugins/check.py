@@ -57,6 +57,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
                 wanted[key.path] = (key.names, value)
     for name in config.logging.recorders:
         wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
+    for name in config.value("health.monitors", []):
+        wanted[f"health.monitors {name}"] = (Kind.HEALTH_MONITOR, name)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
     search_paths = config.plugins.search_paths

@@ -24,12 +24,13 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     Kind.BACKEND: {LOCAL: ("local",), TINKER: ("tinker",), PRIME_RL: ("prime_rl",)},
     Kind.INFERENCE_ENGINE: {LOCAL: ("pytorch",), CORE: ("max", "vllm", "sglang", "mlx", "openai")},
     Kind.RECORDER: {CORE: ("wandb", "tensorboard")},
+    Kind.HEALTH_MONITOR: {CORE: ("default",)},
     Kind.LAUNCHER: {CORE: ("subprocess", "ray")},
     Kind.TEMPLATE: {LOCAL: ("tiny",)},
     Kind.CONFIG_TABLE: {
         SEPA: ("gtpo", "hicra", "sepa", "planning"),
         REWARDS: ("reward", "environment"),
-        CORE: ("inference", "backpressure", "campaign", "squeeze"),
+        CORE: ("inference", "backpressure", "campaign", "squeeze", "health"),
     },
     Kind.COMMAND: {
         CORE: (

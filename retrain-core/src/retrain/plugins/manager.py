@@ -36,6 +36,7 @@ HOOK_OF_KIND = {
     Kind.PLANNING_DETECTOR: "retrain_register_planning_detectors",
     Kind.CONTROLLER: "retrain_register_controllers",
     Kind.RECORDER: "retrain_register_recorders",
+    Kind.HEALTH_MONITOR: "retrain_register_health_monitors",
     Kind.LAUNCHER: "retrain_register_launchers",
 }
 

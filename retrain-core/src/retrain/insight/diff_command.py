@@ -1,0 +1,36 @@
+"""`retrain diff A B`: two runs, what they reached and why they differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from retrain.insight.diff import RunDiff, compare_runs
+
+PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("diff")
+@click.argument("a", type=_FOLDER)
+@click.argument("b", type=_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(a: Path, b: Path, as_json: bool) -> None:
+    """Compare the run folders A and B: results, settings, code, packages, data, and where they part."""
+    diff = compare_runs(a, b)
+    if as_json:
+        click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
+    else:
+        _print(diff)
+
+
+def _print(diff: RunDiff) -> None:
+    from rich.console import Console
+
+    from retrain.insight.diff_show import picture
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(highlight=False, width=width).print(picture(diff))

@@ -1,0 +1,68 @@
+"""What moves from step to step, and the clock of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from retrain.loop.informative import num_correct
+from retrain.types import Group
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run; all of it goes into a checkpoint.
+
+    `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
+    `metrics.jsonl` is not written yet, because its evaluation is still to come.
+    """
+
+    step: int = 0
+    example_idx: int = 0
+    total_correct: int = 0
+    total_completions: int = 0
+    bad_steps_in_a_row: int = 0
+    unfinished: dict[str, Any] | None = None
+
+    def count(self, groups: tuple[Group, ...]) -> None:
+        """Take a step's completions into the totals."""
+        self.total_correct += sum(num_correct(group) for group in groups)
+        self.total_completions += sum(len(group.completions) for group in groups)
+
+    def running_rate(self) -> float:
+        """Share of right answers among all completions so far."""
+        return self.total_correct / max(self.total_completions, 1)
+
+    def as_state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Progress:
+        """The counters that `as_state` gave."""
+        return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+class Clock:
+    """Seconds spent in a step and in each of its phases."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.phase_s = dict.fromkeys(("sample", "score", "train"), 0.0)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phase_s[phase] += time.perf_counter() - started
+
+    def fields(self) -> dict[str, float]:
+        """Timing fields of the metrics line."""
+        phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
+        return {"step_time_s": time.perf_counter() - self.started, **phases}

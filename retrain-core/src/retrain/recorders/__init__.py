@@ -1,0 +1,1 @@
+"""Recorders beside the JSONL files: Weights & Biases and TensorBoard."""
