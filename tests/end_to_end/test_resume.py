@@ -227,9 +227,10 @@ def test_killed_between_the_two_renames_that_replace_a_checkpoint(work: Path) ->
     code, out, err = finish(start(*more, cwd=work))
     assert code == 0, err
     assert "at step 4 from" in out  # not at step 3, which the checkpoint before has
-    assert contents(run / "adapter/final")["adapter_model.safetensors"] == (
-        work / "never/adapter/final/adapter_model.safetensors"
-    ).read_bytes()
+    assert (
+        contents(run / "adapter/final")["adapter_model.safetensors"]
+        == (work / "never/adapter/final/adapter_model.safetensors").read_bytes()
+    )
 
 
 def test_a_finished_run_can_be_extended_and_else_stays_as_it_is(work: Path) -> None:
@@ -239,9 +240,7 @@ def test_a_finished_run_can_be_extended_and_else_stays_as_it_is(work: Path) -> N
     code, out, err = finish(start("--resume", str(run), cwd=work))
     assert (code, err) == (0, "")
     assert "Already complete" in out
-    assert {n: c for n, c in contents(run).items() if n != ".lock"} == {
-        n: c for n, c in before.items() if n != ".lock"
-    }
+    assert {n: c for n, c in contents(run).items() if n != ".lock"} == {n: c for n, c in before.items() if n != ".lock"}
     code, _, err = finish(start("--resume", str(run), "--max-steps", "6", cwd=work))
     assert code == 0, err
     check_same(run, work / "never")

@@ -6,10 +6,10 @@ from retrain import advantages, api
 
 API = """
 Backend BackendError Capabilities CheckpointMode Completion Config ConfigError Controller ControllerView CreditError
-DataSource Determinism Engine Example Floats Found Group Kind LoadedData Mask Message NonFiniteError Outcome
-PlanningDetector PluginContext PluginError PluginSpec Plugins Problem Recorder ResumeError RetrainError Reward
-RewardError Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits Tokens TrainBatch TrainReport TrainRow generator
-hookimpl key load_plugins resolve
+DataSource Determinism Engine Example Finding Floats Found Group HealthMonitor Kind LoadedData Mask Message
+NonFiniteError Outcome PlanningDetector PluginContext PluginError Plugins PluginSpec Problem Recorder ResumeError
+RetrainError Reward RewardError Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits Tokens
+TrainBatch TrainReport TrainRow generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec AlgorithmSpec TransformContext TransformOutput TransformSpec UncertaintyContext

@@ -74,5 +74,8 @@ def test_exit_codes_tell_usage_from_failure() -> None:
         "RewardError": 1,
         "BackendError": 1,
         "CheckpointError": 1,
+        "RecordError": 1,
+        "HealthError": 1,
+        "DeadlineError": 1,
         "ResumeError": 2,
     }

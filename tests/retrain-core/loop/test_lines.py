@@ -90,6 +90,23 @@ def test_the_step_line_without_loss_or_reward() -> None:
     assert "loss=-0.0012 (placeholder)" in step_line(METRICS | {"loss_is_placeholder": True})
 
 
+def test_groups_that_were_not_useful_are_explained() -> None:
+    counts = {"all_wrong_groups": 3, "all_right_groups": 2, "tied_groups": 0, "no_verdict_groups": 0}
+    assert "useful=11/16 (3 all wrong, 2 all right) |" in step_line(
+        METRICS | counts | {"useful_groups": 11, "batch_size": 16}
+    )
+    others = {"all_wrong_groups": 0, "all_right_groups": 0, "tied_groups": 1, "no_verdict_groups": 1}
+    assert "useful=2/4 (1 all same, 1 no verdict) |" in step_line(METRICS | others)
+
+
+def test_a_rejected_step_says_so_with_or_without_completions() -> None:
+    assert step_line(METRICS | {"loss": None, "rejected": "the loss is nan"}).startswith(
+        "Step 3 [maxrl+gtpo_sepa] | rejected: the loss is nan | reward=0.250"
+    )
+    bare = {"step": 3, "condition": "maxrl+gtpo_sepa", "loss": None, "rejected": "logits of nan"}
+    assert step_line(bare) == "Step 3 [maxrl+gtpo_sepa] | rejected: logits of nan"
+
+
 def test_the_other_lines() -> None:
     metrics = {
         "eval_correct_rate": 0.484,

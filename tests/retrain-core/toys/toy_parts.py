@@ -51,7 +51,7 @@ class ToyBackend:
     def __init__(self, context):
         self.logits_V = np.zeros(VOCABULARY)
         self.step_size = context.params.step_size
-        self.version = 0
+        self.version = self.trained = 0
 
     def _log_softmax(self, temperature):
         scaled_V = self.logits_V / temperature
@@ -78,6 +78,7 @@ class ToyBackend:
             gradient_V -= credit.sum() * probabilities_V
         gradient_V /= batch.num_actions
         self.logits_V += self.step_size * gradient_V
+        self.trained += 1
         return TrainReport(
             loss=0.0,
             grad_norm=float(np.linalg.norm(gradient_V)),
@@ -92,15 +93,18 @@ class ToyBackend:
         )
 
     def publish(self):
-        self.version += 1
+        self.version = self.trained
         return self.version
 
     def save_adapter(self, folder: Path):
         (folder / "logits.json").write_text(json.dumps(self.logits_V.tolist()))
 
-    save = save_adapter
+    def save(self, folder: Path):
+        self.save_adapter(folder)
+        (folder / "trained.json").write_text(json.dumps(self.trained))
 
     def load(self, folder: Path):
+        self.trained = json.loads((folder / "trained.json").read_text())
         self.logits_V = np.array(json.loads((folder / "logits.json").read_text()))
 
     def close(self):

@@ -13,6 +13,7 @@ Metrics = Mapping[str, Any]
 Verdict = str | None  # what is wrong at a step; "" when it is fine, None when the step cannot tell
 CAUSES = {"all_wrong_groups": "all wrong", "all_right_groups": "all right", "no_verdict_groups": "no verdict"}
 CAUSES |= {"tied_groups": "all same"}
+STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
 FIXES = {
     "all_wrong_groups": "use easier tasks ([data]), or raise [training] group_size or max_tokens; check that the "
     "verifier ([reward] type) reads the answers at all: see completion and reference in emergence/generations.jsonl",
@@ -43,7 +44,8 @@ class DefaultMonitor:
 
     A step that lacks the fields of a fault (a rejected one, say) neither continues nor breaks the row. The entropy is
     `exec_entropy_mean`, or `exec_surprisal_mean`, which estimates it, where the backend gives no entropies; its start,
-    and that of the mean length, is the mean over the first `steps` steps that have it.
+    and that of the mean length, is the mean over the first `steps` steps that have it. A collapse of the entropy counts
+    while more groups are stuck (all wrong, all the same, no verdict) than useful: else the task is just being solved.
     """
 
     def __init__(self, table: HealthTable, *, max_tokens: int) -> None:
@@ -107,9 +109,13 @@ class DefaultMonitor:
         value, start = self._since_start(metrics, "entropy")
         if value is None or start is None:
             return None
-        if value >= self._table.entropy_collapse * start:
-            return ""
-        cause = f"the entropy fell from {start:.3g} to {value:.3g} nats per token, so completions are nearly alike"
+        stuck = sum(metrics.get(field, 0) for field in STUCK)
+        if value >= self._table.entropy_collapse * start or stuck <= metrics.get("useful_groups", -1):
+            return ""  # a task that is solved has little entropy left too: nothing is wrong then
+        cause = (
+            f"the entropy fell from {start:.3g} to {value:.3g} nats per token, "
+            "so completions are nearly alike, and most groups that are not solved teach nothing"
+        )
         return f"{cause}; fix: lower [training] lr, or raise [training] temperature"
 
     def _entropy_explosion(self, metrics: Metrics) -> Verdict:

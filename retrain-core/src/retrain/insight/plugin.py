@@ -14,6 +14,11 @@ COMMANDS = (
         "Show, token by token, the credit of a run's completions, as it was or under another flow.",
         "credit_command:command",
     ),
+    (
+        "resume-check",
+        "Say what `--resume` of a run would restore and what not, without loading a model.",
+        "resume_check_command:command",
+    ),
     ("status", "Show how the runs and campaigns below a folder stand.", "status_command:command"),
     ("top", "Watch what is running.", "status_command:top"),
     ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),

@@ -38,6 +38,7 @@ class Interrupts:
         self._is_settled = False
         self._depth = 0
         self._resumable = False
+        self._timer: threading.Timer | None = None
         self._failure: RetrainError | None = None
         self._is_installed = False
         self._own_signal = 0  # sent by ourselves and not yet seen
@@ -98,7 +99,10 @@ class Interrupts:
     def installed(self) -> Iterator[None]:
         """Listen to the signals during the block; only the main thread can, elsewhere nothing is listened to."""
         if threading.current_thread() is not threading.main_thread():
-            yield
+            try:
+                yield
+            finally:
+                self._stop_timer()
             return
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         self._is_installed = True
@@ -106,6 +110,7 @@ class Interrupts:
             yield
         finally:
             self._is_installed = False
+            self._stop_timer()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -124,9 +129,16 @@ class Interrupts:
             self._raise()
 
     def _start_timer(self) -> None:
+        if self._timer:
+            return  # started by `fail`, which could not know whether the main thread would react
         timer = threading.Timer(self._grace_s, self._leave, args=(f"not stopped within {self._grace_s:g} s: leaving",))
         timer.daemon = True
         timer.start()
+        self._timer = timer
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()  # the process may have other things to do than this run
 
     def _raise(self) -> None:
         raise StopRequested(self._reason, self._failure)

@@ -17,7 +17,8 @@ class Progress:
     """Counters of a run; all of it goes into a checkpoint.
 
     `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
-    `metrics.jsonl` is not written yet, because its evaluation is still to come.
+    `metrics.jsonl` is not written yet, because its evaluation is still to come. `has_first_eval` says that the
+    evaluation before training has its line.
     """
 
     step: int = 0
@@ -26,6 +27,7 @@ class Progress:
     total_completions: int = 0
     bad_steps_in_a_row: int = 0
     unfinished: dict[str, Any] | None = None
+    has_first_eval: bool = False
 
     def count(self, groups: tuple[Group, ...]) -> None:
         """Take a step's completions into the totals."""

@@ -11,7 +11,6 @@ from retrain.config.keys import Key
 from retrain.config.resolved import Config
 from retrain.config.schema import DeadlinesTable
 from retrain.credit.flow import CreditFlow
-from retrain.errors import Problem, ResumeError
 from retrain.loop.assemble import assemble
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
@@ -20,7 +19,7 @@ from retrain.loop.train import Trainer
 from retrain.loop.watchdog import Watchdog
 from retrain.plugins.manager import Plugins
 from retrain.records.checkpoints import clear_unfinished, set_newer_aside
-from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
+from retrain.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.rewind import read_manifest, rewind_records
 from retrain.records.secrets import hide_text
@@ -73,7 +72,7 @@ def _session(
             _restore(trainer, plan)
         folder.write_manifest(manifest, config_toml(config, seed=seeds.root))
         watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
-        with folder, parts.recorders.running(manifest, folder.path), interrupts.installed(), watchdog.running(plugins):
+        with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
             _run(trainer, folder, manifest)
     finally:
         parts.backend.close()
@@ -82,12 +81,9 @@ def _session(
 def _reopened(run: Path) -> RunFolder:
     """The folder of an interrupted run, held from now on, so that nobody else continues it as well."""
     adapters = adapters_of(run, read_manifest(run))
-    try:
-        folder = RunFolder(run, adapters)
-        clear_unfinished(adapters)
-    except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise ResumeError(Problem(where=error.filename or str(run), what=what, fix="make it writable")) from error
+    refuse_unwritable(run, adapters, place="[resume] from")
+    folder = RunFolder(run, adapters)
+    clear_unfinished(adapters)
     return folder
 
 

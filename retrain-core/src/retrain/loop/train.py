@@ -88,10 +88,11 @@ class Trainer:
     def _steps(self) -> None:
         if self.progress.unfinished is not None:
             self.finish_step(self.progress.unfinished)
-        elif self.progress.step == 0 and self.parts.pool.held_out:
+        elif self.progress.step == 0 and self.parts.pool.held_out and not self.progress.has_first_eval:
             before = self._evaluate(BEFORE_TRAINING)
             with self.interrupts.shield():
                 self.folder.write_metrics(before)
+                self.progress.has_first_eval = True
                 self._announce(before)
             LOG.info("%s", lines.evaluation(before))
         while self.progress.step < self.config.training.max_steps:

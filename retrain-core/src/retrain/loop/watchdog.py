@@ -63,6 +63,7 @@ class Watchdog:
         try:
             yield
         finally:
+            self._current = (self._current[0], "ended", time.monotonic())  # nothing expires any more
             plugins.pluggy.unregister(self)
             self._ended.set()
             thread.join()
@@ -79,7 +80,7 @@ class Watchdog:
             has_ended = self._ended.wait(poll_s)
             if heartbeat_s and (has_ended or time.monotonic() - last >= heartbeat_s):
                 last = time.monotonic()
-                self._beat("ended" if has_ended else "")
+                self._beat()
             if has_ended:
                 return
             self._check()
@@ -96,7 +97,7 @@ class Watchdog:
             where=f"step {step}, {phase}",
             what=f"the phase took longer than [deadlines] {key} = {limit_s:g} seconds",
             why=f"what every thread was doing then is in {stacks}",
-            fix=f"mend what hangs there or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
+            fix=f"mend what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
         )
         self._interrupts.fail(DeadlineError(problem))
 
@@ -113,13 +114,13 @@ class Watchdog:
             LOG.warning("The stacks could not be written: %s", error)
         return path
 
-    def _beat(self, phase: str) -> None:
-        step, current, since = self._current
+    def _beat(self) -> None:
+        step, phase, since = self._current
         beat = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
             "step": step,
-            "phase": phase or current,
+            "phase": phase,
             "phase_elapsed_s": round(time.monotonic() - since, 3),
         }
         path = self._folder / HEARTBEAT

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import CheckpointError, Problem
+from retrain.errors import CheckpointError, Problem, RetrainError
 from retrain.records.files import REPLACED, write_folder
 
 STATE, SUMS = "checkpoint.json", "checksums.json"
@@ -48,31 +49,42 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
     CheckpointError when the disk has not the room that the last checkpoint took, or a write fails; nothing that
     existed is touched then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_space(folder)
 
     def write(target: Path) -> None:
-        fill(target)
+        _fill(target, fill)
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
         sums = {file.relative_to(target).as_posix(): _checksum(file) for file in files}
         (target / SUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
 
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_space(folder)
         write_folder(folder / name, write)
     except OSError as error:
-        what = f"checkpoint {folder / name} could not be written: {error.strerror or error}"
-        raise CheckpointError(
-            Problem(what=what, fix="free some space or mend the folder; earlier checkpoints are whole")
-        ) from error
+        raise _unwritten(folder / name, error.strerror or str(error)) from error
     return folder / name
+
+
+def _fill(target: Path, fill: Callable[[Path], None]) -> None:
+    try:
+        fill(target)
+    except (OSError, RetrainError):
+        raise
+    except Exception as error:  # libraries tell of a full disk with errors of their own
+        raise _unwritten(target, f"{type(error).__name__}: {error}") from error
+
+
+def _unwritten(path: Path, reason: str) -> CheckpointError:
+    fix = "free some space or mend the folder, then `retrain --resume RUN`: earlier checkpoints are whole"
+    return CheckpointError(Problem(where=str(path), what=f"could not be written: {reason}", fix=fix))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written; CheckpointError names the first that is not."""
     try:
         sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
-        for name, wanted in sums.items():
+        for name, wanted in {STATE: "", **sums}.items():
             if _checksum(path / name) != wanted:
                 raise CheckpointError(Problem(where=str(path / name), what="is damaged: its checksum differs"))
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -172,13 +184,13 @@ def _metric(path: Path, name: str) -> float | None:
 
 
 def _age(path: Path) -> tuple[int, bool]:
-    """Optimizer steps in it, by what the state says or else by the folder's name."""
+    """Optimizer steps in it, by what the state says or else by the folder's name; a final one is then the newest."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         steps = Checkpoint(path=path, state=state).first_unwritten_step
     except (OSError, ValueError, KeyError, TypeError):
         digits = _plain_name(path).rpartition("_")[2]
-        steps = int(digits) if digits.isdecimal() else 0
+        steps = int(digits) if digits.isdecimal() else sys.maxsize if _plain_name(path) == FINAL else 0
     return steps, _plain_name(path) == FINAL
 
 

@@ -118,7 +118,12 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
     if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
         what = f"{path} is the current folder, or holds it"
         raise ConfigError(Problem(where=place, what=what, fix="choose a folder of its own, such as logs/train"))
-    for folder in (path, adapters):
+    refuse_unwritable(path, adapters, place=place)
+
+
+def refuse_unwritable(*folders: Path, place: str) -> None:
+    """ConfigError unless files can be made in each folder; one that is missing is made for the try alone."""
+    for folder in folders:
         made = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)

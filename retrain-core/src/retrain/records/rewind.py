@@ -44,7 +44,9 @@ def read_manifest(run: Path) -> Mapping[str, Any]:
     """`run.json` of a run; ResumeError when there is none."""
     try:
         manifest: Mapping[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        int(manifest["seed"]), str(manifest["started"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "give the log_dir of a run that had started"
-        raise ResumeError(Problem(where=str(run / "run.json"), what=f"cannot be read: {error}", fix=fix)) from error
+        raise ResumeError(Problem(where=str(run / "run.json"), what=what, fix=fix)) from error
     return manifest

@@ -1,0 +1,259 @@
+"""Faults one by one: no data lost, one clear message, the right exit code, and the run goes on when they are mended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.killing import EVALS, RUN, check_nothing_is_half_written, check_same, contents, finish, start
+from tests.end_to_end.running import records, retrain, untimed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BASE = (*RUN, *EVALS)
+Break = Callable[[Path], object]
+
+SMALL_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+"""
+# From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
+READ_ONLY = """
+import ctypes
+import retrain.loop.train as loop
+
+def obey_permissions():
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, effective
+    assert libc.capset(header, sets) == 0
+
+original, calls = loop.save_run, []
+def save(*args):
+    calls.append(1)
+    if len(calls) == {call}:
+        os.chmod({folder!r}, 0o555)
+        os.geteuid() == 0 and obey_permissions()
+    return original(*args)
+loop.save_run = save
+"""
+OWN_PARTS = """
+import math
+
+class NaN:
+    def score(self, example, text):
+        return math.nan
+
+class Broken:
+    def start(self, manifest, folder): pass
+    def step(self, metrics): raise RuntimeError("the board is down")
+    def finish(self, error=None): raise RuntimeError("still down")
+
+def nan_reward(context): return NaN()
+def broken_recorder(context): return Broken()
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `never`, a run without faults, and `half`, the same after four of its six steps."""
+    folder = tmp_path_factory.mktemp("faults")
+    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
+    (folder / "own_parts.py").write_text(OWN_PARTS, encoding="utf-8")
+    for name, steps in (("never", "6"), ("half", "4")):
+        code, _, err = finish(start(*BASE, "--max-steps", steps, "--log-dir", name, cwd=folder))
+        assert code == 0, err
+    return folder
+
+
+@pytest.fixture
+def half(work: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of `half`."""
+    return Path(shutil.copytree(work / "half", work / request.node.name.replace("[", "-").replace("]", "")))
+
+
+def go_on(half: Path, work: Path, patch: str = "") -> tuple[int, str, str]:
+    return finish(start("--resume", str(half), "--max-steps", "6", cwd=work, patch=patch))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Break, str]] = {
+    "truncated adapter": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-100]),
+        "adapter_model.safetensors: is damaged: its checksum differs",
+    ),
+    "flipped bit in the optimizer": (
+        lambda f: flip(f / "optimizer.safetensors"),
+        "optimizer.safetensors: is damaged: its checksum differs",
+    ),
+    "no checkpoint.json": (lambda f: (f / "checkpoint.json").unlink(), "checkpoint.json: cannot be read"),
+    "no checksums.json": (lambda f: (f / "checksums.json").unlink(), "checksums.json: cannot be read"),
+    "no adapter": (lambda f: (f / "adapter_model.safetensors").unlink(), "adapter_model.safetensors: cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str, half: Path, work: Path) -> None:
+    spoil, message = DAMAGES[damage]
+    spoil(half / "adapter/final")
+    code, out, err = go_on(half, work)
+    assert (code, err) == (0, "")
+    assert f"Damaged checkpoint passed over: {half}/adapter/final/{message}" in out
+    assert f"at step 3 from {half}/adapter/checkpoint_step_3" in out
+    check_same(half, work / "never")
+    check_nothing_is_half_written(half)
+
+
+def test_without_any_whole_checkpoint_the_run_begins_again_with_its_seed(half: Path, work: Path) -> None:
+    for folder in (half / "adapter").iterdir():
+        flip(folder / "optimizer.safetensors")
+    code, out, _ = go_on(half, work)
+    assert code == 0
+    assert out.count("Damaged checkpoint passed over") == 4
+    assert "from the beginning: there is no valid checkpoint" in out
+    check_same(half, work / "never")
+
+
+def test_a_missing_trainer_state_is_no_loss(half: Path, work: Path) -> None:
+    (half / "trainer_state.json").unlink()
+    assert go_on(half, work)[0] == 0
+    check_same(half, work / "never")
+    assert json.loads((half / "trainer_state.json").read_text())["checkpoint_name"] == "final"
+
+
+def test_records_that_something_else_has_cut_are_not_continued(half: Path, work: Path) -> None:
+    file = half / "emergence/generations.jsonl"
+    file.write_bytes(file.read_bytes()[:-10])
+    before = contents(half)
+    code, _, err = go_on(half, work)
+    assert code == 2
+    assert f"{file}: has" in err
+    assert "Traceback" not in err
+    assert contents(half) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_a_checkpoint_that_the_disk_refuses_leaves_the_earlier_ones(half: Path, work: Path) -> None:
+    before = contents(half / "adapter")
+    code, _, err = go_on(half, work, SMALL_FILES.format(limit=600_000))
+    assert code == 1
+    assert err.startswith("retrain: checkpoint error")
+    assert "could not be written" in err
+    assert "File too large" in err
+    assert "Traceback" not in err
+    assert contents(half / "adapter") == before  # and no half checkpoint takes up room
+    assert json.loads((half / "run.json").read_text())["status"] == "failed"
+    assert go_on(half, work)[0] == 0
+    check_same(half, work / "never")
+
+
+def test_a_record_that_the_disk_refuses_leaves_whole_lines(half: Path, work: Path) -> None:
+    file = half / "emergence/generations.jsonl"
+    before = file.read_bytes()
+    code, _, err = go_on(half, work, SMALL_FILES.format(limit=len(before) + 500))
+    assert code == 1
+    assert err.startswith("retrain: record error")
+    assert f"{file}: cannot be written: File too large" in err
+    assert "Traceback" not in err
+    assert file.read_bytes() == before
+    assert go_on(half, work)[0] == 0
+    check_same(half, work / "never")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 66 MiB: room for one checkpoint, and then not for another with something to spare."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=66m", "none", disk], capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_is_nearly_full_is_told_before_the_write(small_disk: Path, work: Path) -> None:
+    code, _, err = finish(start(*BASE, "--log-dir", str(small_disk / "run"), cwd=work))
+    assert code == 1
+    assert "a checkpoint needs about 65 MiB" in err
+    assert "keep_last" in err
+    assert {path.name for path in (small_disk / "run/adapter").iterdir()} == {"checkpoint_step_1"}
+    check_nothing_is_half_written(small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,size=80m", small_disk], check=True)
+    assert finish(start("--resume", str(small_disk / "run"), cwd=work))[0] == 0
+    check_same(small_disk / "run", work / "never")
+
+
+def test_a_folder_that_becomes_read_only_stops_the_run_with_its_checkpoints(work: Path) -> None:
+    run = work / "read-only"
+    patch = READ_ONLY.format(call=3, folder=str(run / "adapter"))
+    code, _, err = finish(start(*BASE, "--log-dir", str(run), cwd=work, patch=patch))
+    assert code == 1, err
+    assert "checkpoint_step_3" in err
+    assert "Permission denied" in err
+    assert "Traceback" not in err
+    check_nothing_is_half_written(run)
+    (run / "adapter").chmod(0o755)
+    code, out, _ = finish(start("--resume", str(run), cwd=work))
+    assert code == 0
+    assert "at step 2" in out
+    check_same(run, work / "never")
+
+
+def test_numbers_of_the_model_that_are_none_stop_the_run_and_reach_no_record(work: Path) -> None:
+    run = work / "nan"
+    code, out, err = finish(start(*RUN, "--lr", "1e30", "--eval-examples", "0", "--log-dir", str(run), cwd=work))
+    assert code == 1, out
+    assert "3 steps in a row were rejected" in err
+    assert "lower [training] lr" in err
+    assert "Traceback" not in err
+    rejected = [line for line in records(run / "metrics.jsonl") if "rejected" in line]
+    assert len(rejected) == 3
+    assert all("finite" in line["rejected"] for line in rejected)
+    check_nothing_is_half_written(run)
+
+
+def test_a_reward_that_gives_nan_stops_the_run_and_no_completion_counts_as_wrong(work: Path) -> None:
+    run = work / "nan-reward"
+    reward = ("--reward-type", "own_parts.nan_reward")
+    code, _, err = finish(start(*RUN, *reward, "--eval-examples", "0", "--log-dir", str(run), cwd=work))
+    assert code == 1
+    assert "the reward failed on 32 of 32 completions" in err
+    assert "nan" in err
+    assert "Traceback" not in err
+    assert records(run / "metrics.jsonl") == []
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_recorder_that_raises_is_told_once_and_the_run_is_the_same(work: Path) -> None:
+    run = work / "recorder"
+    more = ("--recorders", "own_parts.broken_recorder", "--log-dir", str(run))
+    code, out, err = finish(start(*BASE, *more, cwd=work))
+    assert code == 0, err
+    assert (out + err).count("the board is down") == 1
+    assert "still down" not in out + err
+    assert untimed(run / "metrics.jsonl") == untimed(work / "never/metrics.jsonl")
+    check_same(run, work / "never")
+
+
+def test_a_changed_configuration_is_refused_by_name_unless_insisted_on(half: Path, work: Path) -> None:
+    before = contents(half)
+    changed = ("--resume", str(half), "--lr", "1e-3", "--batch-size", "5", "--max-steps", "5")
+    code, _, err = finish(start(*changed, cwd=work))
+    assert code == 2
+    assert "training.lr was 0.003 and is now 0.001" in err
+    assert "training.batch_size was 4 and is now 5" in err
+    assert "max_steps" not in err
+    assert "--resume-anyway" in err
+    assert contents(half) | {".lock": b""} == before | {".lock": b""}
+    assert finish(start(*changed, "--resume-anyway", cwd=work))[0] == 0
+    assert [line["step"] for line in records(half / "metrics.jsonl")] == [-1, 0, 1, 2, 3, 4]

@@ -1,0 +1,255 @@
+"""Runs of the toy policy that are stopped or broken at every hook, and then continued: the same run, or a clear no."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+LOG = "logs/train"
+# Counts steps over a resume, and does what `act.json` says at the hook that it names.
+COUNTING = """
+import json, os, signal
+from pathlib import Path
+from retrain.api import hookimpl
+
+counted = {"steps": 0}
+
+def act(**now):
+    file = Path("act.json")
+    wanted = json.loads(file.read_text()) if file.exists() else {}
+    if wanted and all(wanted[key] == value for key, value in now.items()):
+        file.unlink()
+        if wanted["action"] == "raise":
+            raise RuntimeError("broken")
+        os.kill(os.getpid(), getattr(signal, wanted["action"]))
+
+@hookimpl
+def retrain_step_start(run, step): act(hook="step_start", step=step)
+
+@hookimpl
+def retrain_phase(run, step, phase): act(hook=phase, step=step)
+
+@hookimpl
+def retrain_step_end(run, metrics):
+    counted["steps"] += 1
+    act(hook="step_end", step=metrics["step"])
+
+@hookimpl
+def retrain_extra_metrics(run, groups):
+    act(hook="extra_metrics", step=groups.step)
+    return {"counted": counted["steps"]}
+
+@hookimpl
+def retrain_save_state(run): return {"counting": dict(counted)}
+
+@hookimpl
+def retrain_load_state(run, state): counted.update(state["counting"])
+
+@hookimpl
+def retrain_run_end(run, error): counted["steps"] = 0
+"""
+SWALLOWING = """
+from retrain.api import Score
+from toy_parts import ToyReward
+
+class Swallowing(ToyReward):
+    def score(self, example, text):
+        try:
+            from counting import act
+            act(hook="score", step=0)
+            return super().score(example, text)
+        except BaseException:
+            return Score.of(0.0)
+
+def create(context): return Swallowing(context)
+"""
+
+
+@pytest.fixture
+def run(
+    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, tmp_path: Path
+) -> Run:
+    """`run("--lr", "1")`: a short run of the toys; `run(act={...})` lets the plugin act once."""
+    distribution("retrain-counting", {"counting": COUNTING, "swallowing": SWALLOWING}, entry="counting")
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
+    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    base += ["--eval-examples", "3", "--eval-every", "2", "--eval-samples", "2"]
+
+    def call(*arguments: str, act: dict[str, Any] | None = None) -> Any:
+        if act:
+            (tmp_path / "act.json").write_text(json.dumps(act))
+        return command(*([] if "--resume" in arguments else base), *arguments)
+
+    return call
+
+
+@pytest.fixture
+def never(run: Run, tmp_path: Path) -> Path:
+    """The run that nothing happens to."""
+    assert run("--log-dir", "never").code == 0
+    return tmp_path / "never"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def untimed(file: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, file.read_text().splitlines())
+    return [{key: value for key, value in line.items() if not key.endswith("time_s")} for line in lines]
+
+
+def check_same(ours: Path, theirs: Path) -> None:
+    assert untimed(ours / "metrics.jsonl") == untimed(theirs / "metrics.jsonl")
+    assert contents(ours / "emergence") == contents(theirs / "emergence")
+    for name in ("logits.json", "trained.json"):
+        assert (ours / "adapter/final" / name).read_bytes() == (theirs / "adapter/final" / name).read_bytes()
+
+
+PLACES = [("eval", -1), ("step_end", -1), ("eval", 1), ("eval", 3)]
+PLACES += [
+    (hook, step)
+    for hook in ("step_start", "sampling", "scoring", "extra_metrics", "training", "step_end")
+    for step in (0, 1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("action", ["SIGTERM", "raise"])
+@pytest.mark.parametrize(("hook", "step"), PLACES)
+def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
+    hook: str, step: int, action: str, run: Run, never: Path, tmp_path: Path
+) -> None:
+    result = run(act={"hook": hook, "step": step, "action": action})
+    if (tmp_path / "act.json").exists():
+        (tmp_path / "act.json").unlink()
+        assert hook == "training"  # no group of that step could teach anything
+        assert result.code == 0
+        return
+    assert result.code == (75 if action == "SIGTERM" else 1), result.err
+    ending = json.loads((tmp_path / LOG / "run.json").read_text())
+    assert ending["status"] == ("stopped" if action == "SIGTERM" else "failed")
+    again = run("--resume", LOG)
+    assert again.code == 0, again.err
+    check_same(tmp_path / LOG, never)
+    ending = json.loads((tmp_path / LOG / "run.json").read_text())
+    assert ending["status"] == "done"
+    assert ending["started"] <= ending["ended"]
+    assert "resumed_at_step" in ending
+
+
+def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
+    run(act={"hook": "scoring", "step": 0, "action": "SIGTERM"})
+    for hook, step in (("eval", 1), ("sampling", 2), ("sampling", 3), ("eval", 3)):
+        assert run("--resume", LOG, act={"hook": hook, "step": step, "action": "SIGINT"}).code == 75
+    assert run("--resume", LOG).code == 0
+    check_same(tmp_path / LOG, never)
+
+
+def test_a_stop_that_someone_swallows_is_asked_for_again(run: Run, tmp_path: Path) -> None:
+    result = run("--reward-type", "swallowing.create", act={"hook": "score", "step": 0, "action": "SIGTERM"})
+    assert result.code == 75, result.err
+    assert json.loads((tmp_path / LOG / "run.json").read_text())["status"] == "stopped"
+
+
+def test_a_finished_run_is_left_as_it_is_and_can_be_extended(run: Run, never: Path, tmp_path: Path) -> None:
+    assert run("--max-steps", "2").code == 0
+    before = contents(tmp_path / LOG)
+    result = run("--resume", LOG)
+    assert (result.code, result.err) == (0, "")
+    assert "Already complete: 2 steps are done" in result.out
+    assert contents(tmp_path / LOG) == before
+    assert run("--resume", LOG, "--max-steps", "4").code == 0
+    check_same(tmp_path / LOG, never)
+
+
+def test_a_run_that_died_at_its_end_is_brought_to_it(run: Run, never: Path, tmp_path: Path) -> None:
+    assert run().code == 0
+    manifest = json.loads((tmp_path / LOG / "run.json").read_text())
+    (tmp_path / LOG / "run.json").write_text(json.dumps(manifest | {"status": "running"}))
+    (tmp_path / LOG / "trainer_state.json").unlink()
+    assert run("--resume", LOG).code == 0
+    check_same(tmp_path / LOG, never)
+    assert json.loads((tmp_path / LOG / "run.json").read_text())["status"] == "done"
+    assert (tmp_path / LOG / "trainer_state.json").exists()
+
+
+def test_every_key_that_differs_is_named_and_nothing_is_touched(run: Run, tmp_path: Path) -> None:
+    assert run("--max-steps", "2").code == 0
+    before = contents(tmp_path / LOG)
+    changed = ("--resume", LOG, "--lr", "1", "--group-size", "8", "--max-steps", "3", "--seed", "9")
+    result = run(*changed)
+    assert result.code == 2
+    for key in ("training.lr was", "training.group_size was 4 and is now 8", "training.seed was 1 and is now 9"):
+        assert key in result.err
+    assert "max_steps" not in result.err
+    assert contents(tmp_path / LOG) == before
+    result = run(*changed, "--resume-anyway")
+    assert result.code == 0, result.err
+    assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [-1, 0, 1, 2]
+
+
+def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> None:
+    assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
+    seed = json.loads((tmp_path / LOG / "run.json").read_text())["seed"]
+    assert run("--resume", LOG).code == 0
+    assert json.loads((tmp_path / LOG / "run.json").read_text())["seed"] == seed
+    assert run("--seed", str(seed), "--log-dir", "again").code == 0
+    check_same(tmp_path / LOG, tmp_path / "again")
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_what_is_no_run_is_refused_and_nothing_is_made(folder: str, run: Run, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    (tmp_path / "retrain.toml").write_text("")
+    result = run("--resume", folder)
+    assert result.code == 2
+    assert "give the log_dir of a run that had started" in result.err
+    (tmp_path / "retrain.toml").unlink()
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_checkpoints_outside_of_the_run_folder_are_found_and_never_mixed_up(run: Run, tmp_path: Path) -> None:
+    elsewhere = ("--adapter-path", "weights")
+    assert run(*elsewhere, act={"hook": "sampling", "step": 3, "action": "SIGTERM"}).code == 75
+    assert run("--resume", LOG).code == 0
+    mine = contents(tmp_path / "weights")
+    assert run(*elsewhere, "--log-dir", "logs/other", "--max-steps", "2").code == 0
+    assert contents(tmp_path / "weights.1") == mine  # not overwritten, and out of the other run's way
+    result = run("--resume", LOG, "--max-steps", "6", act=None)
+    started = [json.loads((tmp_path / log / "run.json").read_text())["started"] for log in (LOG, "logs/other")]
+    if started[0] != started[1]:
+        assert result.code == 2
+        assert "is a checkpoint of the run that started at" in result.err
+    shutil.rmtree(tmp_path / "weights")
+    (tmp_path / "weights.1").rename(tmp_path / "weights")
+    assert run("--resume", LOG, "--max-steps", "6").code == 0
+
+
+def test_only_the_last_and_the_best_checkpoints_stay(run: Run, never: Path, tmp_path: Path) -> None:
+    keep = ("--save-every", "1", "--keep-last", "1", "--keep-best", "1", "--keep-best-metric", "mean_reward")
+    assert run(*keep).code == 0
+    rewards = {line["step"] + 1: line["mean_reward"] for line in untimed(never / "metrics.jsonl") if line["step"] >= 0}
+    del rewards[4]  # that one is `final`
+    best = max(rewards, key=lambda step: (rewards[step], step))
+    kept = {f"checkpoint_step_{best}", "checkpoint_step_3", "final"}
+    assert {path.name for path in (tmp_path / LOG / "adapter").iterdir()} == kept
+    check_same(tmp_path / LOG, never)
+
+
+def test_trainer_state_has_the_documented_fields(run: Run, tmp_path: Path) -> None:
+    assert run(act={"hook": "sampling", "step": 3, "action": "SIGTERM"}).code == 75
+    state = json.loads((tmp_path / LOG / "trainer_state.json").read_text())
+    assert set(state) == {
+        *("step", "example_idx", "total_correct", "total_completions", "current_batch_size", "current_group_size"),
+        *("checkpoint_name", "sepa"),
+    }
+    assert (state["step"], state["example_idx"], state["checkpoint_name"]) == (2, 6, "checkpoint_step_3")
