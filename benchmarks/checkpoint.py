@@ -1,8 +1,8 @@
 """Cost of a checkpoint after every step, as a share of the step: `python benchmarks/checkpoint.py [--steps N]`.
 
-Both runs are those of the tiny template (or of another file), in one process, side by side: their steps alternate, so
-that whatever else the machine does falls on both. The share is the time in checkpoints over the time in steps; the
-parts of a checkpoint are timed on their own.
+Both runs, with and without checkpoints, are those of the tiny template (or of another file), one after the other in one
+process. The share is the time in checkpoints over the time in the same run's steps; the parts of a checkpoint are timed
+on their own.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from retrain.loop.views import BatchView, GroupsView, RunView
     from retrain.plugins.spec import PluginSpec
+    from retrain.views import BatchView, GroupsView, RunView
 
     Register = Callable[[PluginSpec], None]
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from retrain.hookspecs import hookimpl
 from retrain.loop.sparkline import sparkline
-from retrain.loop.views import RunView
+from retrain.views import RunView
 
 PHASES = ("sampling", "scoring", "training", "eval")
 RECENT_STEPS = 20  # the time left goes by the median of these

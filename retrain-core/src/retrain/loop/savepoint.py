@@ -8,9 +8,9 @@ from typing import Any
 
 from retrain.loop.assemble import Parts
 from retrain.loop.progress import Progress
-from retrain.loop.views import RunView
 from retrain.records.checkpoints import Checkpoint, prune, save_checkpoint
 from retrain.records.folder import RunFolder
+from retrain.views import RunView
 
 
 def save_run(

@@ -23,11 +23,11 @@ from retrain.loop.savepoint import save_run
 from retrain.loop.scoring import score_groups
 from retrain.loop.step_metrics import step_head, step_metrics
 from retrain.loop.step_records import generation_records, step_summary, token_records
-from retrain.loop.views import BatchView, GroupsView, RunView
 from retrain.plugins.protocols import ControllerView
 from retrain.records.folder import RunFolder
 from retrain.seeding import Seeds
 from retrain.types import Group, SamplingParams, TrainReport
+from retrain.views import BatchView, GroupsView, RunView
 
 LOG = logging.getLogger("retrain")
 BEFORE_TRAINING = -1
@@ -242,9 +242,7 @@ class Trainer:
         if limit and self.progress.bad_steps_in_a_row >= limit:
             self._save(self._name())
             what = f"{limit} steps in a row were rejected; the last: {metrics['rejected']}"
-            fix = (
-                "lower [training] lr or set [optimizer] grad_clip_norm, and resume; the weights are the last good ones"
-            )
+            fix = "lower [training] lr or set [optimizer] grad_clip_norm, and start from an earlier checkpoint if the newest is spoilt"
             raise BackendError(Problem(where=f"step {metrics['step']}", what=what, fix=fix))
 
     def _extras(self, step: int, groups: tuple[Group, ...]) -> Any:
