@@ -242,7 +242,7 @@ class Trainer:
         if limit and self.progress.bad_steps_in_a_row >= limit:
             self._save(self._name())
             what = f"{limit} steps in a row were rejected; the last: {metrics['rejected']}"
-            fix = "lower [training] lr or set [optimizer] grad_clip_norm, and start from an earlier checkpoint if the newest is spoilt"
+            fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are as they were"
             raise BackendError(Problem(where=f"step {metrics['step']}", what=what, fix=fix))
 
     def _extras(self, step: int, groups: tuple[Group, ...]) -> Any:
