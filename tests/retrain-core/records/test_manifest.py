@@ -78,6 +78,14 @@ def test_any_text_number_or_parameter_survives(
     assert again.algorithm.transform_params == params
 
 
+def test_a_resumed_runs_file_repeats_the_run_instead_of_continuing_it(
+    load: Load, tables: Mapping[str, TableEntry], tmp_path: Path
+) -> None:
+    config, problems = load("", "--resume", str(tmp_path))
+    assert problems == []
+    assert reloaded(config, 1, tables, tmp_path).value("resume.from_", "?") == ""
+
+
 def test_tables_without_a_feature_are_left_out(load: Load) -> None:
     config, _ = load("")
     assert "campaign" not in tomllib.loads(config_toml(config, seed=0))
