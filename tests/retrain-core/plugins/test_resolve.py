@@ -11,7 +11,7 @@ import pytest
 
 from retrain.errors import PluginError
 from retrain.plugins.manager import Plugins, load_plugins
-from retrain.plugins.resolve import problem_with, resolve
+from retrain.plugins.resolve import missing, problem_with, resolve
 from retrain.types import Kind
 
 WHERE = "retrain.toml:7 [algorithm] transform_mode"
@@ -183,3 +183,10 @@ def test_a_quick_look_finds_what_resolving_would_refuse_without_importing(
     assert look("match") is None
     assert "no reward named 'my_mod_h.thing'" in str(look("my_mod_h.thing"))
     assert "no reward named 'mach'" in str(look("mach"))
+
+
+def test_a_name_of_a_distribution_that_is_left_out_is_not_answered_with_its_install_line() -> None:
+    plugins = load_plugins({"RETRAIN_BLOCK": "retrain-sepa"})
+    problem = missing(plugins, Kind.ADVANTAGE, "grpo", where="here")
+    assert "RETRAIN_BLOCK leaves it out" in problem.fix
+    assert "pip install" not in problem.fix

@@ -48,6 +48,7 @@ class Plugins:
     pluggy: pluggy.PluginManager
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
     failures: list[LoadFailure] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK keep away
 
     def notify(self, hook: str, **arguments: Any) -> Any:
         """Call a life-cycle hook; HookError names the plugin that raised."""
@@ -105,6 +106,7 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
         name = _normal(owner.distribution)
         present.add(name)
         if name != KERNEL and (name in blocked or (only and name not in only)):
+            plugins.left_out.add(name)
             continue
         try:
             plugin = entry.load()

@@ -82,6 +82,8 @@ def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
     wanted = name if provider(kind, name) else (near[0] if near else name)
     if distribution is None or plugins.find(kind, wanted):
         return f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
+    if distribution in plugins.left_out:
+        return f"{distribution} provides {wanted!r}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
     if distribution in UNRELEASED:
         return f"{wanted!r} will come with {distribution}, which does not exist in this version; use another {kind}"
     installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
