@@ -181,9 +181,9 @@ def test_an_interrupt_leaves_whole_records(tmp_path: Path) -> None:
             break
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode != 0
+    assert process.returncode == 75
     assert len(records(tmp_path / "logs/tiny/metrics.jsonl")) >= 2
-    assert json.loads((tmp_path / "logs/tiny/run.json").read_text())["status"] == "interrupted"
+    assert json.loads((tmp_path / "logs/tiny/run.json").read_text())["status"] == "stopped"
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

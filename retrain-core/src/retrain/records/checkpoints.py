@@ -55,7 +55,9 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
         sums = {file.relative_to(target).as_posix(): _checksum(file) for file in files}
-        (target / SUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+        (target / SUMS).write_text(
+            json.dumps(sums, indent=2), encoding="utf-8"
+        )  # ends with its bracket: no byte can be cut off unnoticed
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
