@@ -106,7 +106,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         )
         what = f"{place}: uncertainty {flow.uncertainty.name!r}"
         uncertainty_T = as_numbers(_call(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
-        if (uncertainty_T < 0.0).any():
+        if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             value = uncertainty_T[position]
             raise CreditError(Problem(what=f"{what} is {value} at position {position}: it must not be negative"))
