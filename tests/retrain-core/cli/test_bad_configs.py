@@ -168,7 +168,7 @@ def test_a_name_with_two_owners_is_refused(distribution: Callable[..., Path], co
     judge(Bad(name="clash", wanted=wanted), result.code, result.out, result.err)
 
 
-def test_without_the_distribution_its_install_line_is_told(
+def test_of_a_distribution_that_is_left_out_the_variable_is_told(
     command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-sepa")
@@ -179,10 +179,10 @@ def test_without_the_distribution_its_install_line_is_told(
         problems=4,
         wanted=(
             "retrain.toml:3 [sepa]: unknown table",
-            "pip install retrain-sepa  (it reads [sepa])",
+            "retrain-sepa reads [sepa], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
             "retrain.toml:2 [algorithm] advantage_mode: no advantage named 'grpo'",
-            "pip install retrain-sepa  (it provides 'grpo')",
-            "pip install retrain-sepa  (it provides 'gtpo_sepa')",
+            "retrain-sepa provides 'grpo', but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
+            "retrain-sepa provides 'gtpo_sepa', but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
         ),
     )
     judge(case, result.code, result.out, result.err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from retrain.config.keys import Key
@@ -40,7 +41,8 @@ def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Conf
     """The same for who wants to show the problems: the config (defaults where it is faulty), the flow if any."""
     file, overrides = split_arguments(arguments)
     tables = registered_tables(plugins)
-    config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=table_hint)
+    hint = partial(table_hint, plugins)
+    config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
     flow, more = check(config, plugins, tables)
     return config, flow, [*problems, *more]
 

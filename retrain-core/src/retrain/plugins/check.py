@@ -38,10 +38,14 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
     return tables
 
 
-def table_hint(table: str) -> str:
-    """The install line for a table of ours that is not installed; empty for a stranger's."""
+def table_hint(plugins: Plugins, table: str) -> str:
+    """How to get a table of ours that nobody registered; empty for a stranger's."""
     distribution = provider(Kind.CONFIG_TABLE, table)
-    return f"pip install {distribution}  (it reads [{table}])" if distribution else ""
+    if distribution is None:
+        return ""
+    if distribution in plugins.left_out:
+        return f"{distribution} reads [{table}], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+    return f"pip install {distribution}  (it reads [{table}])"
 
 
 def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
