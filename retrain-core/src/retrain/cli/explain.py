@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,10 +11,10 @@ import click
 from retrain.config.load import all_keys
 from retrain.config.resolved import Config
 from retrain.loop.configure import Checked, load_checked
-from retrain.plugins.check import registered_tables
+from retrain.plugins.check import declared_capabilities, registered_tables
 from retrain.plugins.manager import Plugins
 from retrain.records.secrets import hide
-from retrain.types import Capabilities, Kind
+from retrain.types import Capabilities
 
 FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning; below this the run may barely move
 
@@ -53,19 +54,19 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     """The explanation as plain data; secrets are hidden."""
     config, flow, training = checked.config, checked.flow, checked.config.training
     alpha = config.lora.alpha or 2 * config.model.lora_rank
-    entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    traits = entries[0].spec.traits if entries else None
     completions = training.batch_size * training.group_size
-    values = {
-        path: {"value": _at(config, path), "origin": str(origin)} for path, origin in sorted(config.origins.items())
-    }
+    tables = config.as_dict()
+    values = {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        values[path] = {"value": tables[table][name], "origin": str(origin)}
     content = {
         "mode": "single",
         "config": config.source or "(defaults)",
         "model": config.model.model,
         "backend": config.backend.backend,
         "backend_options": config.backend.options,
-        "backend_capabilities": _capabilities(traits),
+        "backend_capabilities": _capabilities(declared_capabilities(config, plugins)),
         "condition": flow.condition,
         "algorithm_mode": config.algorithm.algorithm_mode,
         "advantage_mode": flow.advantage.name,
@@ -110,15 +111,8 @@ def _warnings(config: Config) -> list[str]:
     return found
 
 
-def _capabilities(traits: object) -> dict[str, Any]:
-    if not isinstance(traits, Capabilities):
-        return {}
-    return {name: getattr(traits, name) for name in Capabilities.__dataclass_fields__}
-
-
-def _at(config: Config, path: str) -> Any:
-    table, _, name = path.partition(".")
-    return config.as_dict()[table][name]
+def _capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
+    return asdict(capabilities) if capabilities else {}
 
 
 def keys_page(rows: list[dict[str, Any]]) -> str:

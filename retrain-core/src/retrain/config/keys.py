@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
 
 from retrain.types import Kind
 
@@ -91,7 +90,7 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             table=table,
             name=name,
             flag=str(extra.get("flag") or f"{traits.flag_prefix}{name}").replace("_", "-"),
-            annotation=_annotation(info),
+            annotation=info.annotation,
             default=info.get_default(call_default_factory=True),
             description=info.description or "",
             names=names,
@@ -99,7 +98,3 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             aliases=tuple(aliases),
             free_on_resume=bool(extra.get("free_on_resume")),
         )
-
-
-def _annotation(info: FieldInfo) -> Any:
-    return info.annotation

@@ -10,7 +10,6 @@ from pydantic import field_validator
 from retrain.config.keys import Table, key
 from retrain.types import Kind
 
-SPLIT_MODE = "several devices (split mode) are not built yet"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 

@@ -14,14 +14,13 @@ from retrain.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.insight.heat_page import render
 from retrain.insight.pieces import token_pieces
 from retrain.insight.stored import StoredCompletion, read_step, replay
-from retrain.loop.assemble import load_tokenizer
+from retrain.loop.assemble import build_detector, load_tokenizer
 from retrain.loop.configure import Checked, load_checked
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import PlanningDetector, PluginContext
-from retrain.plugins.resolve import resolve
 from retrain.records.files import write_text
 from retrain.seeding import Seeds
-from retrain.types import Floats, Kind, Mask
+from retrain.types import Floats, Mask
 
 MOST = 4
 
@@ -127,14 +126,8 @@ def _shaded(
 
 
 def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDetector | None:
-    if not checked.flow.needs_planning:
-        return None
-    config = checked.config
-    name, where = config.value("planning.detector", "regex"), config.place("planning.detector")
-    found = resolve(plugins, Kind.PLANNING_DETECTOR, name, where=where, search_paths=config.plugins.search_paths)
-    context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=tokenizer)
-    detector: PlanningDetector = found.target(context)
-    return detector
+    context = PluginContext(config=checked.config, seeds=Seeds(0), plugins=plugins, tokenizer=tokenizer)
+    return build_detector(checked.flow, context)
 
 
 def as_data(step: ShadedStep) -> dict[str, Any]:

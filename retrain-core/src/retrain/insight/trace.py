@@ -11,6 +11,7 @@ from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow
 from retrain.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.errors import Problem, RetrainError
+from retrain.plugins.check import declared_capabilities
 from retrain.plugins.manager import Plugins
 from retrain.seeding import Seeds
 from retrain.types import Capabilities, Kind
@@ -121,10 +122,10 @@ def _needs(flow: CreditFlow) -> tuple[str, ...]:
 
 
 def _capabilities(config: Config, plugins: Plugins) -> tuple[Capabilities | None, str]:
-    entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    if entries and isinstance(entries[0].spec.traits, Capabilities):
-        return entries[0].spec.traits, str(entries[0].owner)
-    return None, "not declared"
+    capabilities = declared_capabilities(config, plugins)
+    if capabilities is None:
+        return None, "not declared"
+    return capabilities, str(plugins.find(Kind.BACKEND, config.backend.backend)[0].owner)
 
 
 def _compatibility(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ from retrain.loop.interrupts import Interrupts
 from retrain.loop.lines import printable
 from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
 from retrain.loop.recording import Recorders, recorder_names
-from retrain.plugins.check import backend_options, check_names, check_options
+from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
 from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Reward
 from retrain.plugins.resolve import resolve
 from retrain.seeding import Seeds
-from retrain.types import Capabilities, Kind
+from retrain.types import Kind
 
 LOG = logging.getLogger("retrain")
 
@@ -60,9 +59,8 @@ def check(
 
 
 def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    traits = entries[0].spec.traits if entries else None
-    if not flow.needs_entropy or not isinstance(traits, Capabilities) or traits.provides_entropy:
+    capabilities = declared_capabilities(config, plugins)
+    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
         return []
     what = f"{flow.uncertainty.name!r} needs entropies, which backend {config.backend.backend!r} cannot give"
     place = config.place("algorithm.uncertainty_kind")
@@ -78,11 +76,8 @@ def assemble(
         config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins), check_stop=stops.check
     )
     pool, reward = _load_prompts(config, context)
-    detector = controller = None
-    if flow.needs_planning:
-        detector = _build(
-            Kind.PLANNING_DETECTOR, config.value("planning.detector", "regex"), "planning.detector", context
-        )
+    detector = build_detector(flow, context)
+    controller = None
     if flow.controller:
         controller = _build(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
     recorders = {name: _build(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
@@ -103,6 +98,15 @@ def assemble(
         recorders=Recorders(recorders),
         health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
     )
+
+
+def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
+    """The configured planning detector, if the flow asks for planning tokens."""
+    if not flow.needs_planning:
+        return None
+    name = context.config.value("planning.detector", "regex")
+    detector: PlanningDetector = _build(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
+    return detector
 
 
 def load_tokenizer(config: Config, plugins: Plugins) -> Any:
@@ -138,10 +142,8 @@ def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, R
         LOG.info("%s", printable(note))
     LOG.info("Loaded %d examples", len(data.examples))
     train, held_out = split_examples(data.examples, config, context.seeds)
-    started = time.perf_counter()
     prompts = [Prompt(example=e, tokens_T=encode_prompt(e, context.tokenizer, config)) for e in (*train, *held_out)]
     LOG.info("Pre-encoded %d prompts", len(prompts))
-    LOG.debug("encoding took %.1f s", time.perf_counter() - started)
     pool = PromptPool(train=tuple(prompts[: len(train)]), held_out=tuple(prompts[len(train) :]), seeds=context.seeds)
     if data.reward is not None and config.origin("reward.type") == DEFAULT_ORIGIN:
         return pool, data.reward  # the source's own verifier, unless the user asked for another

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from retrain.config.keys import Key
-from retrain.config.load import all_keys, load_config
+from retrain.config.load import TableEntry, all_keys, load_config
 from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow
 from retrain.errors import ConfigError, Problem
@@ -31,16 +31,22 @@ class Checked:
 
 def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
     """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import."""
-    config, flow, problems = load_with_problems(arguments, plugins)
+    tables = registered_tables(plugins)
+    config, flow, problems = _load(arguments, plugins, tables)
     if problems or flow is None:
         raise ConfigError(*problems)
-    return Checked(config=config, flow=flow, keys=all_keys(registered_tables(plugins)))
+    return Checked(config=config, flow=flow, keys=all_keys(tables))
 
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
     """The same for who wants to show the problems: the config (defaults where it is faulty), the flow if any."""
+    return _load(arguments, plugins, registered_tables(plugins))
+
+
+def _load(
+    arguments: Sequence[str], plugins: Plugins, tables: Mapping[str, TableEntry]
+) -> tuple[Config, CreditFlow | None, list[Problem]]:
     file, overrides = split_arguments(arguments)
-    tables = registered_tables(plugins)
     hint = partial(table_hint, plugins)
     config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
     flow, more = check(config, plugins, tables)

@@ -15,7 +15,7 @@ from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
 from retrain.plugins.resolve import problem_with
 from retrain.plugins.spec import LoadFailure
-from retrain.types import Kind
+from retrain.types import Capabilities, Kind
 
 # Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
@@ -97,6 +97,13 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
             continue
         problems += validated_params(model, options, where=config.place(path))[1]
     return problems
+
+
+def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
+    """What the configured backend promises, before it is imported; None when it declares nothing."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    traits = entries[0].spec.traits if entries else None
+    return traits if isinstance(traits, Capabilities) else None
 
 
 def backend_options(config: Config) -> dict[str, Any]:
