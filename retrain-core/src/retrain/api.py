@@ -16,17 +16,22 @@ from retrain.errors import (
 from retrain.hookspecs import hookimpl
 from retrain.plugins.manager import Plugins, load_plugins
 from retrain.plugins.protocols import (
+    Ask,
     Backend,
     Controller,
     ControllerView,
     DataSource,
+    Deliver,
+    Ending,
     Engine,
+    Environment,
     Finding,
     HealthMonitor,
     LoadedData,
     PlanningDetector,
     PluginContext,
     Recorder,
+    Reply,
     Reward,
 )
 from retrain.plugins.resolve import Found, resolve
@@ -56,6 +61,7 @@ from retrain.types import (
 )
 
 __all__ = [
+    "Ask",
     "Backend",
     "BackendError",
     "Capabilities",
@@ -67,8 +73,11 @@ __all__ = [
     "ControllerView",
     "CreditError",
     "DataSource",
+    "Deliver",
     "Determinism",
+    "Ending",
     "Engine",
+    "Environment",
     "Example",
     "Finding",
     "Floats",
@@ -88,6 +97,7 @@ __all__ = [
     "Plugins",
     "Problem",
     "Recorder",
+    "Reply",
     "ResumeError",
     "RetrainError",
     "Reward",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Message = Mapping[str, str]  # {"role": "user", "content": "..."}
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, with `tool_calls` where tools are used
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -63,7 +64,8 @@ class StopReason(StrEnum):
     """Why a completion ended."""
 
     EOS = "eos"  # an end-of-sequence token was sampled; it is kept and trained
-    LENGTH = "length"  # `max_tokens` was reached: the answer is truncated
+    LENGTH = "length"  # `max_tokens` or the context was full: the answer is truncated
+    TURNS = "turns"  # an episode that had not ended after its last permitted turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """One row: prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
+    """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T` and `entropies_T` have the row's length and
     mean something at action tokens only (0 elsewhere). `text` is a view of the sampled tokens, never trained on.
+    `starts` are the positions at which the policy was given a context afresh: usually 0 alone, and more when an
+    episode rewrote its history. What stands before a start was not seen after it, so each part is trained as a row of
+    its own. `turns` counts how often the policy was asked.
     """
 
     tokens_T: Tokens
@@ -117,6 +122,8 @@ class Completion:
     stop_reason: StopReason
     policy_version: int
     entropies_T: Floats | None = None
+    starts: tuple[int, ...] = (0,)
+    turns: int = 1
 
     @property
     def num_actions(self) -> int:
@@ -134,11 +141,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The verdict on one completion: a finite `value`, or none and the reason in `detail`."""
+    """The verdict on one completion: a finite `value`, or none and the reason in `detail`.
+
+    `parts` are the values of several rewards that `value` is the weighted sum of, or what an environment measured
+    besides; they are logged, and nothing is computed from them.
+    """
 
     outcome: Outcome
     value: float | None = None
     detail: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: float) -> Score:

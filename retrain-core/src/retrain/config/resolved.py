@@ -70,7 +70,7 @@ class Config:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain data, table by table, with TOML names."""
-        return {name: table.model_dump(mode="json", by_alias=True) for name, table in self.tables.items()}
+        return {name: table.model_dump(mode="json", by_alias=True, exclude_none=True) for name, table in self.tables.items()}
 
     @property
     def backend(self) -> schema.BackendTable:
@@ -111,6 +111,11 @@ class Config:
     def data(self) -> schema.DataTable:
         """`[data]`."""
         return self.table("data", schema.DataTable)
+
+    @property
+    def scoring(self) -> schema.ScoringTable:
+        """`[scoring]`."""
+        return self.table("scoring", schema.ScoringTable)
 
     @property
     def eval(self) -> schema.EvalTable:

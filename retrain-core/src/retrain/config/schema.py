@@ -136,7 +136,30 @@ class DataTable(Table):
     answer_key: str = key("answer", "Column that holds the reference answer (files).", min_length=1)
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
+    template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
+
+
+class RewardLimits(Table):
+    """`[scoring.limits.NAME]`: what one reward may do that others may not; an absent key is that of `[scoring]`."""
+
+    timeout_s: float | None = key(None, "Seconds that scoring one completion may take.", gt=0.0)
+    retries: int | None = key(None, "Further tries of a score that failed.", ge=0)
+    max_failed_frac: float | None = key(None, "Stop when more than this share failed.", ge=0.0, le=1.0)
+
+
+class ScoringTable(Table):
+    """How completions are scored: in processes that can be killed, while others are still being sampled."""
+
+    workers: int = key(0, "Scoring processes; 0 = one less than the cores, from 1 to 8.", ge=0, free_on_resume=True)
+    timeout_s: float = key(10.0, "Seconds that scoring one completion may take.", gt=0.0)
+    retries: int = key(1, "Further tries of a score that failed.", ge=0)
+    max_failed_frac: float = key(0.1, "Stop when more than this share of a step's scores failed.", ge=0.0, le=1.0)
+    memory_gb: float = key(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0, free_on_resume=True)
+    cache: bool = key(True, "Score equal completions of an example once.", free_on_resume=True)
+    audit: Literal["stop", "warn", "off"] = key("stop", "When the reward fails its audit.", free_on_resume=True)
+    audit_examples: int = key(8, "Examples that the reward is tried on before training.", ge=1, free_on_resume=True)
+    limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
 
 
 class EvalTable(Table):

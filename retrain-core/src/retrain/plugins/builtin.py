@@ -18,6 +18,7 @@ TABLES: tuple[tuple[str, type[Table], str], ...] = (
     ("optimizer", schema.OptimizerTable, "optim_"),
     ("lora", schema.LoraTable, "lora_"),
     ("data", schema.DataTable, "data_"),
+    ("scoring", schema.ScoringTable, "scoring_"),
     ("eval", schema.EvalTable, "eval_"),
     ("deadlines", schema.DeadlinesTable, "deadline_"),
     ("resume", schema.ResumeTable, "resume_"),

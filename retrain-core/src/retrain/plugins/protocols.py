@@ -3,7 +3,7 @@
 | kind | the factory is | called |
 |---|---|---|
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
-| detector, controller, reward, data source, backend, recorder, health monitor | `f(context) -> protocol below` | once |
+| detector, controller, reward, data source, environment, backend, recorder, health monitor | `f(context) -> protocol below` | once |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
 | command | a `click.Command` | when typed |
@@ -21,10 +21,12 @@ from retrain.types import (
     Capabilities,
     Example,
     Mask,
+    Message,
     Sample,
     SampleRequest,
     SamplingParams,
     Score,
+    StopReason,
     Tokens,
     TrainBatch,
     TrainReport,
@@ -59,11 +61,24 @@ class PluginContext:
     check_stop: Callable[[], None] = _never_stop
 
 
+Deliver = Callable[[int, int, Sample], None]  # (number of the request, number of the seed, the finished sample)
+
+
 class Reward(Protocol):
-    """A verifier of text answers."""
+    """A verifier of text answers.
+
+    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
+    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
+    `concurrency` at a time, each cancelled at its time limit.
+
+    Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
+    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
+    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, asked once per step;
+    `concurrency: int` of an async reward, 16 when absent.
+    """
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion. Called once per completion; an exception becomes a failed score, never a number."""
+        """Judge one completion. A number will do for a Score; an exception becomes a failed score, never a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +88,61 @@ class LoadedData:
     examples: tuple[Example, ...]
     notes: tuple[str, ...] = ()
     reward: Reward | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What an episode wants of the policy: the whole conversation so far, up to the answer, or plain text.
+
+    `tools` are JSON schemas that the chat template shows to the model.
+    """
+
+    prompt: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the policy said: its text without special tokens, and why it stopped."""
+
+    text: str
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode went: its score, and why it ended when that was not of its own accord."""
+
+    score: Score
+    hit_turn_limit: bool = False
+
+
+class Environment(Protocol):
+    """Tasks with an interaction and a verifier of their own, played by many episodes side by side.
+
+    Everything that goes in and out is plain data (JSON): the environment is built in the run's process and sent,
+    pickled, to a process that can be killed, so hold plain data and make what is heavy in `load`, which is called there
+    first. Token ids are the kernel's business; the environment sees text.
+    """
+
+    def load(self) -> LoadedData:
+        """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
+
+    def begin(self, examples: Sequence[Example]) -> None:
+        """Start one episode per entry, numbered by place; the same example again and again is a group.
+
+        Episodes that were still open are dropped.
+        """
+
+    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
+        """Go on with the episodes that got a reply, or from the beginning when none did.
+
+        Returns once every open episode waits for the policy or has ended: what each of those that wait asks. An
+        episode that cannot go on ends with a failed score; it does not raise.
+        """
+
+    def finish(self) -> Sequence[Ending]:
+        """The endings of all episodes, in order; called once when none asks any more. A group is scored together."""
 
 
 class DataSource(Protocol):
@@ -124,7 +194,11 @@ class Engine(Protocol):
     """Draws completions from the current policy."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone."""
+        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone.
+
+        An engine that finishes some before others takes a third parameter, `deliver: Deliver | None`, and calls it,
+        in the same thread, with each sample as soon as it is finished: it is then scored meanwhile.
+        """
 
     def close(self) -> None:
         """Release what is held; safe to call twice."""
@@ -136,7 +210,7 @@ class Backend(Protocol):
     capabilities: Capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """As `Engine.sample`, from the policy last published."""
+        """As `Engine.sample`, from the policy last published; a third parameter `deliver` likewise."""
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
