@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retrain.errors import RewardError
-from retrain.loop.scoring import score_completion, score_groups
+from retrain.loop.scoring.inline import score_completion, score_groups
 from retrain.types import Completion, Example, Outcome, Score
 
 EXAMPLE = Example(id="e", prompt="p", reference="r")

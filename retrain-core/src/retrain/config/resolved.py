@@ -70,7 +70,9 @@ class Config:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain data, table by table, with TOML names."""
-        return {name: table.model_dump(mode="json", by_alias=True, exclude_none=True) for name, table in self.tables.items()}
+        return {
+            name: table.model_dump(mode="json", by_alias=True, exclude_none=True) for name, table in self.tables.items()
+        }
 
     @property
     def backend(self) -> schema.BackendTable:

@@ -20,7 +20,7 @@ from retrain.loop.progress import Clock, Progress
 from retrain.loop.prompts import Prompt
 from retrain.loop.rollout import sample_groups
 from retrain.loop.savepoint import save_run
-from retrain.loop.scoring import score_groups
+from retrain.loop.scoring.inline import score_groups
 from retrain.loop.step_metrics import step_head, step_metrics
 from retrain.loop.step_records import generation_records, step_summary, token_records
 from retrain.plugins.protocols import ControllerView

@@ -3,7 +3,8 @@
 | kind | the factory is | called |
 |---|---|---|
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
-| detector, controller, reward, data source, environment, backend, recorder, health monitor | `f(context) -> protocol below` | once |
+| detector, controller, reward, data source, environment | `f(context) -> protocol below` | once per run |
+| backend, recorder, health monitor | `f(context) -> protocol below` | once per run |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
 | command | a `click.Command` | when typed |
