@@ -72,6 +72,25 @@ def test_batched_decoding_equals_the_plain_definition(make_backend: MakeBackend,
             same(sample, slowly(backend._policy.sampler, request, seed, PARAMS, set(STOP)))
 
 
+def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(
+    make_backend: MakeBackend, requests: list[SampleRequest]
+) -> None:
+    delivered: dict[tuple[int, int], Sample] = {}
+    backend = make_backend()
+
+    def deliver(request: int, place: int, sample: Sample) -> None:
+        assert (request, place) not in delivered
+        delivered[request, place] = sample
+
+    groups = backend.sample(requests, PARAMS, deliver)
+    assert len(delivered) == sum(len(group) for group in groups)
+    lengths = [len(sample.tokens_T) for sample in delivered.values()]
+    assert lengths != sorted(lengths, reverse=True)
+    assert lengths[0] < max(lengths), "the shortest come first, not all at the end"
+    for (request, place), sample in delivered.items():
+        same(sample, groups[request][place], atol=0.0)
+
+
 def test_rows_end_at_any_stop_id_and_keep_it(make_backend: MakeBackend, requests: list[SampleRequest]) -> None:
     samples = [s for group in make_backend().sample(requests, PARAMS) for s in group]
     ended = [s for s in samples if s.stop_reason is StopReason.EOS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 
 from retrain.api import (
     BackendError,
+    Deliver,
     Engine,
     Kind,
     PluginContext,
@@ -93,14 +95,19 @@ class LocalBackend:
         self._twins: Twins | None = twins
         self._policy = policy
         self._engine = engine
+        self._can_deliver = "deliver" in inspect.signature(engine.sample).parameters
         self._trainer: Trainer | None = trainer
         self._threads = threads
         self._version = 0
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """Draw from the policy last published."""
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """Draw from the policy last published; `deliver` gets each completion early if the engine can do that."""
         self._open()
         with limited_threads(self._threads):
+            if deliver is not None and self._can_deliver:
+                return self._engine.sample(requests, params, deliver)  # type: ignore[call-arg]
             return self._engine.sample(requests, params)
 
     def train(self, batch: TrainBatch) -> TrainReport:

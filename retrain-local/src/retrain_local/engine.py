@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import NonFiniteError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
+from retrain.api import Deliver, NonFiniteError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
 from retrain_local.draw import draw_tokens
 from retrain_local.head import LogitsAt, last_positions
 from retrain_local.kv_cache import keep_rows, new_cache, right_align
@@ -21,6 +22,7 @@ from retrain_local.policy import LocalPolicy
 from retrain_local.rows import Row, new_rows, uniforms
 
 LOG = logging.getLogger("retrain")
+HandOver = Callable[[Row], None]
 SEGMENT = 8  # tokens between two looks at which rows have ended
 COMPACT_BELOW = 0.75  # live share of a batch under which its dead rows are dropped
 PREFILL_TOKENS = 2**16  # prompt tokens, padding included, read in one forward
@@ -50,13 +52,16 @@ class PytorchEngine:
         self._load = Load(rows=0, width=0, actions=0)
         self._budget_tokens = (cache_bytes or _cache_budget(policy.device)) // _bytes_per_token(policy.sampler)
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
         """One list per request, one sample per seed; BackendError when the model yields non-finite logits."""
         policy = self._policy
         vocabulary = policy.sampler.get_input_embeddings().num_embeddings
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
+        hand_over = partial(_hand_over, deliver, policy.version, params.entropy)
         while any(row.room for row in rows):
-            self._finish(rows, params)
+            self._finish(rows, params, hand_over)
         samples: list[list[Sample]] = [[] for _ in requests]
         for row in rows:
             samples[row.request].append(row.sample(policy.version, entropy=params.entropy))
@@ -69,13 +74,13 @@ class PytorchEngine:
     def _cache_tokens(self) -> int:
         return self._policy.limits.cache_tokens or self._budget_tokens
 
-    def _finish(self, rows: list[Row], params: SamplingParams) -> None:
+    def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
         """Finish all rows, or leave some unfinished because the cache had to be halved."""
         pending = deque(row for row in rows if row.room)
         try:
             with torch.inference_mode():
                 while pending:
-                    put_aside = self._decode(self._admit(pending), params)
+                    put_aside = self._decode(self._admit(pending), params, hand_over)
                     pending.extendleft(reversed(put_aside))
             return
         except RuntimeError as error:
@@ -115,7 +120,7 @@ class PytorchEngine:
     def _prefix_key(self, row: Row) -> object:
         return row.request if self._share and not row.tokens else id(row)
 
-    def _decode(self, rows: list[Row], params: SamplingParams) -> list[Row]:
+    def _decode(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> list[Row]:
         """Finish these rows, except those that had to be put aside for want of memory, which are returned."""
         self._note_load(rows, max(len(row.prompt_T) + len(row.tokens) for row in rows))
         batch = _Batch(rows, *self._prefill(rows))
@@ -131,6 +136,8 @@ class PytorchEngine:
                 batch.keep(live)
             self._note_load(batch.rows, batch.length)
             self._segment(batch, params)
+            for row in batch.rows:
+                hand_over(row)
 
     def _note_load(self, rows: list[Row], length: int) -> None:
         drawn = max(len(row.tokens) for row in rows) + SEGMENT
@@ -219,6 +226,13 @@ class _Batch:
         self.rows = [self.rows[i] for i in indices]
         self.logits_BV, self.pads_B = self.logits_BV[index_R], self.pads_B[index_R]
         self.last_B = None if self.last_B is None else self.last_B[index_R]
+
+
+def _hand_over(deliver: Deliver | None, version: int, entropy: bool, row: Row) -> None:
+    """Deliver a row that has ended, once."""
+    if deliver is not None and not row.room and not row.is_delivered:
+        row.is_delivered = True
+        deliver(row.request, row.place, row.sample(version, entropy=entropy))
 
 
 def _refuse_non_finite(row: Row) -> None:

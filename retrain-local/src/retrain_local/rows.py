@@ -25,15 +25,18 @@ from retrain.api import (
 class Row:
     """One completion: its prompt, its own stream of uniforms, and what has been drawn so far.
 
-    `room` is how many tokens it may still get. Tokens use the stream in order, one number each, so a row that was put
+    `request` and `place` say whose it is: the number of the request and of the seed. `room` is how many tokens it may
+    still get. Tokens use the stream in order, one number each, so a row that was put
     aside and taken up again continues exactly where it stopped.
     """
 
     request: int
+    place: int
     prompt_T: Tokens
     seed: int
     room: int
     ended_by_room: bool = True
+    is_delivered: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -90,7 +93,10 @@ def new_rows(
         prompt_T = np.asarray(request.prompt_T, dtype=np.int64)
         _check(prompt_T, index, limit, vocabulary)
         room = params.max_tokens if limit is None else min(params.max_tokens, limit - len(prompt_T))
-        rows += [Row(request=index, prompt_T=prompt_T, seed=seed, room=room) for seed in request.seeds_G]
+        rows += [
+            Row(request=index, place=place, prompt_T=prompt_T, seed=seed, room=room)
+            for place, seed in enumerate(request.seeds_G)
+        ]
     return rows
 
 

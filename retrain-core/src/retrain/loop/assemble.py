@@ -11,7 +11,8 @@ from typing import Any
 from retrain.config.load import TableEntry
 from retrain.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.errors import ConfigError, Problem, RetrainError
+from retrain.loop.build import build_part
 from retrain.loop.health import HealthWatch, monitor_names
 from retrain.loop.interrupts import Interrupts
 from retrain.loop.lines import printable
@@ -19,9 +20,7 @@ from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_exampl
 from retrain.loop.recording import Recorders, recorder_names
 from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
-from retrain.plugins.params import validated_params
 from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Reward
-from retrain.plugins.resolve import resolve
 from retrain.seeding import Seeds
 from retrain.types import Kind
 
@@ -79,11 +78,11 @@ def assemble(
     detector = build_detector(flow, context)
     controller = None
     if flow.controller:
-        controller = _build(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-    recorders = {name: _build(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
-    monitors = {n: _build(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
+        controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+    recorders = {name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
+    monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
     options = backend_options(config)
-    backend = _build(Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options")
+    backend = build_part(Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options")
     return Parts(
         config=config,
         plugins=plugins,
@@ -105,7 +104,7 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     if not flow.needs_planning:
         return None
     name = context.config.value("planning.detector", "regex")
-    detector: PlanningDetector = _build(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
+    detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
     return detector
 
 
@@ -136,7 +135,7 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
 def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, Reward]:
     LOG.info("Loading dataset...")
     options = config.data.options
-    source = _build(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
+    source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
     data: LoadedData = source.load()
     for note in data.notes:
         LOG.info("%s", printable(note))
@@ -149,36 +148,4 @@ def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, R
         return pool, data.reward  # the source's own verifier, unless the user asked for another
     if data.reward is not None:
         LOG.info("%s replaces the verifier that data source %r brings", config.place("reward.type"), config.data.source)
-    return pool, _build(Kind.REWARD, config.value("reward.type", "match"), "reward.type", context)
-
-
-def _build(
-    kind: Kind,
-    name: str,
-    path: str,
-    context: PluginContext,
-    options: Mapping[str, Any] | None = None,
-    options_path: str = "",
-) -> Any:
-    """Resolve a name and call its factory; what the factory raises is told with the plugin's name."""
-    config = context.config
-    where = config.place(path)
-    found = resolve(context.plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
-    params, problems = validated_params(found.params, options or {}, where=config.place(options_path))
-    if problems:
-        raise ConfigError(*problems)
-    own = PluginContext(
-        config=config,
-        seeds=context.seeds,
-        plugins=context.plugins,
-        params=params,
-        tokenizer=context.tokenizer,
-        check_stop=context.check_stop,
-    )
-    try:
-        return found.target(own)
-    except RetrainError:
-        raise
-    except Exception as error:
-        what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
-        raise PluginError(Problem(where=where, what=what, fix=f"repair {found.owner.distribution}")) from error
+    return pool, build_part(Kind.REWARD, config.value("reward.type", "match"), "reward.type", context)

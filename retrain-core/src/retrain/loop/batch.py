@@ -54,11 +54,11 @@ def assign(
     trained = [cause is Cause.INFORMATIVE for cause in causes]
     result = assign_credit(credit_groups, flow, sepa_lambda=sepa_lambda, trained=trained)
     rows = tuple(
-        _row(completion, advs_T)
+        row
         for completions, advs, is_trained in zip(judged, result.token_advs, trained, strict=True)
         if is_trained
         for completion, advs_T in zip(completions, advs, strict=True)
-        if completion.num_actions
+        for row in _rows(completion, advs_T)
     )
     batch = TrainBatch(step=step, rows=rows, temperature=temperature)
     return Credited(judged=judged, planning=planning, causes=causes, result=result, batch=batch)
@@ -83,12 +83,19 @@ def _entropies(completions: Sequence[Completion]) -> list[np.ndarray] | None:
     return entropies if len(entropies) == len(completions) else None
 
 
-def _row(completion: Completion, advs_T: np.ndarray) -> TrainRow:
+def _rows(completion: Completion, advs_T: np.ndarray) -> list[TrainRow]:
+    """One row for each context that the policy was given: one, unless an episode rewrote its history."""
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advs_T
-    return TrainRow(
-        tokens_T=completion.tokens_T,
-        action_T=completion.action_T,
-        logprobs_T=completion.logprobs_T,
-        advantages_T=advantages_T,
-    )
+    ends = (*completion.starts[1:], len(completion.tokens_T))
+    parts = [slice(start, end) for start, end in zip(completion.starts, ends, strict=True)]
+    return [
+        TrainRow(
+            tokens_T=completion.tokens_T[part],
+            action_T=completion.action_T[part],
+            logprobs_T=completion.logprobs_T[part],
+            advantages_T=advantages_T[part],
+        )
+        for part in parts
+        if completion.action_T[part].any()
+    ]
