@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import decimal
 import json
 import os
 import subprocess
@@ -139,6 +140,7 @@ BAD_FILES = [
     ("t.csv", "prompt,answer,answer\na,1,2\n", r"t\.csv:1: column 'answer' stands twice"),
     ("t.csv", "prompt,answer\n", "the data set is empty"),
     ("t.csv", "promt,answer\na,1\n", "use 'promt'"),
+    ("t.csv", "prompt;answer\na;1\n", r"t\.csv:1: columns are separated by .;."),
     ("t.csv", 'prompt,answer\n"a,1\nb,2\n', "cannot be read as csv"),
     ("t.parquet", "junk", "cannot be read as parquet"),
     ("t.txt", "x", r"'\.txt' is not a known format"),
@@ -189,3 +191,45 @@ def test_missing_places(load: Load, write: Write, tmp_path: Path) -> None:
 def test_options_are_refused_by_name(load: Load) -> None:
     with pytest.raises(AssertionError, match="unknown option 'promt_key'"):
         load("files", path="t.jsonl", options={"promt_key": "q"})
+
+
+def test_decimal_numbers_are_kept_as_written(load: Load, tmp_path: Path) -> None:
+    answers = [decimal.Decimal("1.50"), decimal.Decimal("-0.05")]
+    pq.write_table(pa.table({"prompt": ["a", "b"], "answer": answers}), tmp_path / "t.parquet")
+    assert [e.reference for e in load("files", path=str(tmp_path / "t.parquet")).examples] == ["1.50", "-0.05"]
+
+
+def test_what_shows_nothing_counts_as_nothing(load: Load, write: Write) -> None:
+    blank = [{"role": "system", "content": ""}, {"role": "user", "content": " \u200b"}]
+    rows = [
+        task(1),
+        task(2, answer="\x00"),
+        task(3, answer="\u200b\n"),
+        task(4, prompt=blank),
+        task(5, prompt="\ufeff"),
+    ]
+    loaded = load("files", path=write("t.jsonl", lines(*rows)))
+    assert [e.reference for e in loaded.examples] == ["1"]
+    notes = "\n".join(loaded.notes)
+    assert "2 rows left out: no reference answer" in notes
+    assert "2 rows left out: no prompt" in notes
+
+
+def test_prompts_with_several_references_are_counted(load: Load, write: Write) -> None:
+    rows = [task(1), {"prompt": "question 1", "answer": "2"}, {"prompt": "question 1", "answer": "3"}, task(2), task(2)]
+    loaded = load("files", path=write("t.jsonl", lines(*rows)))
+    assert len(loaded.examples) == 4
+    (note,) = [note for note in loaded.notes if "several references" in note]
+    assert note.startswith("files: 1 prompts have several references (first: ")
+    assert note.endswith("t.jsonl:2)")
+
+
+def test_the_prompt_is_not_its_own_answer(load: Load, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"answer_key.*'prompt' is the prompt's column too"):
+        load("files", path=write("t.jsonl", lines(task(1))), answer_key="prompt")
+
+
+def test_very_long_texts_are_read_whole(load: Load, write: Write) -> None:
+    long = "x" * 2_000_000
+    assert load("files", path=write("t.csv", f"prompt,answer\n{long},1\n")).examples[0].prompt == long
+    assert load("files", path=write("t.jsonl", lines(task(1, prompt=long)))).examples[0].prompt == long

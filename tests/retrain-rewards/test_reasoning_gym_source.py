@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,22 @@ def test_plain_data_comes_back_as_it_was(value: object) -> None:
     back = from_plain(json.loads(json.dumps(to_plain(value))))
     assert back == value
     assert repr(back) == repr(value) or isinstance(value, set | frozenset) or "{" in repr(value)
+
+
+def test_fractions_survive(load: Load) -> None:
+    value = {"half": Fraction(1, 2), "all": [Fraction(-7, 3), Fraction(4)]}
+    assert from_plain(json.loads(json.dumps(to_plain(value)))) == value
+    loaded = load("reasoning_gym", options={"name": "gsm_symbolic", "size": 12})  # its entries hold some
+    assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
+
+
+def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load: Load) -> None:
+    loaded = load("reasoning_gym", options={"name": "intermediate_integration", "size": 60})
+    assert not any("Integral" in e.reference for e in loaded.examples)
+    (note,) = [note for note in loaded.notes if "left out" in note]
+    assert re.search(
+        r"[1-9]\d* rows left out: no answer that may be verified \(first: intermediate_integration entry", note
+    )
 
 
 def test_what_is_not_plain_is_refused() -> None:

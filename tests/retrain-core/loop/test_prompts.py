@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from retrain.config.resolved import Config
 from retrain.config.schema import DataTable, EvalTable, TrainingTable
 from retrain.errors import ConfigError
-from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
+from retrain.loop.prompts import Prompt, PromptPool, build_pool, encode_prompt, split_examples
+from retrain.plugins.protocols import LoadedData
 from retrain.seeding import Seeds
 from retrain.types import Example
 
@@ -129,6 +130,16 @@ def test_max_examples_keeps_a_seeded_sample_and_not_a_prefix() -> None:
     assert [e.id for e in held_out] == [e.id for e in held_out_too]
 
 
+def test_max_examples_draws_from_the_whole_of_sorted_data() -> None:
+    tasks = [Example(id=f"{part}{i}", prompt=f"{part}{i}", reference="1") for part in "abcde" for i in range(40)]
+    limited = config(training=TrainingTable(max_examples=20))
+    drawn = Counter(e.id for seed in range(200) for e in split_examples(tasks, limited, Seeds(seed))[0])
+    by_part = Counter(id_[0] for id_ in drawn.elements())
+    assert len(drawn) == 200  # every example is drawn for some seed
+    assert all(700 < by_part[part] < 900 for part in "abcde")  # 800 expected, standard deviation 24
+    assert max(drawn.values()) < 45  # 20 expected, standard deviation 4
+
+
 @pytest.mark.parametrize("limit", [0, 3, 99])
 def test_max_examples_beyond_the_data_changes_nothing(limit: int) -> None:
     train, _ = split_examples(examples("a", "b", "c"), config(training=TrainingTable(max_examples=limit)), Seeds(0))
@@ -172,3 +183,79 @@ def test_a_chat_template_is_used_and_a_chat_stays_as_it_is(tokenizer: Any, monke
     )
     assert decoded(tokenizer, plain, instruction="", system_prompt="ok") == "ok . what is 1 . so"
     assert decoded(tokenizer, chat, instruction="7", system_prompt="ok") == "wait . 2 . so"
+
+
+def tasks_of_words(*lengths: int) -> LoadedData:
+    """Prompts of so many tokens, all different."""
+    digits = (f"{i:0>8b}".replace("", " ").split() for i in range(len(lengths)))
+    prompts = [" ".join((word * length)[:length]) for word, length in zip(digits, lengths, strict=True)]
+    return LoadedData(
+        examples=tuple(Example(id=f"e{i}", prompt=prompt, reference="1") for i, prompt in enumerate(prompts))
+    )
+
+
+def pool_of(loaded: LoadedData, tokenizer: Any, context_length: int | None = None, **tables: Any) -> Any:
+    tables = {"data": DataTable(instruction=""), "training": TrainingTable(batch_size=2, max_tokens=4)} | tables
+    return build_pool(loaded, config(**tables), tokenizer, Seeds(0), context_length=context_length)
+
+
+def test_a_pool_holds_every_prompt_with_its_tokens(tokenizer: Any) -> None:
+    pool, notes = pool_of(tasks_of_words(8, 9, 10, 11), tokenizer, eval=EvalTable(examples=1))
+    assert notes == ()
+    assert (len(pool.train), len(pool.held_out)) == (3, 1)
+    by_id = {prompt.example.id: len(prompt.tokens_T) for prompt in (*pool.train, *pool.held_out)}
+    assert by_id == {"e0": 8, "e1": 9, "e2": 10, "e3": 11}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any, seed: int) -> None:
+    data = tasks_of_words(8, 30, 9, 30, 10, 31)
+    pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
+    assert len(pool.held_out) == 2
+    assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
+    assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
+    with pytest.raises(ConfigError, match="3 held-out examples wanted, but the data source has 3"):
+        pool_of(data, tokenizer, 30, eval=EvalTable(examples=3))
+    with pytest.raises(ConfigError, match=r"(?s)no prompt can be asked.*longer context"):
+        pool_of(data, tokenizer, 8)
+
+
+def test_an_empty_prompt_is_left_out(tokenizer: Any) -> None:
+    empty = Example(id="empty", prompt=" ", reference="1")
+    pool, notes = pool_of(LoadedData(examples=(empty, *tasks_of_words(8, 8).examples)), tokenizer)
+    assert [p.example.id for p in pool.train] == ["e0", "e1"]
+    assert notes == ("1 prompts without a token left out",)
+
+
+def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None:
+    pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
+    assert notes == ("3 training examples for batch_size = 8: a step draws some more than once",)
+    drawn = pool.draw(0, 8)
+    assert Counter(p.epoch for p in drawn) == {0: 3, 1: 3, 2: 2}
+    assert len({(p.example.id, p.epoch) for p in drawn}) == 8
+
+
+def test_training_examples_with_a_held_out_prompt_are_counted(tokenizer: Any) -> None:
+    same = [Example(id=f"s{i}", prompt="what is", reference=str(i)) for i in range(3)]
+    data = LoadedData(examples=(*same, *tasks_of_words(8, 9).examples))
+    for seed in range(20):
+        pool, notes = pool_of(data, tokenizer, eval=EvalTable(examples=1, seed=seed))
+        if pool.held_out[0].example.prompt == "what is":
+            assert notes == ("2 training examples left out: a held-out one has the same prompt",)
+            assert len(pool.train) == 2
+        else:
+            assert notes == ()
+            assert len(pool.train) == 4
+
+
+def test_no_examples_at_all(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="the data source gave no examples"):
+        pool_of(LoadedData(examples=()), tokenizer, 30)
+
+
+def test_chats_that_miss_the_instruction_are_told(tokenizer: Any) -> None:
+    chats = [Example(id=f"c{i}", prompt=[{"role": "user", "content": f"what is {i}"}], reference="1") for i in range(2)]
+    data = LoadedData(examples=(*chats, *tasks_of_words(8).examples))
+    _, notes = pool_of(data, tokenizer, data=DataTable())
+    assert notes == ("2 prompts are whole chats: [data] system_prompt and instruction are not added to them",)
+    assert pool_of(data, tokenizer)[1] == ()

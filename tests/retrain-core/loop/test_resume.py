@@ -55,19 +55,19 @@ def retrain_load_state(run, state): counted.update(state["counting"])
 def retrain_run_end(run, error): counted["steps"] = 0
 """
 SWALLOWING = """
-from retrain.api import Score
-from toy_parts import ToyReward
+from dataclasses import replace
+from toy_parts import Options, ToyBackend
 
-class Swallowing(ToyReward):
-    def score(self, example, text):
+class Swallowing(ToyBackend):
+    def sample(self, requests, params):
         try:
             from counting import act
-            act(hook="score", step=0)
-            return super().score(example, text)
+            act(hook="inside", step=0)
         except BaseException:
-            return Score.of(0.0)
+            pass
+        return super().sample(requests, params)
 
-def create(context): return Swallowing(context)
+def create(context): return Swallowing(replace(context, params=Options()))
 """
 
 
@@ -154,7 +154,7 @@ def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
 
 
 def test_a_stop_that_someone_swallows_is_asked_for_again(run: Run, tmp_path: Path) -> None:
-    result = run("--reward-type", "swallowing.create", act={"hook": "score", "step": 0, "action": "SIGTERM"})
+    result = run("--backend", "swallowing.create", act={"hook": "inside", "step": 0, "action": "SIGTERM"})
     assert result.code == 75, result.err
     assert json.loads((tmp_path / LOG / "run.json").read_text())["status"] == "stopped"
 

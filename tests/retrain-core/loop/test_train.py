@@ -103,13 +103,21 @@ def test_a_second_run_moves_the_first_aside(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_broken_verifier_stops_the_run_and_is_told_cleanly(run: Run, tmp_path: Path) -> None:
-    result = run("--reward-type", "toy_broken")
+    result = run("--reward-type", "toy_broken", "--scoring-audit", "off")
     assert result.code == 1
     assert "retrain: reward error" in result.err
     assert "failed on 8 of 8 completions; first: RuntimeError: the verifier is \ufffd[31mdown" in result.err
     manifest = json.loads((tmp_path / "logs/train/run.json").read_text())
     assert manifest["status"] == "failed"
     assert "RewardError" in manifest["error"]
+
+
+def test_a_verifier_that_fails_its_audit_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
+    result = run("--reward-type", "toy_broken")
+    assert result.code == 1
+    assert "the reward failed its audit" in result.err
+    assert "RuntimeError: the verifier is \ufffd[31mdown" in result.err
+    assert not (tmp_path / "logs/train").exists()
 
 
 def test_a_source_without_its_examples_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ COMMANDS = (
     ),
     ("status", "Show how the runs and campaigns below a folder stand.", "status_command:command"),
     ("top", "Watch what is running.", "status_command:top"),
+    ("audit", "Try the configured reward on right and wrong texts, without a model.", "audit_command:command"),
+    ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
     ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),
 )
 

@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.load import TableEntry
-from retrain.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow, build_flow
 from retrain.errors import ConfigError, Problem, RetrainError
 from retrain.loop.build import build_part
+from retrain.loop.episodes import Episodes
 from retrain.loop.health import HealthWatch, monitor_names
 from retrain.loop.interrupts import Interrupts
-from retrain.loop.lines import printable
-from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_examples
+from retrain.loop.prompts import PromptPool
 from retrain.loop.recording import Recorders, recorder_names
+from retrain.loop.rollout import Rollouts, SingleTurn
+from retrain.loop.scoring.service import ScoringService
+from retrain.loop.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
 from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
-from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Reward
+from retrain.plugins.protocols import Backend, Controller, PlanningDetector, PluginContext
 from retrain.seeding import Seeds
-from retrain.types import Kind
+from retrain.types import Kind, SamplingParams
 
 LOG = logging.getLogger("retrain")
 
@@ -37,12 +40,17 @@ class Parts:
     flow: CreditFlow
     tokenizer: Any
     pool: PromptPool
-    reward: Reward
     backend: Backend
+    rollouts: Rollouts
     controller: Controller | None
     detector: PlanningDetector | None
     recorders: Recorders
     health: HealthWatch
+
+    def close(self) -> None:
+        """Release device memory and processes; safe to call twice."""
+        self.rollouts.close()
+        self.backend.close()
 
 
 def check(
@@ -74,28 +82,53 @@ def assemble(
     context = PluginContext(
         config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins), check_stop=stops.check
     )
-    pool, reward = _load_prompts(config, context)
-    detector = build_detector(flow, context)
-    controller = None
-    if flow.controller:
-        controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-    recorders = {name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
-    monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
-    options = backend_options(config)
-    backend = build_part(Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options")
+    tasks = load_tasks(context)
+    with closed_on_error(tasks.judge):
+        refuse_bad_judge(tasks, context)
+        detector = build_detector(flow, context)
+        controller = None
+        if flow.controller:
+            controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+        recorders = {
+            name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()
+        }
+        monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
+        options = backend_options(config)
+        backend = build_part(
+            Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
+        )
     return Parts(
         config=config,
         plugins=plugins,
         seeds=seeds,
         flow=flow,
         tokenizer=context.tokenizer,
-        pool=pool,
-        reward=reward,
+        pool=tasks.pool,
         backend=backend,
+        rollouts=_rollouts(tasks, backend, context),
         controller=controller,
         detector=detector,
         recorders=Recorders(recorders),
         health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
+    )
+
+
+def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:
+    training = context.config.training
+    params = SamplingParams(
+        max_tokens=training.max_tokens,
+        temperature=training.temperature,
+        entropy=backend.capabilities.provides_entropy,
+    )
+    if isinstance(tasks.judge, ScoringService):
+        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=tasks.judge, params=params)
+    return Episodes(
+        backend=backend,
+        tokenizer=context.tokenizer,
+        environment=tasks.judge,
+        params=params,
+        config=context.config,
+        context_length=tasks.context_length,
     )
 
 
@@ -130,22 +163,3 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     LOG.info("Loading vocabulary table...")
     LOG.info("Vocabulary table: %d entries", len(tokenizer))
     return tokenizer
-
-
-def _load_prompts(config: Config, context: PluginContext) -> tuple[PromptPool, Reward]:
-    LOG.info("Loading dataset...")
-    options = config.data.options
-    source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
-    data: LoadedData = source.load()
-    for note in data.notes:
-        LOG.info("%s", printable(note))
-    LOG.info("Loaded %d examples", len(data.examples))
-    train, held_out = split_examples(data.examples, config, context.seeds)
-    prompts = [Prompt(example=e, tokens_T=encode_prompt(e, context.tokenizer, config)) for e in (*train, *held_out)]
-    LOG.info("Pre-encoded %d prompts", len(prompts))
-    pool = PromptPool(train=tuple(prompts[: len(train)]), held_out=tuple(prompts[len(train) :]), seeds=context.seeds)
-    if data.reward is not None and config.origin("reward.type") == DEFAULT_ORIGIN:
-        return pool, data.reward  # the source's own verifier, unless the user asked for another
-    if data.reward is not None:
-        LOG.info("%s replaces the verifier that data source %r brings", config.place("reward.type"), config.data.source)
-    return pool, build_part(Kind.REWARD, config.value("reward.type", "match"), "reward.type", context)

@@ -75,7 +75,7 @@ def _session(
         with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
             _run(trainer, folder, manifest)
     finally:
-        parts.backend.close()
+        parts.close()
 
 
 def _reopened(run: Path) -> RunFolder:

@@ -43,6 +43,7 @@ def generation_records(
                     "reference": group.example.reference,
                     **_score_fields(score),
                     "num_tokens": completion.num_actions,
+                    **({"turns": completion.turns} if completion.turns != 1 else {}),
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
                     "trained": is_trained and score.value is not None,
@@ -120,6 +121,8 @@ def _prompt_text(prompt: Prompt) -> Any:
 
 def _score_fields(score: Score) -> dict[str, Any]:
     fields: dict[str, Any] = {"reward": score.value, "outcome": score.outcome.value}
+    if score.parts:
+        fields["reward_parts"] = dict(score.parts)
     return fields | ({"detail": score.detail} if score.detail else {})
 
 

@@ -18,19 +18,19 @@ from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.metrics import execution_variance
 from retrain.loop.progress import Clock, Progress
 from retrain.loop.prompts import Prompt
-from retrain.loop.rollout import sample_groups
+from retrain.loop.rollout import Streams
 from retrain.loop.savepoint import save_run
-from retrain.loop.scoring.inline import score_groups
 from retrain.loop.step_metrics import step_head, step_metrics
-from retrain.loop.step_records import generation_records, step_summary, token_records
+from retrain.loop.step_records import generation_records, merge_fields, step_summary, token_records
 from retrain.plugins.protocols import ControllerView
 from retrain.records.folder import RunFolder
 from retrain.seeding import Seeds
-from retrain.types import Group, SamplingParams, TrainReport
+from retrain.types import Group, TrainReport
 from retrain.views import BatchView, GroupsView, RunView
 
 LOG = logging.getLogger("retrain")
 BEFORE_TRAINING = -1
+FAILURES = "failures"  # folder of the texts whose scoring failed
 
 
 class Trainer:
@@ -48,12 +48,6 @@ class Trainer:
         self.config = parts.config
         self.notify = parts.plugins.notify
         self.last_metrics: Mapping[str, Any] = {}
-        training = parts.config.training
-        self.sampling = SamplingParams(
-            max_tokens=training.max_tokens,
-            temperature=training.temperature,
-            entropy=parts.backend.capabilities.provides_entropy,
-        )
         self.view = RunView(
             config=parts.config,
             condition=parts.flow.condition,
@@ -106,7 +100,7 @@ class Trainer:
 
         prompts = parts.pool.draw(self.progress.example_idx, training.batch_size)
         try:
-            groups = self._sample_and_score(step, prompts, clock)
+            groups, fields = self._sample_and_score(step, prompts, clock)
         except NonFiniteError as error:
             self._reject_sampling(step, prompts, clock, error)
             return
@@ -128,6 +122,7 @@ class Trainer:
                 extras=lambda: self._extras(step, groups),
             )
             self._observe(step, metrics["correct_rate"], credited)
+            metrics = merge_fields(metrics, fields, source="scoring")
             metrics |= clock.fields() | ({"rejected": reason} if reason else {})
             self._write_completions(step, prompts, groups, credited, report, metrics)
             self.progress.unfinished = metrics
@@ -157,29 +152,26 @@ class Trainer:
                 self._save(self._name())
             self.parts.health.refuse_to_go_on(step)
 
-    def _sample_and_score(self, step: int, prompts: list[Prompt], clock: Clock) -> tuple[Group, ...]:
+    def _sample_and_score(
+        self, step: int, prompts: list[Prompt], clock: Clock
+    ) -> tuple[tuple[Group, ...], Mapping[str, float]]:
+        """The step's scored groups, and what scoring has to say about itself."""
         parts = self.parts
         self.notify("retrain_phase", run=self.view, step=step, phase="sampling")
-        with clock.timed("sample"):
-            completions = sample_groups(
-                parts.backend,
-                prompts,
-                group_size=self.config.training.group_size,
-                params=self.sampling,
-                seeds=parts.seeds,
-                purpose="sample",
-                tokenizer=parts.tokenizer,
-            )
-        self.notify("retrain_phase", run=self.view, step=step, phase="scoring")
-        with clock.timed("score"):
-            examples = [prompt.example for prompt in prompts]
-            scores = score_groups(parts.reward, examples, completions)
+        with parts.rollouts.draw(f"step_{step:06d}", self.folder.path / FAILURES) as draw:
+            with clock.timed("sample"):
+                streams = Streams(seeds=parts.seeds, purpose="sample")
+                completions = draw.sample(prompts, self.config.training.group_size, streams)
+            self.notify("retrain_phase", run=self.view, step=step, phase="scoring")
+            with clock.timed("score"):
+                scores = draw.scores()
+            fields = draw.metrics()
         groups = tuple(
-            Group(example=example, completions=group, scores=judged)
-            for example, group, judged in zip(examples, completions, scores, strict=True)
+            Group(example=prompt.example, completions=group, scores=judged)
+            for prompt, group, judged in zip(prompts, completions, scores, strict=True)
         )
         self.notify("retrain_groups_scored", run=self.view, groups=GroupsView(step=step, groups=groups))
-        return groups
+        return groups, fields
 
     def _train(self, step: int, credited: Credited, clock: Clock) -> tuple[TrainReport | None, str]:
         """The backend's report and "", or no report and why the step was rejected ("" when there was nothing to do)."""
@@ -197,19 +189,12 @@ class Trainer:
 
     def _evaluate(self, step: int) -> dict[str, Any]:
         """Held-out correct rate and pass@k with the policy as it is; the same random streams every time."""
-        parts, config = self.parts, self.config
         self.notify("retrain_phase", run=self.view, step=step, phase="eval")
         started = time.perf_counter()
-        completions = sample_groups(
-            parts.backend,
-            parts.pool.held_out,
-            group_size=config.eval.samples,
-            params=self.sampling,
-            seeds=Seeds(config.eval.seed),
-            purpose="eval",
-            tokenizer=parts.tokenizer,
-        )
-        scores = score_groups(parts.reward, [prompt.example for prompt in parts.pool.held_out], completions)
+        table = self.config.eval
+        with self.parts.rollouts.draw(f"eval_{step + 1:06d}", self.folder.path / FAILURES) as draw:
+            draw.sample(self.parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+            scores = draw.scores()
         return {"step": step, **eval_metrics(scores), "eval_time_s": time.perf_counter() - started}
 
     def _write_completions(

@@ -58,7 +58,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
             value = config.value(key.path, "")
             named = value or key.default  # empty is a choice only where the default is empty too
             if key.names and key.names not in CREDIT_KINDS and named and config.origin(key.path) != DEFAULT_ORIGIN:
-                wanted[key.path] = (key.names, value)
+                for name in [value] if isinstance(value, str) else value:  # a text, or names with their weights
+                    wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
     for name in config.logging.recorders:
         wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
     for name in config.value("health.monitors", []):
@@ -67,10 +68,16 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
     search_paths = config.plugins.search_paths
     found = [
-        problem_with(plugins, kind, name, where=config.place(path), search_paths=search_paths)
+        problem_with(plugins, kind, name, where=_place(config, path), search_paths=search_paths)
         for path, (kind, name) in wanted.items()
     ]
     return [problem for problem in found if problem is not None]
+
+
+def _place(config: Config, path: str) -> str:
+    """Place of a key, or of one name in a key that holds several: `reward.weights math`."""
+    key, _, entry = path.partition(" ")
+    return f"{config.place(key)} {entry}".rstrip()
 
 
 def check_options(config: Config, plugins: Plugins) -> list[Problem]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from retrain.config.resolved import Config
+from retrain.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.plugins.manager import Plugins
 from retrain.records.secrets import hide, hide_arguments
 from retrain.types import Kind
@@ -51,9 +51,14 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
 
 
 def config_toml(config: Config, *, seed: int) -> str:
-    """The resolved configuration as TOML that runs again as it is, with the seed that was used."""
+    """The resolved configuration as TOML that runs again as it is, with the seed that was used.
+
+    A reward that nobody chose stays unsaid: written down, it would take the place of the data source's own verifier.
+    """
     tables = public_values(config)
     tables["training"]["seed"] = seed
+    if config.origin("reward.type") == DEFAULT_ORIGIN:
+        tables.get("reward", {}).pop("type", None)
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
 
 

@@ -34,8 +34,12 @@ def hide(value: Any, name: str = "") -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is a secret (`api_key`, `hf_token`, ...; `max_tokens` is not)."""
-    return bool(_SECRET_NAME.search(name.lstrip("-").replace("-", "_").replace(".", "_")))
+    """Whether a value under this name is a secret: `api_key`, `hf_token`, ...
+
+    `max_tokens` is not, nor is `api_key_env`, which says in which environment variable a key stands.
+    """
+    plain = name.lstrip("-").replace("-", "_").replace(".", "_")
+    return bool(_SECRET_NAME.search(plain)) and not plain.lower().endswith("_env")
 
 
 def hide_text(text: str) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
-TUPLE, SET, PAIRS = "__tuple__", "__set__", "__pairs__"
-_MARKS = (TUPLE, SET, PAIRS)
+TUPLE, SET, PAIRS, FRACTION = "__tuple__", "__set__", "__pairs__", "__fraction__"
+_MARKS = (TUPLE, SET, PAIRS, FRACTION)
 
 
 def to_plain(value: Any) -> Any:
     """JSON data that `from_plain` turns back into an equal value; TypeError on what is not plain.
 
-    A tuple or set becomes an object with one marked key, and so does a dictionary whose keys are not all text.
-    Text and number classes of other libraries become Python's own.
+    A tuple, set or fraction becomes an object with one marked key, and so does a dictionary whose keys are not all
+    text. Text and number classes of other libraries become Python's own.
     """
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, Fraction):
+        return {FRACTION: str(value)}
     if isinstance(value, list):
         return [to_plain(item) for item in value]
     if isinstance(value, tuple):
@@ -46,6 +49,8 @@ def from_plain(value: Any) -> Any:
             return tuple(from_plain(item) for item in content)
         if mark == SET:
             return {from_plain(item) for item in content}
+        if mark == FRACTION:
+            return Fraction(content)
         if mark == PAIRS:
             return {from_plain(name): from_plain(item) for name, item in content}
     return {name: from_plain(item) for name, item in value.items()}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
 from retrain_rewards.reasoning_gym.entries import EntriesError, make_entries
+from retrain_rewards.reasoning_gym.guards import harmless
 from retrain_rewards.reasoning_gym.library import check
+from retrain_rewards.reasoning_gym.plain import from_plain
 from retrain_rewards.reasoning_gym.verifier import GymReward
 from retrain_rewards.sources.collector import Collector
 from retrain_rewards.sources.settings import options_of, refuse_foreign_keys
@@ -24,7 +27,9 @@ class GymOptions(Table):
 class ReasoningGym:
     """The entries of one data set, each carried in its example's `info`, and the data set's verifier.
 
-    A data set without a single right answer leaves the reference empty: its verifier works from the entry.
+    A data set without a single right answer leaves the reference empty: its verifier works from the entry. An entry
+    whose own answer the verifier may not be given (see `guards`; an integral that was left unsolved) is left out: no
+    answer to it could be right.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -40,10 +45,14 @@ class ReasoningGym:
         collector = Collector(source="reasoning_gym", judged=True)
         try:
             for index, entry in enumerate(make_entries(options.name, config)):
+                place = f"{options.name} entry {index}"
+                if entry["answer"] is not None and not harmless(source_of(entry, options.name), entry["answer"]):
+                    collector.skip("no answer that may be verified", place=place)
+                    continue
                 collector.add(
                     entry["question"],
                     entry["answer"],
-                    place=f"{options.name} entry {index}",
+                    place=place,
                     task=options.name,
                     info={"entry": entry},
                 )
@@ -53,6 +62,11 @@ class ReasoningGym:
             raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
         read_from = f"{options.name}, seed {options.seed}"
         return collector.finish(where=self.where, read_from=read_from, reward=GymReward.of(options.name, config))
+
+
+def source_of(entry: Mapping[str, Any], name: str) -> str:
+    """The data set that an entry is of: its own, where `composite` mixed several."""
+    return str(from_plain(entry["metadata"]).get("source_dataset", name))
 
 
 def make_reasoning_gym(context: PluginContext) -> ReasoningGym:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from retrain.api import Example, Score
-from retrain_rewards.boxed import last_boxed
+from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.reasoning_gym.guards import harmless
 from retrain_rewards.reasoning_gym.library import make_data_set
 from retrain_rewards.reasoning_gym.plain import from_plain
@@ -40,6 +40,13 @@ class GymReward:
         if not harmless(entry["metadata"].get("source_dataset", self.name), answer):
             answer = ""
         return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
+
+    def gold(self, example: Example) -> str | None:
+        """The entry's own answer in a box; None when it has none, or one that a box cannot hold (a lone brace)."""
+        answer = from_plain(example.info["entry"])["answer"]
+        if not isinstance(answer, str) or not answer.strip():
+            return None
+        return boxed(answer) if last_boxed(boxed(answer)) == answer.strip() else None
 
 
 @lru_cache(maxsize=8)

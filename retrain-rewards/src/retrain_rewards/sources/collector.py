@@ -19,13 +19,20 @@ def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> 
     return f"{source}-{hashlib.blake2b(text.encode(), digest_size=ID_BYTES).hexdigest()}"
 
 
+def says_something(content: str | Sequence[Message]) -> bool:
+    """Whether a text, or a message of a chat, has a visible character."""
+    texts = [content] if isinstance(content, str) else [str(message.get("content") or "") for message in content]
+    return any(char.isprintable() and not char.isspace() for text in texts for char in text)
+
+
 @dataclass(slots=True, kw_only=True)
 class Collector:
     """Gathers the tasks of one source in the order they come.
 
-    A task without a prompt or a reference is left out and counted, a repeated one is dropped and counted; `finish`
-    puts both into the notes. With `judged` the source brings a verifier that can do without a reference, so that
-    None is allowed as one (an empty text still is not: it would make silence correct).
+    A task without a prompt or a reference is left out and counted, a repeated one is dropped and counted, and so are
+    prompts that stand there with several references, which cannot all be right; `finish` puts it all into the notes.
+    With `judged` the source brings a verifier that can do without a reference, so that None is allowed as one (an empty
+    text, or one of invisible characters alone, still is not: it would make silence correct).
     """
 
     source: str
@@ -34,6 +41,8 @@ class Collector:
     duplicates: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
     examples: dict[str, Example] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)  # id of the prompt alone -> the first reference
+    contradicted: dict[str, str] = field(default_factory=dict)  # id of the prompt alone -> place
 
     def add(
         self,
@@ -46,18 +55,29 @@ class Collector:
     ) -> None:
         """Take one task; `place` says where it stands, for the notes."""
         self.rows += 1
-        if not (prompt.strip() if isinstance(prompt, str) else prompt):
-            self.left_out.setdefault("no prompt", []).append(place)
+        if not says_something(prompt):
+            self._leave_out("no prompt", place)
             return
-        if not (reference or "").strip() and not (self.judged and reference is None):
-            self.left_out.setdefault("no reference answer", []).append(place)
+        if not says_something(reference or "") and not (self.judged and reference is None):
+            self._leave_out("no reference answer", place)
             return
         text = (reference or "").strip()
         name = example_id(self.source, prompt, text)
         if name in self.examples:
             self.duplicates += 1
             return
+        asked = example_id(self.source, prompt, "")
+        if self.references.setdefault(asked, text) != text:
+            self.contradicted.setdefault(asked, place)
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})
+
+    def skip(self, reason: str, *, place: str) -> None:
+        """Count a task that the source itself cannot use."""
+        self.rows += 1
+        self._leave_out(reason, place)
+
+    def _leave_out(self, reason: str, place: str) -> None:
+        self.left_out.setdefault(reason, []).append(place)
 
     def finish(self, *, where: str, read_from: str, reward: Reward | None = None) -> LoadedData:
         """The examples with their notes; ConfigError when none remains."""
@@ -68,6 +88,9 @@ class Collector:
         ]
         if self.duplicates:
             notes.append(f"{self.source}: {self.duplicates} duplicates dropped")
+        if self.contradicted and not self.judged:
+            first = next(iter(self.contradicted.values()))
+            notes.append(f"{self.source}: {len(self.contradicted)} prompts have several references (first: {first})")
         if not self.examples:
             what = f"no usable task among {self.rows} rows" if self.rows else "the data set is empty"
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
@@ -47,7 +48,7 @@ def reference_text(value: Any, place: str) -> str:
         return ""
     if isinstance(value, str):
         return _encodable(value, place)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
         raise ConfigError(Problem(where=place, what=what, fix="write it as text"))
     return str(value)

@@ -27,6 +27,9 @@ class Files:
 
     def load(self) -> LoadedData:
         """Read all files, sorted by name; ConfigError says which file and line cannot be used."""
+        if self.data.prompt_key == self.data.answer_key:
+            what = f"{self.data.answer_key!r} is the prompt's column too"
+            raise _problem(self.place("data.answer_key"), what, "name the column that holds the answer")
         files = find_files(self.data.path, where=self.place("data.path"))
         collector = Collector(source="files")
         for file in files:

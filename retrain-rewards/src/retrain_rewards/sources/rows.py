@@ -84,6 +84,8 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise _problem(f"{file}:1", f"column {twice[0]!r} stands twice", "name every column once")
+    if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        raise _problem(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
     if header:
         features = datasets.Features({name: datasets.Value("string") for name in header})
         yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)

@@ -1,0 +1,62 @@
+"""An environment for the tests: count up from a start, in one word per turn. Plain data, so that it travels."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from retrain.plugins.protocols import Ask, Ending, LoadedData, Reply
+from retrain.types import Example, Score
+
+
+@dataclass
+class Counting:
+    """Asks `turns` times; the score is the share of replies that say the number asked for. `fault` breaks it."""
+
+    turns: int = 2
+    fault: str = ""
+    rewrites: bool = False
+    said: dict[int, list[str]] = field(default_factory=dict)
+    stops: dict[int, list[str]] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+
+    def load(self) -> LoadedData:
+        examples = tuple(
+            Example(id=f"count-{n}", prompt=({"role": "user", "content": f"Count from {n}."},), reference=str(n))
+            for n in range(3)
+        )
+        return LoadedData(examples=examples, notes=("counting: 3 tasks",))
+
+    def begin(self, examples: list[Example]) -> None:
+        self.examples = list(examples)
+        self.said = {number: [] for number in range(len(examples))}
+        self.stops = {number: [] for number in range(len(examples))}
+
+    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
+        for number, reply in replies.items():
+            self.said[number].append(reply.text)
+            self.stops[number].append(reply.stop_reason.value)
+        if self.fault == "dies" and replies:
+            os._exit(3)
+        if self.fault == "hangs" and replies:
+            time.sleep(1e6)
+        if self.fault == "raises" and replies:
+            raise RuntimeError("the game broke")
+        open_ones = [n for n, said in self.said.items() if len(said) < self.turns + n % 2]
+        return {number: Ask(prompt=self._messages(number)) for number in open_ones}
+
+    def finish(self) -> list[Ending]:
+        endings = []
+        for number, example in enumerate(self.examples):
+            wanted = [str(int(example.reference) + i) for i in range(len(self.said[number]))]
+            right = sum(said.strip() == word for said, word in zip(self.said[number], wanted, strict=True))
+            endings.append(Ending(score=Score.of(right / max(len(wanted), 1)), hit_turn_limit=number == 0))
+        return endings[:-1] if self.fault == "forgets one" else endings
+
+    def _messages(self, number: int) -> list[dict[str, str]]:
+        messages = [dict(message) for message in self.examples[number].prompt]
+        for said in self.said[number]:
+            shown = "..." if self.rewrites else said
+            messages += [{"role": "assistant", "content": shown}, {"role": "user", "content": "And then?"}]
+        return messages
