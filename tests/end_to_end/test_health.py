@@ -125,6 +125,8 @@ def test_an_unknown_monitor_is_refused_before_anything_starts(tmp_path: Path) ->
 
 def test_a_scorer_that_hangs_is_named_saved_and_resumable(tmp_path: Path) -> None:
     arguments = (*SMALL, "--seed", "1", "--reward-type", "sleeper.build", "--max-tokens", "8", "--save-every", "0")
+    arguments += ("--scoring-audit", "off", "--scoring-timeout-s", "1000", "--scoring-workers", "1")
+    arguments += ("--scoring-cache", "false")
 
     def start(name: str, *more: str, is_awake: bool) -> Path:
         folder = tmp_path / name
@@ -138,12 +140,12 @@ def test_a_scorer_that_hangs_is_named_saved_and_resumable(tmp_path: Path) -> Non
         assert outcome.code == (0 if is_awake else 1), outcome.err
         if not is_awake:
             assert "step 1, scoring: the phase took longer than [deadlines] scoring_s = 2 seconds" in outcome.err
-            assert "in fall_asleep" in outcome.err
+            assert "in collect" in outcome.err
         return folder
 
     whole, hung = start("whole", is_awake=True), start("hung", "--deadline-scoring-s", "2", is_awake=False)
     run = hung / "logs/tiny"
-    assert "in fall_asleep" in (run / "stacks.txt").read_text(encoding="utf-8")
+    assert "in collect" in (run / "stacks.txt").read_text(encoding="utf-8")
     assert json.loads((run / "heartbeat.json").read_text())["phase"] == "ended"
     manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert manifest["status"] == "failed"

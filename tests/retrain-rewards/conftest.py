@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
-from retrain.config.schema import DataTable
+from retrain.config.schema import DataTable, RewardLimits, ScoringTable
 from retrain.plugins.params import validated_params
+from retrain_rewards.judge.reward import JudgeReward
+from retrain_rewards.tables import RewardTable
+from tests.judge_server import KEY, LONG_S, JudgeServer
 
 Load = Callable[..., LoadedData]
 
@@ -47,3 +50,21 @@ def write(tmp_path: Path) -> Callable[[str, str], str]:
         return str(file)
 
     return write_text
+
+
+@pytest.fixture
+def build_judge(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JudgeReward]:
+    """`build_judge(server, judge_retries=0)`: the reward with these keys, its key in OPENAI_API_KEY."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+    def make(server: JudgeServer | None = None, timeout_s: float = LONG_S, seed: int = 0, **keys: Any) -> JudgeReward:
+        table = RewardTable(
+            **{"type": "judge", "judge_model": "m", "judge_base_url": server.url if server else "", **keys}
+        )
+        scoring = ScoringTable(limits={"judge": RewardLimits(timeout_s=timeout_s)})
+        config = Config(tables={"reward": table, "scoring": scoring})
+        context = PluginContext(config=config, seeds=Seeds(seed), plugins=plugins)
+        made: JudgeReward = resolve(plugins, Kind.REWARD, "judge", where="test").target(context)
+        return made
+
+    return make

@@ -43,3 +43,9 @@ def test_equal_as_text(reward: Reward, reference: str, text: str, value: float) 
 def test_an_empty_reference_is_never_a_free_point(reward: Reward, reference: str, text: str) -> None:
     with pytest.raises(RewardError, match="empty reference"):
         reward.score(example(reference), text)
+
+
+@pytest.mark.parametrize("reference", ["5", " 5 ", "a  b", r"\{1\}", r"\frac{1}{2}", "nan"])
+def test_gold_scores_one(reward: Reward, reference: str) -> None:
+    text = reward.gold(example(reference))  # type: ignore[attr-defined]
+    assert reward.score(example(reference), text).value == 1.0

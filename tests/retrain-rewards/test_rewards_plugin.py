@@ -26,7 +26,8 @@ def test_every_part_is_registered_and_loads(plugins: Plugins) -> None:
         assert found.owner.distribution == "retrain-rewards"
         assert found.params is not None
         assert found.params.model_config["extra"] == "forbid"
-    assert resolve(plugins, Kind.REWARD, "match", where="test").owner.distribution == "retrain-rewards"
+    for name in ("match", "math", "judge", "custom"):
+        assert resolve(plugins, Kind.REWARD, name, where="test").owner.distribution == "retrain-rewards"
 
 
 def test_registering_imports_nothing_heavy() -> None:
@@ -41,9 +42,12 @@ def test_registering_imports_nothing_heavy() -> None:
 
 def test_importing_every_module_leaves_datasets_out() -> None:
     modules = ["tables", "match", *(f"sources.{m}" for m in ("arithmetic", "files", "math", "hub", "rows"))]
+    modules += ["math_reward", "math_size", "deadline", "limits", "custom.reward", "custom.function"]
+    modules += [f"judge.{m}" for m in ("reward", "client", "settings", "prompt", "verdict", "limiter")]
     modules += [f"reasoning_gym.{m}" for m in ("source", "verifier", "entries", "library", "guards")]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('retrain_rewards.' + m)\n"
-    code += "print(*({'datasets', 'reasoning_gym', 'torch', 'transformers'} & set(sys.modules)))"
+    heavy = {"datasets", "reasoning_gym", "torch", "transformers", "openai", "math_verify", "sympy"}
+    code += f"print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -60,21 +64,45 @@ def test_tables_have_the_documented_defaults_and_flags(plugins: Plugins) -> None
 @pytest.mark.parametrize(
     ("flag", "value", "text"),
     [
-        ("--reward-judge-model", "some-model", "the judge reward is not built yet"),
-        ("--reward-custom-module", "mine", "the custom reward is not built yet"),
-        ("--reward-custom-function", "f", "the custom reward is not built yet"),
-        ("--environment-id", "a/b", "verifiers environments are not built yet"),
-        ("--environment-args", '{"split": "train"}', "verifiers environments are not built yet"),
-        ("--environment-max-turns", "8", "verifiers environments are not built yet"),
-        ("--environment-auto-install", "true", "verifiers environments are not built yet"),
+        ("--reward-judge-model", "m", "is read by reward 'judge' alone, but the rewards are: match"),
+        ("--reward-custom-module", "mine", "is read by reward 'custom' alone, but the rewards are: match"),
+        ("--reward-judge-api-key-env", "sk-planted", "must be the name of an environment variable"),
+        ("--reward-judge-temperature", "-2", "greater than or equal to -1"),
+        ("--reward-judge-concurrency", "0", "greater than or equal to 1"),
+        ("--reward-judge-price-in", "nan", "finite number"),
+        ("--reward-weights", '{"match": 0.0}', "weight that is not 0"),
+        ("--reward-weights", '{"": 1.0}', "every reward needs a name"),
+        ("--reward-weights", '{"match": -1.0}', "no weight is positive"),
+        ("--reward-weights", '{"match": NaN}', "finite number"),
+        ("--reward-weights", '{"match": 1e999}', "finite number"),
+        ("--reward-weights", '{"match": true}', "valid number"),
+        ("--reward-weights", '{"match": "1"}', "valid number"),
+        ("--reward-weights", "match", "valid dictionary"),
+        ("--environment-id", "a/b", "is read by no provider"),
+        ("--environment-provider", "verifiers", "needs one, for example"),
         ("--environment-max-turns", "-2", "greater than or equal to -1"),
         ("--environment-args", "[1]", "valid dictionary"),
     ],
 )
-def test_what_is_not_built_or_wrong_is_refused_by_name(plugins: Plugins, flag: str, value: str, text: str) -> None:
+def test_what_is_wrong_is_refused_by_name(plugins: Plugins, flag: str, value: str, text: str) -> None:
     _, problems = resolve_config(plugins, f"{flag}={value}")
     assert len(problems) == 1
     assert text in str(problems[0])
+    assert "sk-planted" not in str(problems[0])
+
+
+def test_weights_replace_the_type(plugins: Plugins) -> None:
+    config, problems = resolve_config(plugins, '--reward-weights={"math": 1, "my.own": -0.5}')
+    assert not problems
+    assert config.value("reward.weights", {}) == {"math": 1.0, "my.own": -0.5}
+    assert not resolve_config(plugins, '--reward-weights={"judge": 1}', "--reward-judge-model=m")[1]
+    assert not resolve_config(plugins, "--set", "reward.weights.math=2", "--reward-type=match")[1]  # as config.toml
+    _, (problem,) = resolve_config(plugins, '--reward-weights={"math": 1}', "--reward-type=judge")
+    assert str(problem).startswith("--reward-weights [reward] weights: replaces type = 'judge'")
+
+
+def test_a_reward_of_somebody_else_may_read_any_key(plugins: Plugins) -> None:
+    assert not resolve_config(plugins, "--reward-type=my.own", "--reward-judge-model=m")[1]
 
 
 @pytest.mark.parametrize("text", ["not json", "[1, 2]", "5", '{"a"', "[" * 100_000])

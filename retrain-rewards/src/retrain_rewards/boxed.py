@@ -1,4 +1,4 @@
-r"""Finds the final answer of a completion: the last `\boxed{...}` of its text."""
+r"""The final answer of a completion: the last `\boxed{...}` of its text."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def last_boxed(text: str) -> str | None:
     if start < 0:
         return None
     return _group(text, start + 1) if text.startswith("{", start) else _bare(text, start)
+
+
+def boxed(answer: str) -> str:
+    r"""The answer in a box: `\boxed{answer}`."""
+    return rf"\boxed{{{answer}}}"
 
 
 def _group(text: str, start: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.api import Example, PluginContext, RewardError, Score
-from retrain_rewards.boxed import last_boxed
+from retrain_rewards.boxed import boxed, last_boxed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class MatchReward:
             raise RewardError(f"example {example.id} has an empty reference: nothing can match it")
         answer = last_boxed(text)
         return Score.of(float(answer is not None and collapsed(answer) == reference))
+
+    def gold(self, example: Example) -> str:
+        """The reference in a box: it must score 1."""
+        return boxed(example.reference)
 
 
 def make_match(context: PluginContext) -> MatchReward:

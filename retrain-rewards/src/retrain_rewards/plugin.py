@@ -25,14 +25,15 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_rewards(register: Register) -> None:
-    """`match`."""
-    register(
-        PluginSpec(
-            name="match",
-            summary=r"1 when the last \boxed{...} equals the reference as text, else 0",
-            factory="retrain_rewards.match:make_match",
-        )
+    """`match`, `math`, `judge`, `custom`."""
+    rewards = (
+        ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
+        ("math", "1 when the last box is mathematically equal to the reference, else 0", "math_reward:make_math"),
+        ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
+        ("custom", "a function of yours: [reward] custom_module, custom_function", "custom.reward:make_custom"),
     )
+    for name, summary, factory in rewards:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.{factory}"))
 
 
 @hookimpl
@@ -53,3 +54,15 @@ def retrain_register_data_sources(register: Register) -> None:
                 params=f"retrain_rewards.{module}:{options}",
             )
         )
+
+
+@hookimpl
+def retrain_register_environments(register: Register) -> None:
+    """`verifiers`."""
+    register(
+        PluginSpec(
+            name="verifiers",
+            summary="environments of the verifiers library and the Prime Hub, classic and v1",
+            factory="retrain_rewards.verifiers.environment:make_verifiers",
+        )
+    )

@@ -3,34 +3,90 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from retrain.api import Kind, Table, key
 
-JUDGE = "the judge reward is not built yet"
-CUSTOM = "the custom reward is not built yet"
-VERIFIERS = "verifiers environments are not built yet"
+SCORERS = frozenset({"match", "math", "judge", "custom"})  # rewards of ours, of which we know what they read
 
 
 class RewardTable(Table):
     """How completions are scored, unless the data source brings its own verifier."""
 
     type: str = key("match", "Reward: match, math, judge, custom or a plugin.", names=Kind.REWARD)
-    judge_model: str = key("", "Model that judges (judge).", pending=JUDGE)
-    custom_module: str = key("", "Module of the scoring function (custom).", pending=CUSTOM)
-    custom_function: str = key("score", "Name of the scoring function (custom).", pending=CUSTOM)
+    weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
+    judge_model: str = key("", "Model that judges (judge).")
+    judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.")
+    judge_api_key_env: str = key(
+        "OPENAI_API_KEY", "Environment variable that holds the judge's key.", free_on_resume=True
+    )
+    judge_prompt: str = key("", "Rubric with {question}, {reference}, {answer}; empty = a strict one.")
+    judge_max_tokens: int = key(1024, "Tokens of the judge's reply at most.", ge=1)
+    judge_temperature: float = key(0.0, "Its sampling temperature; -1 = not sent.", ge=-1.0, le=2.0)
+    judge_concurrency: int = key(8, "Calls at the same time.", ge=1, free_on_resume=True)
+    judge_requests_per_minute: int = key(0, "Calls per minute; 0 = unlimited.", ge=0, free_on_resume=True)
+    judge_tokens_per_minute: int = key(0, "Tokens per minute, both ways; 0 = unlimited.", ge=0, free_on_resume=True)
+    judge_retries: int = key(4, "Further tries of a call that failed, with back-off.", ge=0, free_on_resume=True)
+    judge_price_in: float = key(0.0, "Dollars per million tokens sent.", ge=0.0, free_on_resume=True)
+    judge_price_out: float = key(0.0, "Dollars per million tokens received.", ge=0.0, free_on_resume=True)
+    custom_module: str = key("", "Module or .py file of the scoring function (custom).")
+    custom_function: str = key("score", "Name of the scoring function (custom).")
+
+    @field_validator("weights")
+    @classmethod
+    def _usable(cls, weights: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        # The resolved config.toml of a run holds every key, so type = "match" beside weights is no contradiction.
+        if weights and info.data.get("type", "match") != "match":
+            raise ValueError(f"replaces type = {info.data['type']!r}: name that reward here, or remove one of the two")
+        for name, weight in weights.items():
+            if not name or weight == 0.0:
+                raise ValueError(f"{name!r} has weight {weight}: every reward needs a name and a weight that is not 0")
+        if weights and max(weights.values()) <= 0.0:
+            raise ValueError("no weight is positive, so nothing would be rewarded")
+        return weights
+
+    @field_validator("judge_model", "custom_module")
+    @classmethod
+    def _read_by_someone(cls, value: str, info: ValidationInfo) -> str:
+        reader = str(info.field_name).partition("_")[0]
+        if value and "type" in info.data and "weights" in info.data:
+            used = info.data["weights"] or {info.data["type"]: 1.0}
+            if reader not in used and SCORERS.issuperset(used):
+                raise ValueError(f"is read by reward {reader!r} alone, but the rewards are: {', '.join(used)}")
+        return value
+
+    @field_validator("judge_api_key_env")
+    @classmethod
+    def _names_a_variable(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):  # not shown: it may be the key itself
+            raise ValueError("must be the name of an environment variable, in capitals; the key itself never goes here")
+        return name
 
 
 class EnvironmentTable(Table):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
 
     provider: str = key("", "Environment provider: verifiers or a plugin; empty = none.", names=Kind.ENVIRONMENT)
-    id: str = key("", "Environment, for example primeintellect/gsm8k.", pending=VERIFIERS)
-    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.", pending=VERIFIERS)
-    max_turns: int = key(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1, pending=VERIFIERS)
-    auto_install: bool = key(False, "Install a missing environment from its hub.", pending=VERIFIERS)
+    id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True)
+    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.")
+    max_turns: int = key(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
+    auto_install: bool = key(False, "Install a missing environment from its hub.", free_on_resume=True)
+    timeout_s: float = key(
+        60.0, "Seconds that it may take between two turns of all episodes, and to score.", gt=0.0, free_on_resume=True
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _belongs_to_someone(cls, id_: str, info: ValidationInfo) -> str:
+        provider = info.data.get("provider", "")
+        if provider == "verifiers" and not id_:
+            raise ValueError('provider "verifiers" needs one, for example "primeintellect/gsm8k"')
+        if id_ and not provider:
+            raise ValueError('is read by no provider: set provider = "verifiers", or remove it')
+        return id_
 
     @field_validator("args", mode="before")
     @classmethod

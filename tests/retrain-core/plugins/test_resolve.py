@@ -153,7 +153,6 @@ def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_li
     [
         (Kind.BACKEND, "tinker", "will come with retrain-tinker, which does not exist in this version"),
         (Kind.BACKEND, "prime_rl", "will come with retrain-prime-rl, which does not exist in this version"),
-        (Kind.REWARD, "judge", "'judge' is documented but not built in this version of retrain-rewards"),
         (Kind.INFERENCE_ENGINE, "vllm", "documented but not built in this version of retrain-core"),
         (Kind.REWARD, "zzzzzz", "use a known name, or install the distribution that provides it"),
     ],

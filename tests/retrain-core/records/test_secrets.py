@@ -38,6 +38,7 @@ def test_a_secret_name(name: str) -> None:
     [
         *("max_tokens", "prompt_key", "answer_key", "tokens", "tokenizer", "num_tokens", "key", "keys", "eos_token"),
         *("pad_token_id", "mean_tokens", "secretary", "zmq_hwm", "model", "strategic_grams", "sampled_tokens"),
+        *("judge_api_key_env", "--judge-api-key-env", "reward.judge_api_key_env"),
     ],
 )
 def test_an_ordinary_name(name: str) -> None:

@@ -114,9 +114,9 @@ class AuditReport:
 
 
 def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring] audit") -> None:
-    """RewardError under the policy "stop" when the reward failed; under "warn" a line per finding. Warnings are told.
+    """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, a line per kind.
 
-    At most five findings are listed, of as many kinds as there are. `place` is where the policy was set.
+    An error lists at most five findings, of as many kinds as there are. `place` is where the policy was set.
     """
     if policy == "stop" and not report.ok:
         more = f", {SHOWN} of them below" if len(report.errors) > SHOWN else ""
@@ -124,8 +124,12 @@ def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring
         fix = 'repair the reward (`retrain audit` tries it alone), or set [scoring] audit = "warn"'
         shown = [_problem(finding) for finding in varied(report.errors)]
         raise RewardError(Problem(where=place, what=what, fix=fix), *shown)
-    for finding in (*varied(report.errors), *varied(report.warnings)):
-        LOG.warning("Reward audit, %s: %s", finding.severity, _told(finding))
+    kinds: dict[tuple[str, str], list[AuditFinding]] = {}
+    for finding in (*report.errors, *report.warnings):
+        kinds.setdefault((finding.check, finding.message), []).append(finding)
+    for first, *others in kinds.values():
+        more = f" ({len(others)} more like it)" if others else ""
+        LOG.warning("Reward audit, %s: %s%s", first.severity, _told(first), more)
 
 
 def varied(findings: Sequence[AuditFinding], limit: int = SHOWN) -> list[AuditFinding]:

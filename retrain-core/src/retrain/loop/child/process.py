@@ -75,6 +75,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), far_end.fileno()),
                 start_new_session=True,
+                env={"PYTHONHASHSEED": "0", **os.environ},  # whoever iterates over a set does so alike in every run
             )
         except BaseException:
             connection.close()

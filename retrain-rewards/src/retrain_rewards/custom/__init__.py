@@ -1,0 +1,1 @@
+"""The `custom` reward: a function of the user's own module."""

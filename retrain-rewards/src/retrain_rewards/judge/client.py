@@ -1,0 +1,136 @@
+"""One conversation with the judge: a request, and a reply or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from retrain_rewards.judge.limiter import Limiter
+from retrain_rewards.judge.settings import JudgeSettings
+from retrain_rewards.judge.verdict import head
+
+BYTES_PER_TOKEN = 4  # a first guess of a request's tokens, corrected by what the server counts
+# What the library raises over a body that is no JSON, or has another form than it should.
+NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+class JudgeError(Exception):
+    """The judge did not answer; the text says why and what to do, without the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the judge said, whether its limit of tokens cut it off, and what the server counted (0 when it does not)."""
+
+    text: str
+    was_cut: bool
+    tokens_in: int
+    tokens_out: int
+
+
+class JudgeClient:
+    """The `openai` client of one event loop, with the limiter before every request, further tries included.
+
+    `on_request` is called for each request that is sent.
+    """
+
+    def __init__(self, settings: JudgeSettings, on_request: Callable[[], None]) -> None:
+        import openai
+
+        self._settings = settings
+        self._key = settings.key()
+        self._limiter = Limiter(settings.requests_per_minute, settings.tokens_per_minute)
+        self._on_request = on_request
+        self._http = openai.DefaultAsyncHttpxClient(
+            event_hooks={"request": [self._before_request]},
+            timeout=settings.time_limit_s,
+            trust_env=not settings.is_local,  # no proxy between two programs of one machine
+        )
+        self._openai = openai.AsyncOpenAI(
+            api_key=self._key,
+            base_url=settings.base_url,
+            max_retries=settings.retries,
+            timeout=settings.time_limit_s,
+            http_client=self._http,
+        )
+
+    async def ask(self, prompt: str) -> Reply:
+        """The judge's reply; JudgeError when there is none after all tries."""
+        import openai
+
+        settings = self._settings
+        limit = "max_completion_tokens" if settings.is_openai else "max_tokens"  # the old name, known everywhere else
+        options: dict[str, Any] = {limit: settings.max_tokens}
+        if settings.temperature >= 0.0:
+            options["temperature"] = settings.temperature
+        messages: Any = [{"role": "user", "content": prompt}]
+        try:
+            raw = await self._openai.chat.completions.create(model=settings.model, messages=messages, **options)
+        except openai.APIError as error:
+            raise JudgeError(self._without_key(self._reason(error))) from None
+        except NOT_A_COMPLETION as error:
+            what = f"the judge at {self._host} gave no chat completion: {type(error).__name__}: {head(str(error))}"
+            raise JudgeError(self._without_key(what)) from None
+        reply = self._read(raw)
+        counted = reply.tokens_in + reply.tokens_out
+        if counted:
+            self._limiter.settle(counted - self._expected(len(prompt.encode())))
+        return reply
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._openai.close()
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "(hidden)") if self._key else text
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self._settings.base_url).netloc
+
+    def _expected(self, num_bytes: int) -> int:
+        return num_bytes // BYTES_PER_TOKEN + self._settings.max_tokens
+
+    async def _before_request(self, request: Any) -> None:
+        await self._limiter.wait(self._expected(len(request.content)))
+        self._on_request()
+
+    def _read(self, raw: Any) -> Reply:
+        """Servers differ, and some are not what they claim: nothing is taken for granted."""
+        choices: Any = getattr(raw, "choices", None)
+        message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+        if message is None:
+            what = f"the judge at {self._host} gave no chat completion"
+            told = raw if isinstance(raw, str) else type(raw).__name__
+            raise JudgeError(self._without_key(f"{what}: {head(told)!r}; judge_base_url is its API, usually up to /v1"))
+        content = getattr(message, "content", None)
+        usage = getattr(raw, "usage", None)
+        return Reply(
+            text=self._without_key(content) if isinstance(content, str) else "",
+            was_cut=getattr(choices[0], "finish_reason", None) == "length",
+            tokens_in=_count(getattr(usage, "prompt_tokens", None)),
+            tokens_out=_count(getattr(usage, "completion_tokens", None)),
+        )
+
+    def _reason(self, error: Any) -> str:
+        settings, status = self._settings, getattr(error, "status_code", None)
+        who = f"the judge at {self._host}"
+        if status in (401, 403):  # the server's words are left out: some repeat the key
+            return f"{who} refuses the key in {settings.key_variable} (HTTP {status}): check the key and its rights"
+        if status == 404:
+            return (
+                f"{who} has no model {settings.model!r} (HTTP 404), or judge_base_url is not its API, usually up to /v1"
+            )
+        if status == 429:
+            fix = "lower judge_requests_per_minute, judge_tokens_per_minute or judge_concurrency"
+            return f"{who} is asked too often, or its quota is used up (HTTP 429): {fix}"
+        if status is not None:
+            return f"{who} answered HTTP {status}: {head(str(error))}"
+        cause = error.__cause__ or error
+        return f"{who} cannot be reached: {type(cause).__name__}: {head(str(cause))}"
+
+
+def _count(tokens: object) -> int:
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else 0

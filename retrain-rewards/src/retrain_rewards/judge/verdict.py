@@ -1,0 +1,44 @@
+"""Reads the verdict off the last line of a judge's reply."""
+
+from __future__ import annotations
+
+import re
+
+from retrain.api import Score
+
+HEAD = 200  # characters of a reply that are told
+_LINE = re.compile(
+    r"[\s>#*_`]*verdict[\s*_`]*:[\s*_`]*(?P<word>yes|no|[01](?:\.[0-9]+)?|\.[0-9]+)[\s.*_`]*", re.I | re.A
+)
+_WORDS = {"yes": 1.0, "no": 0.0}
+
+
+def read_verdict(reply: str, *, was_cut: bool = False) -> Score:
+    """`VERDICT: yes` is 1, `no` 0, a number in [0, 1] itself; any other last line, or two verdicts, is no verdict.
+
+    `was_cut` says that the reply reached its limit of tokens, which is then named as the reason.
+    """
+    lines = [line for line in reply.splitlines() if line.strip()]
+    values = [value for line in lines if (value := _value(line)) is not None]
+    last = _value(lines[-1]) if lines else None
+    if last is None:
+        reason = "was cut off by judge_max_tokens" if was_cut else "does not end in a verdict"
+        return Score.no_verdict(f"the judge's reply {reason}: {head(reply)!r}")
+    if any(value != last for value in values):
+        return Score.no_verdict(f"the judge's reply contradicts itself: {head(reply)!r}")
+    return Score.of(last)
+
+
+def head(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text[: 4 * HEAD].split())
+    return line if len(line) <= HEAD else line[:HEAD] + "..."
+
+
+def _value(line: str) -> float | None:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    word = match["word"].lower()
+    value = _WORDS[word] if word in _WORDS else float(word)
+    return value if value <= 1.0 else None

@@ -1,0 +1,119 @@
+r"""Says of a formula, before anybody evaluates it, whether evaluating it could run away.
+
+Computer algebra takes `9^{9^{9^9}}`, `10^{10}!` or `\binom{10^9}{10^8}` at its word and fills the memory inside one C
+call that no clock can interrupt. The bound here is crude and on the safe side: a formula is read as brackets, numbers,
+letters, powers and factorials, and the decimal digits of the largest number it can mean are bounded from above.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+MAX_LENGTH = 1000  # characters; the parser's time grows faster than the text
+MAX_DEPTH = 20  # nested brackets; math-verify needs seconds at 30 and gives up silently at 80
+MAX_DIGITS = 20_000
+SYMBOL = (1.0, 0.0)  # a letter or a command stays what it is: only whole numbers are ever written out
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:[.,][0-9]+)*|\*\*|\S", re.DOTALL)
+_OPENERS, _CLOSERS = frozenset({"{", "(", "[", r"\{"}), frozenset({"}", ")", "]", r"\}"})
+_BINOMIALS = frozenset({r"\binom", r"\dbinom", r"\tbinom"})
+_NEUTRAL = frozenset("+-*/=<>,.;:&|_$") | {r"\frac", r"\dfrac", r"\tfrac", r"\cdot", r"\times", r"\left", r"\right"}
+
+Bound = tuple[float, float]  # (decimal digits written at most, absolute value at most), infinite when out of hand
+
+
+def refusal(formula: str) -> str:
+    """Why the formula is not evaluated (`is longer than ...`), or empty text when it is harmless."""
+    if len(formula) > MAX_LENGTH:
+        return f"is longer than {MAX_LENGTH} characters"
+    try:
+        digits, _ = _Formula(formula).group(closed=False)
+    except _TooDeepError:
+        return f"nests more than {MAX_DEPTH} levels deep"
+    if digits > MAX_DIGITS:
+        return f"can mean a number of more than {MAX_DIGITS} digits"
+    return ""
+
+
+class _TooDeepError(Exception):
+    """More levels than `MAX_DEPTH`."""
+
+
+class _Formula:
+    """One pass over the tokens; recursion is bounded by `MAX_DEPTH`."""
+
+    def __init__(self, formula: str) -> None:
+        self.tokens = _TOKEN.findall(formula)
+        self.place = 0
+        self.depth = 0
+
+    def group(self, *, closed: bool) -> Bound:
+        """Everything up to a closing bracket, or to the end. Of several, the product of (value + 1) bounds sum,
+        difference, product and quotient alike."""
+        bounds: list[Bound] = []
+        while self.place < len(self.tokens):
+            token = self.tokens[self.place]
+            if token in _CLOSERS or token in _NEUTRAL:
+                self.place += 1
+                if closed and token in _CLOSERS:
+                    break
+                continue
+            bounds.append(self.factor())
+        if len(bounds) == 1:
+            return bounds[0]
+        return sum(digits for digits, _ in bounds), math.prod(value + 1.0 for _, value in bounds)
+
+    def factor(self) -> Bound:
+        """An atom with its powers and factorials."""
+        bound = self.atom()
+        while self.place < len(self.tokens) and self.tokens[self.place] in ("^", "**", "!"):
+            self.place += 1
+            bound = _factorial(bound) if self.tokens[self.place - 1] == "!" else _power(bound, self._deeper())
+        return bound
+
+    def atom(self) -> Bound:
+        """A bracket, a number, a binomial, or whatever else is one token."""
+        if self.place >= len(self.tokens):
+            return 0.0, 1.0
+        token = self.tokens[self.place]
+        self.place += 1
+        if token in _OPENERS:
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                raise _TooDeepError
+            bound = self.group(closed=True)
+            self.depth -= 1
+            return bound
+        if token in _BINOMIALS:
+            upper, _ = self._deeper(), self._deeper()
+            return upper[1], _power((1.0, 2.0), upper)[1]
+        return _number(token) if token[0] in "0123456789" else SYMBOL
+
+    def _deeper(self) -> Bound:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _TooDeepError
+        bound = self.factor()
+        self.depth -= 1
+        return bound
+
+
+def _number(token: str) -> Bound:
+    """A fraction's decimals count like digits, for it may stand below a line: 1/0.001."""
+    whole, _, decimals = token.replace(",", "").partition(".")
+    size = max(len(whole), len(decimals))
+    value = max(float(whole), 10.0 ** len(decimals)) if size < 300 else math.inf
+    return float(len(token)), value
+
+
+def _power(base: Bound, exponent: Bound) -> Bound:
+    digits, value = base
+    times = max(1.0, exponent[1])
+    magnitude = times * math.log10(max(value, 1.0))
+    return max(1.0, digits) * times, 10.0**magnitude if magnitude < 300 else math.inf
+
+
+def _factorial(bound: Bound) -> Bound:
+    value = max(2.0, bound[1])
+    digits = value * math.log10(value)
+    return bound[0] + digits, 10.0**digits if digits < 300 else math.inf

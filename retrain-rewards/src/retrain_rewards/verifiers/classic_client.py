@@ -1,0 +1,50 @@
+"""A client of the classic library that asks the policy of the run instead of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verifiers.legacy.clients.openai_chat_completions_client import OpenAIChatCompletionsClient, OpenAIChatResponse
+
+from retrain_rewards.verifiers.episode import Episode
+from retrain_rewards.verifiers.messages import text_of
+
+
+class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the library has no stubs
+    """The library's own chat client, messages and tools converted as it converts them, with the request left out."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(None)
+        self._episode = episode
+
+    async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """OpenAI messages, or plain text for an environment of completions without a chat."""
+        if messages and messages[0].role == "text":
+            return "\n\n".join(text_of(message.content) for message in messages), {}
+        native, extra = await super().to_native_prompt(messages)
+        return native, extra
+
+    async def get_native_response(
+        self,
+        prompt: Any,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What the policy says; how it is sampled is the run's business, not the environment's."""
+        return OpenAIChatResponse.model_validate(await self._episode.complete(prompt, tools))
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """An empty answer is an answer: the rubric judges it."""
+
+    async def from_native_response(self, response: Any) -> Any:
+        """The library's message, with text in it even when nothing was said."""
+        answer = await super().from_native_response(response)
+        if answer.message.content is None:
+            answer.message.content = ""
+        return answer
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,129 @@
+"""Tells a reward of 0 from a reward function that broke.
+
+The classic library catches whatever a reward function raises, logs it and scores 0.0. Here the library's own two
+methods that call reward functions are wrapped, so that what was raised is kept beside the state that it belongs to.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from verifiers.legacy.rubrics.rubric import Rubric
+
+from retrain_rewards.verifiers.stage import reason_of
+
+KEY = "retrain_failures"  # in the library's state of an episode
+# What the library's mathematical rubric logs when its verifier, not the answer, is at fault; it then scores 0.0 too.
+BROKEN = ("Math verification failed", "Math verification hit hard timeout")
+_scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored", default=())
+
+
+def watched_failures(state: MutableMapping[str, Any]) -> list[str]:
+    """What went wrong while this episode was scored."""
+    return list(state.get(KEY) or ())
+
+
+def watch_reward_functions() -> None:
+    """From now on, failures of reward functions are noted in the states that are scored."""
+    if hasattr(Rubric, "_retrain_watched"):
+        return
+    Rubric._call_individual_reward_func = _individual(Rubric._call_individual_reward_func)
+    Rubric._call_group_reward_func = _group(Rubric._call_group_reward_func)
+    Rubric._retrain_watched = True
+    logging.getLogger("verifiers.legacy.rubrics").addHandler(_BrokenVerifier())
+
+
+def _individual(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def call(self: Any, func: Callable[..., Any], state: MutableMapping[str, Any]) -> Any:
+        value = await _called(original, self, _Kept(func, float), [state], state)
+        if not math.isfinite(value):
+            _note([state], f"{_name(func)} gave {value}")
+        return value
+
+    return call
+
+
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def call(self: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]]) -> Any:
+        values = await _called(original, self, _Kept(func, list), states, states)
+        if len(values) != len(states):
+            raise ValueError(f"{_name(func)} gave {len(values)} values for {len(states)} episodes")
+        for state, value in zip(states, values, strict=True):
+            if not math.isfinite(value):
+                _note([state], f"{_name(func)} gave {value}")
+        return values
+
+    return call
+
+
+async def _called(
+    original: Callable[..., Any], rubric: Any, kept: _Kept, states: Sequence[MutableMapping[str, Any]], argument: Any
+) -> Any:
+    token = _scored.set(tuple(states))
+    try:
+        value = await original(rubric, kept.wrapped(), argument)
+    finally:
+        _scored.reset(token)
+    for error in kept.raised:
+        _note(states, f"{_name(kept.func)} raised {reason_of(error)}")
+    return value
+
+
+class _Kept:
+    """A reward function, its name and signature unchanged, that keeps what it raises before it goes on.
+
+    `convert` is what the library does with the result, and catches as well when that fails.
+    """
+
+    def __init__(self, func: Callable[..., Any], convert: Callable[[Any], Any]) -> None:
+        self.func = func
+        self.convert = convert
+        self.raised: list[Exception] = []
+
+    def wrapped(self) -> Callable[..., Any]:
+        """The function to call in place of the original; a coroutine function is awaited by the caller as before."""
+
+        @functools.wraps(self.func)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = self.func(*args, **kwargs)
+                return self._awaited(result) if inspect.isawaitable(result) else self.convert(result)
+            except Exception as error:
+                self.raised.append(error)
+                raise
+
+        return call
+
+    async def _awaited(self, result: Any) -> Any:
+        try:
+            return self.convert(await result)
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+
+def _note(states: Sequence[MutableMapping[str, Any]], failure: str) -> None:
+    for state in states:
+        state.setdefault(KEY, []).append(failure)
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return str(getattr(func, "__name__", repr(func)))
+
+
+class _BrokenVerifier(logging.Handler):
+    """Reads, in what the library logs, failures that it tells nobody else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the failure in the states being scored right now."""
+        message = record.getMessage()
+        if message.startswith(BROKEN):
+            _note(_scored.get(), message.splitlines()[0][:300])

@@ -1,0 +1,143 @@
+"""The `verifiers` environment: tasks, interaction and scoring as an environment of that library defines them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from retrain.api import Ask, Ending, Example, LoadedData, PluginContext, Reply, Score
+from retrain_rewards.verifiers.episode import Episode
+from retrain_rewards.verifiers.locate import check_library, find_module
+from retrain_rewards.verifiers.settings import Settings
+from retrain_rewards.verifiers.stage import Stage, reason_of
+
+LOAD_SEED = 0  # of the global generators while tasks are made: the tasks are the same in every run
+
+
+class Generation(Protocol):
+    """What each generation of the library does in its own way."""
+
+    def load(self) -> LoadedData:
+        """Make the environment and its tasks; ConfigError when it cannot be trained on."""
+
+    async def play(self, episode: Episode) -> None:
+        """Play one episode to its end by the environment's own loop."""
+
+    async def score(self, group: Sequence[Episode]) -> None:
+        """Score the episodes of one example that did not fail, together."""
+
+
+class VerifiersEnvironment:
+    """An environment of the verifiers library, classic or v1, behind `retrain.api.Environment`.
+
+    It holds plain data until `load` is called; a pickled copy holds plain data again. One event loop plays all
+    episodes: the environment's own rollout code runs, with a client in place of a server, whose calls are what
+    `advance` returns. Not safe for use by several threads.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._generation: Generation | None = None
+        self._stage: Stage | None = None
+
+    def __getstate__(self) -> Settings:
+        return self.settings
+
+    def __setstate__(self, settings: Settings) -> None:
+        self.__init__(settings)  # type: ignore[misc]
+
+    def load(self) -> LoadedData:
+        """All tasks, the same in every run; ConfigError when the environment is missing, foreign, or has no tasks."""
+        check_library(self.settings)
+        _seed_generators(LOAD_SEED)
+        generation = _generation(self.settings)
+        data = generation.load()
+        self._generation = generation
+        return data
+
+    def begin(self, examples: Sequence[Example]) -> None:
+        """Start one episode per entry; the same entries give the same draws of the global random generators."""
+        generation = self._loaded()
+        if self._stage is None:
+            self._stage = Stage(self.settings.timeout_s)
+        names = json.dumps([self.settings.seed, *(example.id for example in examples)])
+        _seed_generators(int.from_bytes(hashlib.blake2b(names.encode(), digest_size=4).digest(), "little"))
+        limit = self.settings.max_turns if self.settings.max_turns > 0 else None
+        self._stage.begin(examples, generation.play, limit)
+
+    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
+        """Give replies, or start; returns within `timeout_s`, plus a second for episodes that were cut to clean up."""
+        return self._begun().advance(replies)
+
+    def finish(self) -> Sequence[Ending]:
+        """Score what was played, each example's episodes together, for `timeout_s` at most; the endings in order.
+
+        An episode that still asks gets no answer: it ends as at a turn limit, and is scored as far as it went.
+        """
+        stage, generation = self._begun(), self._loaded()
+        stage.close()
+        by_example = [list(group) for _, group in itertools.groupby(stage.episodes, lambda one: one.example.id)]
+        groups = [[episode for episode in group if not episode.failure] for group in by_example]
+        groups = [group for group in groups if group]
+        failures = stage.each([_score(generation, group) for group in groups])
+        for group, failure in zip(groups, failures, strict=True):
+            for episode in group:
+                episode.failure = failure
+        return [_ending(episode) for episode in stage.episodes]
+
+    def _loaded(self) -> Generation:
+        if self._generation is None:
+            raise RuntimeError("load() comes first")
+        return self._generation
+
+    def _begun(self) -> Stage:
+        if self._stage is None:
+            raise RuntimeError("begin() comes first")
+        return self._stage
+
+
+def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
+    """The environment that `[environment]` names; ConfigError on what can be told without importing the library."""
+    settings = Settings.of(context)
+    check_library(settings)
+    return VerifiersEnvironment(settings)
+
+
+async def _score(generation: Generation, group: Sequence[Episode]) -> None:
+    await generation.score(group)
+
+
+def _ending(episode: Episode) -> Ending:
+    score = episode.score
+    if episode.failure or score is None:
+        score = Score.failed(episode.failure or "the environment gave no score")
+    return Ending(score=score, hit_turn_limit=episode.hit_turn_limit)
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # environments draw from the global generators, not from ours
+
+
+def _generation(settings: Settings) -> Generation:
+    """Classic when the environment offers `load_environment` and the library still knows that; v1 otherwise."""
+    module = find_module(settings)
+    has_classic = importlib.util.find_spec("verifiers.legacy") is not None
+    is_classic = callable(getattr(module, "load_environment", None))
+    try:
+        if is_classic and has_classic:
+            from retrain_rewards.verifiers.classic import Classic
+
+            return Classic(settings, module)
+        from retrain_rewards.verifiers.tasksets import Tasksets
+    except ImportError as error:
+        what = f"the installed verifiers cannot be used: {reason_of(error)}"
+        raise settings.problem("id", what, fix="pip install 'retrain-rewards[verifiers]'") from error
+    return Tasksets(settings, module, is_classic=is_classic)

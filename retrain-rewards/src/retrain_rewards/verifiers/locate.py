@@ -1,0 +1,89 @@
+"""Finds the library and an environment's module in it, or says how to get them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from difflib import get_close_matches
+from importlib.metadata import distributions
+from importlib.metadata import version as version_of
+from types import ModuleType
+
+from retrain_rewards.verifiers.install import install, manual_command
+from retrain_rewards.verifiers.settings import Settings
+
+EXTRA = "pip install 'retrain-rewards[verifiers]'"
+BUILT_IN = "verifiers.v1.tasksets"
+
+
+def check_library(settings: Settings) -> None:
+    """ConfigError with the install line when the library is not there; imports nothing."""
+    if importlib.util.find_spec("verifiers") is None:
+        raise settings.problem("id", f"{settings.id!r} needs the library verifiers, which is not installed", fix=EXTRA)
+
+
+def library_version() -> str:
+    """The installed version of the library."""
+    return version_of("verifiers")
+
+
+def find_module(settings: Settings) -> ModuleType:
+    """The environment's module, installed from its hub first if that is wanted; ConfigError says what is missing."""
+    module = _module_name(settings)
+    if module is None and settings.auto_install and settings.hub_id:
+        install(settings)
+        importlib.invalidate_caches()
+        module = _module_name(settings)
+        if module is None:
+            what = f"{settings.id!r} was installed, and still there is no module {_candidates(settings)[-1]!r}"
+            raise settings.problem("id", what, fix="see on the hub what the package is called")
+    if module is None:
+        raise _not_installed(settings)
+    try:
+        return importlib.import_module(module)
+    except BaseException as error:  # a module may raise what it likes, and exit
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        what = f"importing {module!r} failed: {type(error).__name__}: {error}"
+        raise settings.problem("id", what, fix=f"make `python -c 'import {module}'` work") from error
+
+
+def installed_environments() -> list[str]:
+    """Names of the distributions that require the library: what can be an environment."""
+    found = set()
+    for distribution in distributions():
+        needs = distribution.requires or []
+        name = distribution.metadata["Name"]
+        if name and any(line.lower().startswith("verifiers") for line in needs) and "retrain" not in name:
+            found.add(name)
+    return sorted(found)
+
+
+def _candidates(settings: Settings) -> tuple[str, ...]:
+    module = settings.name.replace("-", "_")
+    return (f"{BUILT_IN}.{module.lower()}", module, module.lower())
+
+
+def _module_name(settings: Settings) -> str | None:
+    for module in _candidates(settings):
+        try:
+            if importlib.util.find_spec(module) is not None:
+                return module
+        except (ImportError, ValueError, AttributeError):
+            continue
+    return None
+
+
+def _not_installed(settings: Settings) -> Exception:
+    installed = installed_environments()
+    near = get_close_matches(settings.name.replace("_", "-"), installed, n=3)
+    why = f"near names among the installed ones: {', '.join(near)}" if near else ""
+    if not near:
+        why = f"installed environments: {', '.join(installed[:20]) or 'none'}"
+    if settings.hub_id and not settings.auto_install:
+        fix = f"set auto_install = true, or run: {manual_command(settings)}"
+    elif settings.hub_id:
+        fix = manual_command(settings)
+    else:
+        fix = 'install its package, or write the id with its owner ("owner/name") and set auto_install = true'
+    return settings.problem("id", f"environment {settings.id!r} is not installed", why=why, fix=fix)

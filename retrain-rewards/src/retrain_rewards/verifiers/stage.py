@@ -1,0 +1,169 @@
+"""Plays many episodes side by side in one event loop, until every one of them waits for the policy or is over."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from retrain.api import Ask, Example, Reply
+from retrain_rewards.verifiers.episode import Episode
+
+Result = TypeVar("Result")
+GRACE_S = 1.0  # for an episode that was cut to clean up after itself
+
+
+class Stage:
+    """An event loop in a thread of its own, and the episodes in it.
+
+    Episodes go on in the order of their numbers, and everything is asked together, so that what is asked depends on
+    the replies alone. What takes longer than `timeout_s` between two turns is cut and fails; the others go on.
+    Code that blocks the loop cannot be cut here: that is what the process around it is for.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.episodes: list[Episode] = []
+        self._play: Callable[[Episode], Awaitable[None]] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(_Executor())
+        self._changed = asyncio.Event()
+        self._score_until = 0.0
+        threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the loop, from outside of it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def begin(
+        self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]], max_turns: int | None
+    ) -> None:
+        """Drop what was going on, and set up one episode per example; `advance` starts them."""
+        self.run(self._drop())
+        self.episodes = [
+            Episode(number=number, example=example, max_turns=max_turns, changed=self._changed.set)
+            for number, example in enumerate(examples)
+        ]
+        self._play = play
+
+    def advance(self, replies: Mapping[int, Reply]) -> dict[int, Ask]:
+        """Give the replies, and wait until every episode waits again or is over; what is asked, by number."""
+        return self.run(self._advance(replies))
+
+    def close(self) -> None:
+        """End the episodes that are still open as at a turn limit, within half of `timeout_s`; `each` has the rest."""
+        self.run(self._close())
+
+    def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
+        """Run jobs side by side until `timeout_s` after `close`; for each, why it failed, or nothing."""
+        return self.run(self._each(jobs))
+
+    async def _advance(self, replies: Mapping[int, Reply]) -> dict[int, Ask]:
+        for number in sorted(replies):
+            self.episodes[number].answer(replies[number])
+        for episode in self.episodes:
+            if episode.task is None:
+                episode.task = asyncio.create_task(self._guarded(episode))
+                episode.task.add_done_callback(lambda _: self._changed.set())
+        await self._settled(self._loop.time() + self.timeout_s)
+        return {episode.number: ask for episode in self.episodes if (ask := episode.asks) is not None}
+
+    async def _close(self) -> None:
+        now = self._loop.time()
+        self._score_until = now + self.timeout_s
+        for episode in self.episodes:
+            episode.close()
+        await self._settled(now + self.timeout_s / 2)
+        for episode in self.episodes:
+            if episode.task is None:
+                episode.failure = "the episode was never started"
+
+    async def _guarded(self, episode: Episode) -> None:
+        assert self._play is not None
+        try:
+            await self._play(episode)
+        except asyncio.CancelledError:
+            episode.failure = episode.failure or "the environment cancelled the episode"
+        except BaseException as error:  # an environment may raise what it likes, and exit
+            episode.failure = episode.failure or reason_of(error)
+
+    async def _settled(self, deadline: float) -> None:
+        while any(episode.task is not None and episode.is_busy for episode in self.episodes):
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._cut([episode for episode in self.episodes if episode.is_busy])
+
+    async def _cut(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            episode.failure = f"the environment took longer than timeout_s = {self.timeout_s:g} s"
+        await self._cancel(episodes)
+
+    async def _drop(self) -> None:
+        await self._cancel(self.episodes)
+        self.episodes = []
+
+    async def _cancel(self, episodes: Sequence[Episode]) -> None:
+        tasks = [episode.task for episode in episodes if episode.task is not None and not episode.task.done()]
+        for episode in episodes:
+            episode.dropped = True
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE_S)
+
+    async def _each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
+        if not jobs:
+            return []
+        tasks = [asyncio.create_task(_caught(job)) for job in jobs]
+        _, late = await asyncio.wait(tasks, timeout=self._score_until - self._loop.time())
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=GRACE_S)
+        too_late = f"scoring took longer than timeout_s = {self.timeout_s:g} s"
+        return [too_late if task in late else task.result() for task in tasks]
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception with its causes, in one line each."""
+    parts: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(parts) < 4:
+        parts.append(f"{type(seen).__name__}: {seen}".removesuffix(": "))
+        seen = seen.__cause__
+    return " <- ".join(parts)
+
+
+async def _caught(job: Awaitable[None]) -> str:
+    try:
+        await job
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return reason_of(error)
+    return ""
+
+
+class _Executor(ThreadPoolExecutor):
+    """Threads for the environment's blocking calls; what the library itself sends there is run on the spot.
+
+    The library moves trifles (reading a response) to threads, which end in any order; episodes would then go on in
+    any order, and draw from shared random generators in any order.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        target = fn.args[0] if isinstance(fn, functools.partial) and fn.args else fn
+        if not str(getattr(target, "__module__", "")).startswith("verifiers."):
+            return super().submit(fn, *args, **kwargs)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done

@@ -1,0 +1,49 @@
+"""Reads the tool calls out of what a policy wrote: blocks as Hermes and Qwen models are trained to write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call: the tool's name and its arguments as the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """What is said beside the calls, and the calls in order.
+
+    A call is `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`. A block that is not such a JSON object stays
+    in the text, and is no call. Without a call the text comes back unchanged.
+    """
+    calls: list[ToolCall] = []
+    rest: list[str] = []
+    position = 0
+    for block in _BLOCK.finditer(text):
+        call = _call(block[1])
+        if call is not None:
+            calls.append(call)
+            rest.append(text[position : block.start()])
+            position = block.end()
+    if not calls:
+        return text, ()
+    rest.append(text[position:])
+    return "".join(rest).strip(), tuple(calls)
+
+
+def _call(body: str) -> ToolCall | None:
+    try:
+        value = json.loads(body)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+            return None
+        arguments = value.get("arguments", {})
+        return ToolCall(name=value["name"], arguments=json.dumps(arguments)) if isinstance(arguments, dict) else None
+    except (ValueError, RecursionError):  # too deep, or numbers too long, as model output can be
+        return None

@@ -1,0 +1,63 @@
+"""Classic, everything that can go wrong, by the word that the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+
+class Trouble(vf.MultiTurnEnv):  # type: ignore[misc]
+    """Goes on for ever, unless the policy says a word that breaks it."""
+
+    async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+        """Breaks in the way that the last word says, or draws a number."""
+        word = messages[-1].content
+        if word == "hang":
+            await asyncio.sleep(1e9)
+        if word == "stubborn":
+            while True:
+                try:
+                    await asyncio.sleep(1e9)
+                except asyncio.CancelledError:
+                    continue
+        if word == "raise":
+            raise RuntimeError("the environment broke")
+        if word == "library error":
+            raise vf.ToolError("the library's own error")
+        if word == "exit":
+            raise SystemExit(3)
+        return [{"role": "user", "content": f"{random.randint(0, 10**9)}"}]
+
+
+def judged(completion: Any) -> float:
+    """Breaks or hangs by the last word, else the length."""
+    word = completion[-1].content
+    if word == "judge raises":
+        raise KeyError("no such verdict")
+    return {"nan": float("nan"), "infinite": float("inf"), "text": "many"}.get(word, len(word))  # type: ignore[return-value]
+
+
+async def slow(completion: Any) -> float:
+    """Never comes back for one word."""
+    if completion[-1].content == "judge hangs":
+        await asyncio.sleep(1e9)
+    return 0.0
+
+
+def rank(completions: Any) -> list[float]:
+    """A reward of the whole group: the longest last word wins."""
+    words = [completion[-1].content for completion in completions]
+    if "group raises" in words:
+        raise ZeroDivisionError("nothing to compare")
+    return [float(len(word) == max(map(len, words))) for word in words]
+
+
+def load_environment(max_turns: int = 2, grouped: bool = False, **_: Any) -> vf.Environment:
+    """Three tasks."""
+    rows = Dataset.from_list([{"question": f"task {n}", "answer": ""} for n in range(3)])
+    funcs = [judged, slow, rank] if grouped else [judged, slow]
+    return Trouble(dataset=rows, rubric=vf.Rubric(funcs=funcs), max_turns=max_turns)

@@ -1,0 +1,262 @@
+"""Classic environments, played by a script: real environments of the library, nothing of theirs replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retrain.api import ConfigError, Outcome, StopReason
+
+pytestmark = pytest.mark.classic
+
+Sit = Callable[..., Any]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 5}}\n</tool_call>'
+
+
+def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
+    import verifiers as vf
+    from verifiers.types import RolloutTiming
+
+    table = sit("single-sum")
+    said = ["It is 1", "no", "a very long way to say that it is 1", "1"]
+    played = table.play([table.data.examples[0]] * 4, [[text] for text in said])
+
+    rubric = vf.load_environment("single-sum").rubric
+
+    def state(text: str) -> Any:
+        completion = [vf.AssistantMessage(content=text)]
+        values = {"prompt": [], "completion": completion, "answer": "1", "trajectory": [{}], "info": {}, "task": {}}
+        return vf.State(**values, timing=RolloutTiming())
+
+    direct = [state(text) for text in said]
+    for one in direct:
+        one["trajectory"] = [{"reward": None, "advantage": None}]
+    asyncio.run(rubric.score_group(direct))
+    assert played.values == [one["reward"] for one in direct] == [1.5, 0.5, 1.0, 1.5]
+    assert [dict(ending.score.parts) for ending in played.endings] == [one["metrics"] for one in direct]
+
+
+def test_tasks_become_examples(sit: Sit) -> None:
+    data = sit("single-sum", args={"size": 3, "split": "test"}).data
+    first = data.examples[0]
+    assert len(data.examples) == 3
+    assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0 + 1 = ?"}]
+    assert (first.reference, first.task) == ("1", "sum")
+    assert first.info["info"] == {"n": 0, "split": "test"}
+    assert json.loads(json.dumps(dict(first.info))) == first.info
+    assert data.notes[1] == "single-sum: 1 duplicates dropped"
+    ids = [example.id for example in data.examples]
+    assert ids == [example.id for example in sit("single-sum", args={"size": 3, "split": "test"}).data.examples]
+    assert set(ids).isdisjoint(example.id for example in sit("single-sum").data.examples)
+
+
+def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
+    table = sit("guess_number")
+    seven = next(example for example in table.data.examples if example.reference == "7")
+    game = [[r"\boxed{5}", r"Try another: \boxed{7}"], [r"\boxed{8}", r"\boxed{9}"], [r"\boxed{7}"], ["?", "?"]]
+    played = table.play([seven] * 4, game)
+    assert played.values == [1.0, 0.0, 1.0, 0.0]
+    assert sorted(played.asked[1]) == [0, 1, 3]
+    assert played.asked[1][0].prompt == [
+        {"role": "user", "content": "I think of a number from 1 to 9. Guess it."},
+        {"role": "assistant", "content": r"\boxed{5}"},
+        {"role": "user", "content": "Too low. Guess again."},
+    ]
+    assert played.asked[1][1].prompt[-1]["content"] == "Too high. Guess again."
+    assert played.endings[1].score.parts == {"right": 0.0, "distance": 2.0, "num_turns": 2.0}
+    assert not any(ending.hit_turn_limit for ending in played.endings)
+
+
+def test_a_tool_is_called_and_its_result_is_in_the_next_ask(sit: Sit) -> None:
+    table = sit("tool_sum")
+    scripts = [[CALL, "6"], ["6"], ["<tool_call>{]</tool_call>"], [f"I compute {CALL} now", "7"]]
+    played = table.play([table.data.examples[0]] * 4, scripts)
+    assert played.values == [1.0, 1.0, 0.0, 0.0]
+    (schema,) = played.asked[0][0].tools
+    assert schema["function"]["name"] == "add"
+    assert json.loads(json.dumps(schema)) == schema
+    said, result = played.asked[1][0].prompt[1:]
+    assert said == {"role": "assistant", "content": CALL}  # word for word as it was sampled
+    assert (result["role"], result["content"]) == ("tool", "6")
+    assert played.asked[1][3].prompt[1]["content"] == f"I compute {CALL} now"
+    assert played.endings[0].score.parts["add_calls"] == 1.0
+
+
+def test_groups_are_asked_together_and_scored_apart(sit: Sit) -> None:
+    table = sit("guess_number")
+    first, second, third = table.data.examples[:3]
+    examples = [first, first, second, second, third, third, first]
+    played = table.play(examples, lambda number, turn, ask: rf"\boxed{{{2 if turn else number + 1}}}")
+    assert list(played.asked[0]) == list(range(7))
+    assert list(played.asked[1]) == [1, 2, 3, 4, 5, 6]
+    assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
+    table = sit("guess_number", max_turns=1)
+    five = next(example for example in table.data.examples if example.reference == "5")
+    played = table.play([five] * 2, [[r"\boxed{5}"], [r"\boxed{4}"]])
+    assert played.values == [1.0, 0.0]
+    assert [ending.hit_turn_limit for ending in played.endings] == [False, True]
+    capped = sit("trouble", max_turns=1, args={"max_turns": -1})
+    played = capped.play(capped.data.examples, [["a"], ["bb"], ["ccc"]])
+    assert (played.values, [ending.hit_turn_limit for ending in played.endings]) == ([1.0, 2.0, 3.0], [True] * 3)
+
+
+def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
+    table = sit("guess_number")
+    table.environment.begin(table.data.examples[:2])
+    assert list(table.environment.advance({})) == [0, 1]
+    endings = table.environment.finish()
+    assert [ending.hit_turn_limit for ending in endings] == [True, True]
+    assert [ending.score.value for ending in endings] == [0.0, 0.0]
+
+
+def test_a_truncated_reply_is_told_as_such(sit: Sit) -> None:
+    table = sit("tool_sum")
+    played = table.play([table.data.examples[0]], [["it is 6"]], stop=StopReason.LENGTH)
+    assert played.values == [1.0]
+    assert table.environment._stage.episodes[0].result["is_truncated"]
+
+
+def test_an_empty_reply_is_an_answer(sit: Sit) -> None:
+    table = sit("single-sum")
+    assert table.play([table.data.examples[0]], [[""]]).values == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("word", "detail"),
+    [
+        ("raise", "RuntimeError: the environment broke"),
+        ("exit", "SystemExit: 3"),
+        ("library error", "ToolError: the library's own error"),
+    ],
+)
+def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> None:
+    table = sit("trouble")
+    played = table.play([table.data.examples[0]] * 3, [["a", "b"], [word], ["a", "cc"]])
+    assert played.values == [1.0, None, 2.0]
+    assert detail in played.details[1]
+    assert played.endings[1].score.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("word", "detail"),
+    [
+        ("judge raises", "judged raised KeyError: 'no such verdict'"),
+        ("nan", "judged gave nan"),
+        ("infinite", "judged gave inf"),
+        ("text", "judged raised ValueError: could not convert string to float"),
+    ],
+)
+def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) -> None:
+    table = sit("trouble", args={"max_turns": 1})
+    played = table.play([table.data.examples[0]] * 2, [["a"], [word]])
+    assert (played.values, played.endings[1].score.outcome) == ([1.0, None], Outcome.FAILED)
+    assert detail in played.details[1]
+
+
+def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
+    table = sit("trouble", args={"max_turns": 1, "grouped": True})
+    first, second, _ = table.data.examples
+    played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
+    assert played.values == [3.0, 1.0, 2.0]
+    played = table.play([first, first, second], [["group raises"], ["a"], ["a"]])
+    assert played.values == [None, None, 2.0]
+    assert "rank raised ZeroDivisionError" in played.details[0]
+
+
+def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
+    table = sit("trouble", timeout_s=0.5)
+    played = table.play([table.data.examples[0]] * 4, [["hang"], ["a", "b"], ["stubborn"], ["a", "judge hangs"]])
+    assert played.values == [None, None, None, None]
+    assert played.details[0] == "the environment took longer than timeout_s = 0.5 s" == played.details[2]
+    assert played.details[1] == "scoring took longer than timeout_s = 0.5 s"  # it is scored with the one that hangs
+    assert table.play([table.data.examples[0]] * 2, [["a", "b"], ["a", "cc"]]).values == [1.0, 2.0]
+
+
+def test_what_is_asked_depends_on_the_replies_alone(sit: Sit) -> None:
+    def asked(table: Any) -> Any:
+        played = table.play([table.data.examples[0]] * 20, lambda number, turn, ask: f"{number}")
+        return [[(number, ask.prompt) for number, ask in turn.items()] for turn in played.asked]
+
+    table = sit("trouble", args={"max_turns": 4}, seed=1)
+    first = asked(table)
+    random.seed(99)  # numbers drawn elsewhere must not matter
+    assert asked(table) == first == asked(sit("trouble", args={"max_turns": 4}, seed=1))
+    assert asked(sit("trouble", args={"max_turns": 4}, seed=2)) != first
+
+
+def test_beginning_again_drops_what_was_open(sit: Sit) -> None:
+    table = sit("guess_number")
+    table.environment.begin(table.data.examples)
+    table.environment.advance({})
+    assert table.play(table.data.examples[:1], [[r"\boxed{1}"]]).values == [1.0]
+
+
+def test_it_pickles_small_after_loading_too(sit: Sit) -> None:
+    table = sit("guess_number", args={"rounds": 50})
+    table.play(table.data.examples[:1], [[r"\boxed{1}"]])
+    text = pickle.dumps(table.environment)
+    assert len(text) < 2000
+    with pytest.raises(RuntimeError, match="load"):
+        pickle.loads(text).begin(table.data.examples)
+
+
+def test_an_unknown_example_fails_alone(sit: Sit) -> None:
+    table, other = sit("guess_number"), sit("single-sum")
+    played = table.play([table.data.examples[0], other.data.examples[0]], [[r"\boxed{1}"], []])
+    assert played.values == [1.0, None]
+    assert "no task single-sum" in played.details[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "what", "fix"),
+    [
+        ("eval_only", {}, "for evaluation only", "primeintellect/gsm8k, primeintellect/wordle"),
+        ("in_sandbox", {}, "needs a sandbox", "text and tools"),
+        ("with_pictures", {}, "content of kind 'image_url'", "text tasks"),
+        ("single-sum", {"splitt": "test"}, "takes no argument 'splitt'", "'split'"),
+        ("single-sum", {"size": "many"}, "could not be made", "args"),
+        ("json", {}, "is not an environment", "check the id"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, what: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sit(name, args=args)
+    assert what in str(caught.value)
+    assert fix in str(caught.value)
+
+
+def test_the_signals_stay_the_runs(sit: Sit) -> None:
+    import signal
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    sit("guess_number")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_mixture_is_played_by_each_of_its_environments(sit: Sit) -> None:
+    table = sit("mixture")
+    played = table.play(table.data.examples, [[r"\boxed{5}", r"\boxed{7}"], [r"\boxed{0.75}"]])
+    assert played.values == [1.0, 1.0]
+    assert played.endings[0].score.parts["num_turns"] == 2.0
+
+
+def test_plain_text_is_asked_without_a_chat(sit: Sit) -> None:
+    table = sit("story")
+    played = table.play(table.data.examples, [[" time"]])
+    assert (played.asked[0][0].prompt, played.values) == ("Once upon a", [5.0])
+
+
+def test_a_broken_verifier_of_the_library_is_never_a_zero(sit: Sit) -> None:
+    table = sit("mixture", args={"break_verifier": True})
+    played = table.play(table.data.examples[1:2] * 2, [[r"\boxed{0.75}"], ["no box"]])
+    assert played.values == [None, None]
+    assert "Math verification failed" in played.details[0]

@@ -1,0 +1,124 @@
+"""v1 environments, played by a script: real tasksets of the library, nothing of theirs replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from retrain.api import ConfigError, Outcome
+
+pytestmark = pytest.mark.tasksets
+
+Sit = Callable[..., Any]
+CALL = '<tool_call>{"name": "adder_add", "arguments": {"a": 1, "b": 5}}</tool_call>'
+
+
+def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
+    table = sit("taskset-sum")
+    first, _, third = table.data.examples
+    assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0 + 1 = ?"}]
+    assert (first.reference, third.reference) == ("1", "5")
+    played = table.play([first, first, third], [["it is 1"], ["2"], ["5"]])
+    assert played.values == [2.0, 0.0, 2.0]
+    assert [ask.prompt for ask in played.asked[0].values()] == [first.prompt, first.prompt, third.prompt]
+    assert played.endings[0].score.parts == {"right": 1.0, "length": 7.0}
+
+
+def test_ids_are_made_of_content(sit: Sit) -> None:
+    some, more = sit("taskset-sum").data.examples, sit("taskset_sum", args={"size": 5}).data.examples
+    assert [one.id.split("-")[-1] for one in some] == [one.id.split("-")[-1] for one in more[:3]]
+    assert len({one.id for one in more}) == 5
+
+
+def test_a_reward_that_breaks_is_never_a_zero(sit: Sit) -> None:
+    table = sit("taskset-sum")
+    played = table.play([table.data.examples[0]] * 3, [["judge raises"], ["nan"], [""]])
+    assert [ending.score.outcome for ending in played.endings] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
+    assert "no such verdict" in played.details[0]
+    assert "nan" in played.details[1]
+
+
+def test_an_environment_that_plays_the_user(sit: Sit) -> None:
+    table = sit("taskset_guess", timeout_s=1.0, endless_tasks=12)
+    three = table.data.examples[2]
+    played = table.play([three] * 4, [["1", "4", "3"], ["3"], ["hang"], ["raise"]])
+    assert played.values == [1.0, 1.0, None, None]
+    assert played.asked[2][0].prompt[-4:] == [
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "Too low. Guess again."},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Too high. Guess again."},
+    ]
+    assert played.details[2] == "the environment took longer than timeout_s = 1 s"
+    assert "the environment broke" in played.details[3]
+
+
+def test_of_an_endless_taskset_the_first_are_taken(sit: Sit) -> None:
+    data = sit("taskset_guess", endless_tasks=12).data
+    assert [example.reference for example in data.examples] == [str(n) for n in range(1, 13)]
+    assert "the first of an endless taskset" in data.notes[0]
+
+
+def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
+    table = sit("taskset_guess", max_turns=2, endless_tasks=3)
+    played = table.play([table.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
+    assert played.values == [0.0, 1.0]
+    assert [ending.hit_turn_limit for ending in played.endings] == [True, False]
+
+
+def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
+    table = sit("taskset_guess", endless_tasks=3)
+    table.environment.begin(table.data.examples[:2])
+    assert list(table.environment.advance({})) == [0, 1]
+    endings = table.environment.finish()
+    assert [(ending.hit_turn_limit, ending.score.value) for ending in endings] == [(True, 0.0), (True, 0.0)]
+
+
+def test_a_tool_is_called_and_its_result_is_in_the_next_ask(sit: Sit) -> None:
+    table = sit("taskset_tools")
+    unknown = '<tool_call>{"name": "nope", "arguments": {}}</tool_call>'
+    played = table.play([table.data.examples[0]] * 2, [[CALL, "6"], [unknown, "7"]])
+    assert played.values == [1.0, 0.0]
+    assert played.asked[0][0].tools[0]["function"]["name"] == "adder_add"
+    said, result = played.asked[1][0].prompt[1:]
+    assert said == {"role": "assistant", "content": CALL}
+    assert (result["role"], result["content"]) == ("tool", "6")
+    assert played.asked[1][1].prompt[2]["content"] == "error: unknown tool 'nope'"
+
+
+def test_environments_can_be_played_again_and_again(sit: Sit) -> None:
+    table = sit("taskset-sum")
+    for _ in range(3):
+        assert table.play(table.data.examples, [["1"], ["3"], ["4"]]).values == [2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "what"),
+    [
+        ("taskset_two_agents", {}, "is played by 2 agents: speaker, judge"),
+        ("taskset_in_container", {}, "need a container"),
+        ("taskset-sum", {"sizes": 3}, "sizes"),
+        ("taskset-sum", {"size": "many"}, "size"),
+        ("taskset-sum", {"size": 0}, "has no tasks"),
+        ("json", {}, "is not an environment"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sit(name, args=args)
+    assert what in str(caught.value)
+
+
+def test_a_classic_environment_is_refused_by_a_library_without_them(
+    sit: Sit, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import importlib.util
+
+    (tmp_path / "classic_one.py").write_text("def load_environment(): ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verifiers.legacy" else find(name))
+    with pytest.raises(ConfigError, match=r"verifiers==0\.3\.1"):
+        sit("classic_one")
