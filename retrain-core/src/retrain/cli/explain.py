@@ -10,7 +10,7 @@ import click
 
 from retrain.config.load import all_keys
 from retrain.config.resolved import Config
-from retrain.loop.configure import Checked, load_checked
+from retrain.loop.configure import Checked, claim_of, load_checked
 from retrain.plugins.check import declared_capabilities, registered_tables
 from retrain.plugins.manager import Plugins
 from retrain.records.secrets import hide
@@ -31,15 +31,20 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, ar
         rows = _key_rows(plugins)
         click.echo(keys_page(rows) if markdown else json.dumps(rows, indent=2) if as_json else _key_lines(rows))
         return
-    content = explain(load_checked(arguments, plugins), plugins)
+    claim = claim_of(arguments, plugins)
+    if claim:
+        content = hide(dict(claim.load_explain()(arguments, plugins)))
+    else:
+        content = explain(load_checked(arguments, plugins), plugins)
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
-    origins = content.pop("origins")
-    warnings = content.pop("warnings")
+    origins = content.pop("origins", {})
+    warnings = content.pop("warnings", [])
     width = max(len(name) for name in content)
     for name, value in content.items():
-        click.echo(f"{name:<{width}} : {value}")
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        click.echo(f"{name:<{width}} : {shown}")
     if origins:
         click.echo("\nSet, and where:")
         for path, row in origins.items():

@@ -7,6 +7,7 @@
 | backend, recorder, health monitor | `f(context) -> protocol below` | once per run |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
+| launcher | `f(context) -> Launcher`, see `retrain.plugins.launching` | once per campaign |
 | command | a `click.Command` | when typed |
 | init template | the text of the TOML file | when asked for |
 """
