@@ -99,7 +99,7 @@ def _problems(settings: JudgeSettings, config: Config) -> list[Problem]:
     elif not settings.key():
         where, name = config.place("reward.judge_api_key_env"), settings.key_variable
         what = f"the environment variable {name} holds no key for the judge at {urlsplit(settings.base_url).hostname}"
-        fix = f"export {name}=..., put it into .env, or name another variable; a server on this machine needs none"
+        fix = f"export {name}, put it into .env, or name another variable; a server on this machine needs none"
         found.append(Problem(where=where, what=what, fix=fix))
     try:
         import openai  # noqa: F401  (now, not in the first call: its import would hold the event loop up)

@@ -71,6 +71,8 @@ def find_files(path: str, *, where: str) -> list[Path]:
         return found
     matched = sorted(Path(name) for name in glob.glob(str(target), recursive=True))
     matched = [file for file in matched if file.is_file()]
+    if not matched and target.exists():
+        raise _problem(where, f"{path!r} is neither a file nor a folder", "give a file with one task per row")
     if not matched:
         raise _problem(where, f"no such file or folder: {path!r}", _nearest(target))
     return matched
