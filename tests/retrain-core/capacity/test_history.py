@@ -74,7 +74,7 @@ def test_other_work_says_only_what_an_idle_process_needs(
         {"hardware": None},
         {"measured": None},
         {"measured": []},
-        {"measured": {name: "2" for name in MEASURED}},
+        {"measured": dict.fromkeys(MEASURED, "2")},
         {"measured": dict.fromkeys(MEASURED, -1.0)},
         {"measured": dict.fromkeys(MEASURED, True)},
         {"measured": dict.fromkeys(MEASURED, 1e300)},

@@ -30,7 +30,7 @@ def text(forecast: Forecast) -> str:
     """Memory by phase, time, and what to change."""
     found, work, shape = forecast.estimate, forecast.work, forecast.shape
     counted = "counted in its files" if shape.is_counted else "by formula"
-    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if _is_assumed(forecast) else ""
+    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if forecast.is_prompt_assumed else ""
     lines = [
         f"Model    {shape.parameters:,d} parameters ({counted}), LoRA {shape.lora_parameters(work.lora_rank):,d}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
@@ -65,10 +65,6 @@ def _time(forecast: Forecast) -> list[str]:
 
 def _past(forecast: Forecast) -> str:
     return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
-
-
-def _is_assumed(forecast: Forecast) -> bool:
-    return bool(forecast.as_data()["prompt_tokens_are_assumed"])
 
 
 def _of_limit(forecast: Forecast) -> str:

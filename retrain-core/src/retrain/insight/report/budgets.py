@@ -38,7 +38,10 @@ def budget_section(material: Material, samples: Samples, first_number: int) -> t
         names = [CAUSES[index] for index in used]
         shown = {label: [counts[index] for index in used] for label, counts in tokens.items()}
         steps = sorted({each.step for found in samples.values() for each in found})
-        title, said = "Tokens by what became of them", f"counted in the completions of steps {_listed(steps)}, one seed each"
+        title, said = (
+            "Tokens by what became of them",
+            f"counted in the completions of steps {_listed(steps)}, one seed each",
+        )
         figures.append(_bars(shown, names, "share of tokens", material))
         parts.append(plot(first_number + 1, title, said, _share_table(title, shown, names), kind="bars"))
     body = f'<div class="plots">{"".join(parts)}</div>'
@@ -116,9 +119,7 @@ def _mean(runs: Sequence[ReportRun], field: str) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def _bars(
-    values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str, material: Material
-) -> dict[str, Any]:
+def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str, material: Material) -> dict[str, Any]:
     """Stacked bars, of the conditions that are shown at first; shares of their sum unless they are seconds."""
     shown = [label for label in values if label in material.shown]
     totals = {label: sum(values[label]) if unit.startswith("share") else 1.0 for label in shown}

@@ -85,9 +85,7 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
         ChartSpec(
             title="Truncated", note="completions cut off at max_tokens", fields=("max_token_hit_rate",), unit=Unit.SHARE
         ),
-        ChartSpec(
-            title="Useful groups", note="whose rewards differ", fields=("useful_groups",), unit=Unit.SHARE
-        ),
+        ChartSpec(title="Useful groups", note="whose rewards differ", fields=("useful_groups",), unit=Unit.SHARE),
         ChartSpec(title="Trained tokens", note="of all sampled ones", fields=("trained_tokens",), unit=Unit.SHARE),
     ),
     UPDATE: (

@@ -29,7 +29,9 @@ def _table(found: Differences) -> str:
     if len(found.keys) <= len(labels) or len(labels) > MOST_COLUMNS:
         rows = [(text(label), *(_cell(found.values[label][key]) for key in found.keys)) for label in labels]
         return table(title, ("condition", *found.keys), rows, num_names=99)
-    by_key = [(f"<code>{text(key)}</code>", *(_cell(found.values[label][key]) for label in labels)) for key in found.keys]
+    by_key = [
+        (f"<code>{text(key)}</code>", *(_cell(found.values[label][key]) for label in labels)) for key in found.keys
+    ]
     return table(title, ("setting", *labels), by_key, num_names=99)
 
 
@@ -48,7 +50,8 @@ def _mixed(material: Material) -> str:
     if not rows:
         return ""
     warning = note("Runs were not all made with the same code and packages: differences may come from that.")
-    return f'<div class="alert">{warning}{table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)}</div>'
+    mixed = table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)
+    return f'<div class="alert">{warning}{mixed}</div>'
 
 
 def _values(values: Sequence[str]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retrain.insight.report.chart_specs import Unit
 from retrain.insight.report.gather import Material
 from retrain.insight.report.markup import Links, details, note, section, table
 from retrain.insight.report.numbers import duration, plural, value_text
-from retrain.insight.report.chart_specs import Unit
 from retrain.insight.report.plugin_sections import PluginSection
 from retrain.insight.report.text import text
 
@@ -22,11 +22,17 @@ def health_section(material: Material) -> str:
         return section("health", "Health", note("No health finding in any run."))
     found.sort(key=lambda pair: pair[1].first_step - pair[1].last_step)
     rows = [
-        (text(each.state), text(run.candidate.name), _span(each.first_step, each.last_step), f"{each.last_step - each.first_step + 1:,}")
+        (
+            text(each.state),
+            text(run.candidate.name),
+            _span(each.first_step, each.last_step),
+            f"{each.last_step - each.first_step + 1:,}",
+        )
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    said = f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; docs/health.md says what each state means and what to change."
+    meaning = "docs/health.md says what each state means and what to change."
+    said = f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"
     cut = note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else ""
     body = table("Health findings", ("state", "run", "steps", "how many"), rows, num_names=2, is_caption_shown=False)
     return section("health", "Health", note(said), body, cut)

@@ -40,7 +40,9 @@ def spectrum_section(material: Material, links: Links, first_number: int) -> tup
     known = [(name, rank) for name, rank in needs if rank is not None]
     if known:
         figures.append({"kind": "needs", "labels": [name for name, _ in known], "values": [rank for _, rank in known]})
-        parts.append(plot(first_number + 1, "Rank that each layer needs", "from the first to the last", "", kind="tall"))
+        parts.append(
+            plot(first_number + 1, "Rank that each layer needs", "from the first to the last", "", kind="tall")
+        )
     source = f"<p class=note>From {links.to(file, file.name)}.</p>" if file else ""
     body = f'<div class="plots">{"".join(parts)}</div>'
     return section("squeeze", "Adapter rank", f'<p class="lede">{text(_sentence(content))}</p>', body, source), figures

@@ -18,7 +18,9 @@ MOST_LISTED = 12
 
 def summary_section(material: Material, links: Links, lede: str) -> str:
     """Failed runs first, and plainly."""
-    return section("summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', _failed(material, links), _facts(material))
+    return section(
+        "summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', _failed(material, links), _facts(material)
+    )
 
 
 def title_of(material: Material) -> str:
@@ -55,7 +57,13 @@ def _failed(material: Material, links: Links) -> str:
     ]
     head = f"{plural(len(runs), 'run')} of {len(material.runs):,} did not finish"
     more = note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else ""
-    body = table("Unfinished runs", ("run", "condition", "state", "what it said", "steps"), rows, num_names=4, is_caption_shown=False)
+    body = table(
+        "Unfinished runs",
+        ("run", "condition", "state", "what it said", "steps"),
+        rows,
+        num_names=4,
+        is_caption_shown=False,
+    )
     warning = "What is left of a condition that lost runs may be the luckier part." if len(material.runs) > 1 else ""
     return f'<div class="alert"><h3>{head}</h3>{note(warning) if warning else ""}{body}{more}</div>'
 

@@ -44,7 +44,13 @@ def verdict_section(material: Material, number: int) -> tuple[str, dict[str, Any
         *(note(line) for line in survivors(study)[:MOST_EXPLAINED]),
         _comparisons(study),
         _explanations(study),
-        plot(number, "Difference to the baseline", "bootstrap interval; a verdict needs the corrected p too", "", kind="forest")
+        plot(
+            number,
+            "Difference to the baseline",
+            "bootstrap interval; a verdict needs the corrected p too",
+            "",
+            kind="forest",
+        )
         if figure
         else "",
         *_estimates(study),
@@ -57,7 +63,9 @@ def headline(study: Study) -> str:
     """The verdicts in a sentence."""
     verdicts = {each.verdict for each in study.comparisons}
     if len(study.comparisons) <= 4 and (len(verdicts) > 1 or len(study.comparisons) == 1):
-        return "; ".join(f"{each.condition} against {each.baseline}: {each.verdict}" for each in study.comparisons) + "."
+        return (
+            "; ".join(f"{each.condition} against {each.baseline}: {each.verdict}" for each in study.comparisons) + "."
+        )
     counts = Counter(each.verdict for each in study.comparisons)
     told = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict if counts[verdict])
     against = f"against {study.baseline}" if len({each.baseline for each in study.comparisons}) == 1 else "in pairs"
@@ -90,7 +98,11 @@ def _explanations(study: Study) -> str:
 
 def _estimates(study: Study) -> list[str]:
     tables = [
-        table(f"{found.title}: mean and 95 % interval over seeds", found.heads, [tuple(map(text, row)) for row in found.rows])
+        table(
+            f"{found.title}: mean and 95 % interval over seeds",
+            found.heads,
+            [tuple(map(text, row)) for row in found.rows],
+        )
         for found in condition_tables(study)
     ]
     return tables[:1] + ([details("More metrics", "\n".join(tables[1:]))] if tables[1:] else [])
