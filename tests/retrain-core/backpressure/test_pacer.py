@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from retrain.plugins.pacing import PaceView
 
 from retrain.backpressure.controller import UslPacer
 from retrain.backpressure.table import BackpressureTable
 from retrain.backpressure.usl import Scaling
+from retrain.plugins.pacing import PaceView
 
 LENGTH = 40  # tokens per completion
 STEPS = 60

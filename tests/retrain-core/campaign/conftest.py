@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -113,9 +111,3 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[i
         return process.returncode, out, err
 
     return call
-
-
-def manifest_of(folder: Path) -> dict[str, Any]:
-    """`manifest.json`."""
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return content

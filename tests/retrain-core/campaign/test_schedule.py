@@ -82,9 +82,6 @@ class Scripted:
         self.jobs.append(ScriptedJob(self, job, steps.pop(0) if steps else done))
         return self.jobs[-1]
 
-    def close(self) -> None:
-        pass
-
 
 class ScriptedJob:
     pid = None
@@ -153,9 +150,7 @@ def test_several_at_a_time(make: Callable[..., Schedule], capsys: pytest.Capture
     launcher = Scripted()
     make(launcher, workers=2).run()
     assert launcher.most_at_once == 2
-    out = capsys.readouterr().out
-    assert f"[2/2] {B} started" in out
-    assert f"  {A} ok (" in out
+    assert f"[2/2] {B} started\n  {A} ok (" in capsys.readouterr().out
 
 
 def test_a_failed_run_begins_anew_and_keeps_its_records(
@@ -278,8 +273,7 @@ def test_a_run_that_is_still_alive_is_waited_for(make: Callable[..., Schedule]) 
     schedule._launch()
     schedule._collect()
     assert launcher.started == [(B, False)]
-    job = Job(name=A, argv=(), environ={}, cwd=Path(), folder=folder)
-    done(job)
+    done(Job(name=A, argv=(), environ={}, cwd=Path(), folder=folder))
     lock.release()
     schedule.run()
     assert launcher.started == [(B, False)]

@@ -19,24 +19,13 @@ from retrain.loop.configure import load_checked
 from retrain.plugins.manager import Plugins
 from retrain.plugins.spec import Owner
 
-BASE = (
-    "--model",
-    "builtin:tiny",
-    "--devices",
-    "cpu",
-    "--data-source",
-    "arithmetic",
-    "--lora-rank",
-    "16",
-    "--seed",
-    "1",
-)
+BASE = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic", "--lora-rank", "16")
 PROMPT_TOKENS = 25  # of `arithmetic` with the tokenizer of builtin:tiny
 MICRO = ("--backend-opt", "micro_batch_tokens=8192")
 SETTINGS: tuple[tuple[str, ...], ...] = (
     ("--batch-size", "2", "--group-size", "4", "--max-tokens", "16"),
     ("--batch-size", "32", "--group-size", "64", "--max-tokens", "16"),
-    ("--batch-size", "16", "--group-size", "32", "--max-tokens", "48", "--temperature", "4.0"),
+    ("--batch-size", "8", "--group-size", "128", "--max-tokens", "20"),
     ("--batch-size", "16", "--group-size", "16", "--max-tokens", "24", *MICRO),
     ("--batch-size", "32", "--group-size", "16", "--max-tokens", "24", "--backend-opt", "micro_batch_tokens=16384"),
     ("--batch-size", "8", "--group-size", "16", "--max-tokens", "24", *MICRO, "--lora-rank", "128"),

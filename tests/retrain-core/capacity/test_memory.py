@@ -87,6 +87,7 @@ def test_the_growth_is_that_of_the_backends_own_cache() -> None:
         layer = GrowingLayer()
         for length in (prompt, *[1] * new):
             layer.update(torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1))
+        assert layer.keys is not None
         assert layer.keys.shape[2] == grown_capacity(prompt, new)
 
 
@@ -143,6 +144,6 @@ def test_the_biggest_tensor_of_a_large_vocabulary_is_named(qwen: ModelShape) -> 
     st.integers(1, 200),
 )
 def test_more_work_never_needs_less(name: str, one: int, other: int) -> None:
-    few, many = (estimate(SHAPE, replace(WORK, **{name: value})) for value in sorted((one, other)))
+    few, many = (estimate(SHAPE, WORK.with_size(name, value)) for value in sorted((one, other)))
     assert few.peak_bytes <= many.peak_bytes * 1.35  # padding of micro-batches, and pages, are not smooth
     assert sum(few.resident.values()) <= sum(many.resident.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,8 @@ def test_shards_are_added_up(tmp_path: Path) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
 def test_any_value_of_a_size_is_a_shape_or_an_error(value: Any) -> None:
     def attempt(make: Callable[[], ModelShape]) -> None:
-        try:
+        with suppress(ConfigError):
             assert make().parameters > 0
-        except ConfigError:
-            pass
 
     for key in ("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "num_experts"):
         attempt(lambda key=key: shape_of({**SMALL, key: value}, file=Path("c"), where=""))  # type: ignore[misc]

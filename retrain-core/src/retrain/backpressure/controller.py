@@ -12,7 +12,8 @@ from retrain.backpressure.table import BackpressureTable
 from retrain.backpressure.usl import UNBOUNDED, Scaling, fit_usl
 
 if TYPE_CHECKING:
-    from retrain.plugins.protocols import PaceView, PluginContext
+    from retrain.plugins.pacing import PaceView
+    from retrain.plugins.protocols import PluginContext
 
 LOG = logging.getLogger("retrain")
 HOLD, INCREASE, THROTTLE = "hold", "increase", "throttle"

@@ -9,9 +9,8 @@ from retrain.capacity.memory import Estimate
 from retrain.capacity.workload import Workload
 
 SAFETY = 0.9  # of the memory there is: the estimate may be 15 % low
-# The first changes no gradient; the others change the run.
+MICRO = ("micro_batch_tokens", "[backend.options] micro_batch_tokens")  # first, since it changes no gradient
 KEYS = (
-    ("micro_batch_tokens", "[backend.options] micro_batch_tokens"),
     ("batch_size", "[training] batch_size"),
     ("group_size", "[training] group_size"),
     ("max_tokens", "[training] max_tokens"),
@@ -21,30 +20,37 @@ FLOORS = {"group_size": 2}  # a group of one teaches nothing
 
 
 def advise(work: Workload, limit_bytes: int, estimated: Callable[[Workload], Estimate]) -> str:
-    """One sentence, "" when it fits: the largest value of a single key that does, of the key that loses least."""
+    """One sentence, "" when it fits: the largest value of a key that does, of the key that loses least.
+
+    A second key is named only when none is enough alone, and a smaller model when two are not either.
+    """
     room = int(limit_bytes * SAFETY)
     if estimated(work).peak_bytes <= room:
         return ""
-    found: list[tuple[float, str]] = []
-    for name, label in KEYS:
-        value = _largest_that_fits(work, name, room, estimated)
-        if value is None:
-            continue
-        if name == "micro_batch_tokens":
-            return f"set {label} = {value}: the gradient stays the same"
-        found.append((value / getattr(work, name), f"set {label} = {value}"))
-    if found:
-        return max(found)[1]
-    return "no single key is enough: use a smaller [model] model, or a device with more memory"
+    micro = _largest_that_fits(work, MICRO[0], room, estimated)
+    if micro is not None:
+        return f"set {MICRO[1]} = {micro}: the gradient stays the same"
+    if change := _least_change(work, room, estimated):
+        return f"set {change}"
+    one_row = work.prompt_tokens + work.max_tokens
+    if change := _least_change(replace(work, micro_batch_tokens=one_row), room, estimated):
+        return f"set {change} and {MICRO[1]} = {one_row}"
+    return "no key is enough: use a smaller [model] model, or a device with more memory"
+
+
+def _least_change(work: Workload, room: int, estimated: Callable[[Workload], Estimate]) -> str:
+    values = {label: (name, _largest_that_fits(work, name, room, estimated)) for name, label in KEYS}
+    found = [(value / getattr(work, name), f"{label} = {value}") for label, (name, value) in values.items() if value]
+    return max(found)[1] if found else ""
 
 
 def _largest_that_fits(work: Workload, name: str, room: int, estimated: Callable[[Workload], Estimate]) -> int | None:
     low, high = FLOORS.get(name, 1), getattr(work, name) - 1
-    if high < low or estimated(replace(work, **{name: low})).peak_bytes > room:
+    if high < low or estimated(work.with_size(name, low)).peak_bytes > room:
         return None
     while low < high:
         middle = (low + high + 1) // 2
-        if estimated(replace(work, **{name: middle})).peak_bytes <= room:
+        if estimated(work.with_size(name, middle)).peak_bytes <= room:
             low = middle
         else:
             high = middle - 1

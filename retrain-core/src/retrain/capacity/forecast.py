@@ -33,6 +33,11 @@ class Forecast:
     limit_bytes: int | None
     advice: str
 
+    @property
+    def is_prompt_assumed(self) -> bool:
+        """Neither a past run nor the user has said how long the prompts are."""
+        return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
+
     def as_data(self) -> dict[str, Any]:
         """As JSON: bytes, seconds, tokens."""
         found, past = self.estimate, self.past
@@ -43,8 +48,7 @@ class Forecast:
             "parameters_are_counted": self.shape.is_counted,
             "lora_parameters": self.shape.lora_parameters(self.work.lora_rank),
             "prompt_tokens": self.work.prompt_tokens,
-            "prompt_tokens_are_assumed": past.prompt_tokens is None
-            and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS,
+            "prompt_tokens_are_assumed": self.is_prompt_assumed,
             "completions_per_step": self.work.completions,
             "max_tokens_per_step": self.work.completions * self.work.max_tokens,
             "peak_memory_bytes": found.peak_bytes,

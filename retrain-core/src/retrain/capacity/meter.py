@@ -37,13 +37,18 @@ class Meter:
     """
 
     def __init__(self) -> None:
+        self.predicted: dict[str, Any] = {}  # before the first step, by whoever asks
+        self.is_over = False
+        self.restart()
+
+    def restart(self) -> None:
+        """The model is loaded and the first step comes: measure from here on."""
         self._phase = START
         self._peaks: dict[str, int] = {}
         self._resident = resident_bytes()
         self._last = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._longest = {"prompt": 0, "completion": 0}
-        self.is_over = False
 
     def enter(self, phase: str) -> None:
         """The phase before is over, and another begins."""

@@ -26,7 +26,7 @@ def main(result: Path, arguments: list[str]) -> int:
     except RetrainError as error:
         print(f"{error.label}: {error}", file=sys.stderr)
         return error.exit_code
-    (meter,) = plugin.METERS.values()
+    ((_, meter),) = plugin.RUNS
     result.write_text(json.dumps(meter.measured()), encoding="utf-8")
     return 0
 

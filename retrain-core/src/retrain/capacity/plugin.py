@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.capacity.meter import Meter
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
+from retrain.views import GroupsView, RunView
 
-if TYPE_CHECKING:
-    from retrain.views import GroupsView, RunView
+RUNS: list[tuple[RunView, Meter]] = []  # of this process; one that is over leaves when the next one starts
 
-METERS: dict[Path, Meter] = {}  # by run folder; a run that is over leaves when the next one starts
+
+def meter_of(run: RunView) -> Meter | None:
+    """The meter of a run, if it has one."""
+    return next((meter for known, meter in RUNS if known is run), None)
+
+
+def _begun(run: RunView) -> Meter:
+    """The run's meter, new if it has none."""
+    meter = meter_of(run)
+    if meter is None:
+        meter = Meter()
+        RUNS[:] = [(known, other) for known, other in RUNS if not other.is_over]
+        RUNS.append((run, meter))
+    return meter
 
 
 @hookimpl
@@ -26,34 +38,35 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_run_start(run: RunView) -> None:
     """Begin to measure."""
-    for folder in [folder for folder, meter in METERS.items() if meter.is_over]:
-        del METERS[folder]
-    METERS[run.folder] = Meter()
+    _begun(run).restart()
 
 
 @hookimpl
 def retrain_phase(run: RunView, step: int, phase: str) -> None:
     """Charge the phase before with its peak."""
-    METERS[run.folder].enter(phase)
+    if meter := meter_of(run):
+        meter.enter(phase)
 
 
 @hookimpl
 def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
     """How long prompts and completions are."""
-    for group in groups.groups:
-        for completion in group.completions:
+    if meter := meter_of(run):
+        for completion in (completion for group in groups.groups for completion in group.completions):
             actions = completion.num_actions
-            METERS[run.folder].saw(len(completion.tokens_T) - actions, actions)
+            meter.saw(len(completion.tokens_T) - actions, actions)
 
 
 @hookimpl
 def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
     """How long the step took; the evaluation before training has no such time."""
-    if "step_time_s" in metrics:
-        METERS[run.folder].step(float(metrics["step_time_s"]))
+    meter = meter_of(run)
+    if meter and "step_time_s" in metrics:
+        meter.step(float(metrics["step_time_s"]))
 
 
 @hookimpl
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
     """Nothing more is charged to a phase of the run."""
-    METERS[run.folder].end()
+    if meter := meter_of(run):
+        meter.end()

@@ -46,6 +46,5 @@ def _time(found: Forecast) -> dict[str, str]:
     if step_s is None:
         return {}
     runs = f"{found.schedule.runs} runs, " if found.schedule.runs > 1 else ""
-    return {
-        "wall_time": f"{duration(found.schedule.seconds(step_s))} ({runs}{duration(step_s)} per step, as before here)"
-    }
+    total = duration(found.schedule.seconds(step_s))
+    return {"wall_time": f"{total} ({runs}{duration(step_s)} per step, as before here)"}

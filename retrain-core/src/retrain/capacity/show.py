@@ -30,7 +30,7 @@ def text(forecast: Forecast) -> str:
     """Memory by phase, time, and what to change."""
     found, work, shape = forecast.estimate, forecast.work, forecast.shape
     counted = "counted in its files" if shape.is_counted else "by formula"
-    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if _is_assumed(forecast) else ""
+    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if forecast.is_prompt_assumed else ""
     lines = [
         f"Model    {shape.parameters:,d} parameters ({counted}), LoRA {shape.lora_parameters(work.lora_rank):,d}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
@@ -39,7 +39,9 @@ def text(forecast: Forecast) -> str:
         f"Memory on {work.device}, when every completion reaches its limit:",
         f"  always    {_parts(found.resident)}",
     ]
-    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(found.peak_of(phase))}" for phase in found.phases]
+    lines += [
+        f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(found.peak_of(phase))}" for phase in found.phases
+    ]
     lines += [
         f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
         f"  biggest   {found.biggest}",
@@ -63,10 +65,6 @@ def _time(forecast: Forecast) -> list[str]:
 
 def _past(forecast: Forecast) -> str:
     return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
-
-
-def _is_assumed(forecast: Forecast) -> bool:
-    return bool(forecast.as_data()["prompt_tokens_are_assumed"])
 
 
 def _of_limit(forecast: Forecast) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.capacity.local_backend import TRAIN_TOKENS
@@ -24,6 +24,11 @@ class Workload:
     lora_rank: int
     micro_batch_tokens: int
     eval_completions: int = 0
+
+    def with_size(self, name: str, value: int) -> Workload:
+        """The same with another number under one of its names."""
+        changes: dict[str, Any] = {name: value}
+        return replace(self, **changes)
 
     @property
     def completions(self) -> int:

@@ -1,7 +1,7 @@
 """A page in headless Chromium, driven through its debugging pipe: what it logs, asks for, shows and has focused.
 
-Not a test. The pipe needs neither a port nor another package: Chromium reads commands from descriptor 3 and answers on 4,
-JSON ended by a zero byte.
+Not a test. The pipe needs neither a port nor another package: Chromium reads commands from descriptor 3 and
+answers on 4, JSON ended by a zero byte.
 """
 
 from __future__ import annotations

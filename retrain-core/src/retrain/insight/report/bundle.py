@@ -1,4 +1,4 @@
-"""plotly.js from the installed package, compressed: the page unpacks it, and runs it only if its hash is the right one."""
+"""plotly.js from the installed package, compressed: the page unpacks it, and runs it only if its hash is right."""
 
 from __future__ import annotations
 

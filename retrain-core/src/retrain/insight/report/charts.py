@@ -52,7 +52,8 @@ class Chart:
 
 def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     """Every chart that any run has a number for; seeds one by one only of the conditions that are shown at first."""
-    grid = grid_for(max((run.num_steps for run in material.runs), default=0), most_points)
+    num_steps = max((run.num_steps for run in material.runs), default=0)
+    grid = grid_for(num_steps, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
     for group, specs in CHARTS.items():
@@ -88,7 +89,8 @@ def values_of(lines: RunLines, field: str) -> Floats:
 
 
 def _ratio(values_R: Floats, total_R: Floats) -> Floats:
-    return np.divide(values_R, total_R, out=np.full(values_R.size, math.nan), where=total_R > 0)
+    ratios_R: Floats = np.divide(values_R, total_R, out=np.full(values_R.size, math.nan), where=total_R > 0)
+    return ratios_R
 
 
 Curve = Callable[[RunLines], Floats]

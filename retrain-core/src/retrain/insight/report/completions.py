@@ -62,11 +62,13 @@ def _step(run: ReportRun, picked: StepSamples, links: Links) -> str:
     passed_over = f", {plural(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
     cut = ", only the first 64 MB of the step were looked at" if picked.is_cut else ""
     said = f"from {plural(picked.num_completions, 'completion')}{passed_over}{cut}"
-    cards = "".join(_card(run, sample, links) for sample in picked.samples)
+    folder = run.candidate.folder
+    file = links.to(_file(folder), "generations.jsonl") if folder else ""
+    cards = "".join(_card(sample, file) for sample in picked.samples)
     return f'<h4>Step {picked.step:,} <span class="soft">{text(said)}</span></h4><div class="cards">{cards}</div>'
 
 
-def _card(run: ReportRun, sample: Sample, links: Links) -> str:
+def _card(sample: Sample, file_html: str) -> str:
     reward = "no verdict" if sample.reward is None else f"reward {sample.reward:g}"
     if sample.reward is None and sample.outcome not in ("", "no_verdict", "scored"):
         reward = sample.outcome
@@ -82,12 +84,11 @@ def _card(run: ReportRun, sample: Sample, links: Links) -> str:
     )
     name = f"{sample.kind} completion, group {sample.group}, number {sample.index}"
     where = f"group {sample.group}, completion {sample.index}, {sample.example_id}"
-    assert run.candidate.folder is not None
-    file = links.to(_file(run.candidate.folder), "generations.jsonl")
+    head = f'<span class="kind">{text(sample.kind)}</span> <span class="reward">{text(reward)}</span>'
+    rest = text(", ".join(filter(None, said)))
     return "".join(
         (
-            f'<article class="card"><header><span class="kind">{text(sample.kind)}</span> ',
-            f'<span class="reward">{text(reward)}</span> <span class="soft">{text(", ".join(filter(None, said)))}</span></header>',
+            f'<article class="card"><header>{head} <span class="soft">{rest}</span></header>',
             f'<div class="prompt" dir="auto">{long_text(sample.prompt)}</div>',
             f'<pre class="completion" dir="auto" tabindex="0" role="region" aria-label="{text(name, 80)}">',
             f"{long_text(sample.completion)}</pre>",
@@ -95,7 +96,7 @@ def _card(run: ReportRun, sample: Sample, links: Links) -> str:
             f"<p>{long_text(sample.detail)}</p>" if sample.detail.head else "",
             f'<ul class="chips" aria-label="Reward parts">{parts}</ul>' if parts else "",
             f'<p class="soft">Most surprising tokens, nats</p><ul class="chips">{surprises}</ul>' if surprises else "",
-            f'<p class="soft">{text(where)}; {file} from byte {sample.offset:,}</p></article>',
+            f'<p class="soft">{text(where)}; {file_html} from byte {sample.offset:,}</p></article>',
         )
     )
 

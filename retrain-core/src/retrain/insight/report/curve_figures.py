@@ -22,7 +22,8 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
     if not charts:
         return section("curves", "Curves", note("No run has written a step yet.")), []
     places = {label: index for index, label in enumerate(material.source.conditions)}
-    parts, figures = [note(line) for line in reading_notes(material, charts)], []
+    parts = [note(line) for line in reading_notes(material, charts)]
+    figures: list[dict[str, Any]] = []
     parts.append('<div id="legend" class="legend"></div>')
     for group in dict.fromkeys(chart.group for chart in charts):
         drawn = [chart for chart in charts if chart.group == group and chart.constant is None]
@@ -46,8 +47,8 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
     if any(curve.band.num_seeds > 1 for chart in charts for curve in chart.curves.values()):
         lines.append(
             "Lines are means over the seeds of a condition, shades go from the lowest to the highest seed, thin lines "
-            "are single seeds. Means are of runs that are done, or of all when none of the condition is; thin dotted "
-            "lines are runs that did not finish."
+            "are single seeds (hidden at first when there are many). Means are of runs that are done, or of all when "
+            "none of the condition is; thin dotted lines are runs that did not finish."
         )
     elif any(curve.is_interval for chart in charts for curve in chart.curves.values()):
         lines.append("One run per condition: shades around held-out rates are their 95 % intervals over examples.")
@@ -55,7 +56,8 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
     if material.stride > 1:
         lines.append(f"Downsampled: of the training steps one in {material.stride} was read, and every evaluation.")
     if width > 1:
-        lines.append(f"Downsampled: each point is the mean over {width} consecutive steps.")
+        which = f" that were read among {width}" if material.stride > 1 else f" of {width} consecutive ones"
+        lines.append(f"Downsampled: each point is the mean over the steps{which}.")
     if len(material.shown) < len(material.source.conditions):
         lines.append(
             f"{len(material.shown)} of {len(material.source.conditions)} conditions are drawn at first: the baseline, "

@@ -50,7 +50,8 @@ def _mixed(material: Material) -> str:
     if not rows:
         return ""
     warning = note("Runs were not all made with the same code and packages: differences may come from that.")
-    return f'<div class="alert">{warning}{table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)}</div>'
+    mixed = table("Mixed", ("what", "values"), rows, num_names=2, is_caption_shown=False)
+    return f'<div class="alert">{warning}{mixed}</div>'
 
 
 def _values(values: Sequence[str]) -> str:

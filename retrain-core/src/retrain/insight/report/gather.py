@@ -18,7 +18,7 @@ from retrain.insight.run_files import Record, last_record, number, read_object
 from retrain.insight.status_campaign import CAMPAIGN_MARK
 from retrain.insight.status_run import LIVE, MARK
 
-MOST_LINES = 150_000  # parsed in all; of longer records one step in `stride` is
+MOST_LINES = 100_000  # parsed in all; of longer records one step in `stride` is
 MOST_SHOWN = 8  # conditions that are drawn, and have completions shown, unless asked otherwise
 ERROR_CHARS = 600
 

@@ -25,7 +25,8 @@ class Grid:
     @property
     def x_P(self) -> Floats:
         """The middle of each point's steps."""
-        return np.arange(self.num_points) * self.width + (self.width + 1) / 2
+        x_P: Floats = np.arange(self.num_points) * self.width + (self.width + 1) / 2.0
+        return x_P
 
     def binned(self, steps_R: Floats, values_R: Floats) -> Floats:
         """The mean of a run's rows within each point, NaN where there is none."""
@@ -35,12 +36,16 @@ class Grid:
         bins_R, values_R = bins_R[is_inside_R], values_R[is_there_R][is_inside_R]
         sums_P = np.bincount(bins_R, weights=values_R, minlength=self.num_points)
         counts_P = np.bincount(bins_R, minlength=self.num_points)
-        return np.divide(sums_P, counts_P, out=np.full(self.num_points, math.nan), where=counts_P > 0)
+        means_P: Floats = np.divide(sums_P, counts_P, out=np.full(self.num_points, math.nan), where=counts_P > 0)
+        return means_P
 
 
-def grid_for(num_steps: int, most_points: int) -> Grid:
-    """At most `most_points` points for `num_steps` steps; one per step when there is room."""
-    width = max(1, math.ceil(num_steps / max(1, most_points)))
+def grid_for(num_steps: int, most_points: int, *, stride: int = 1) -> Grid:
+    """At most `most_points` points for `num_steps` steps of which one in `stride` was read; as fine as there is room.
+
+    Every point holds equally many of the steps that were read.
+    """
+    width = max(1, math.ceil(num_steps / max(1, most_points) / stride)) * stride
     return Grid(num_points=math.ceil(num_steps / width), width=width)
 
 

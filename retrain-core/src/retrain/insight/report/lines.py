@@ -64,21 +64,22 @@ NO_LINES = RunLines(steps_R=np.zeros(0), columns={})
 def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
     """`fields` and every `eval_pass_at_*` of one line in `stride`; a last line that was cut by a kill is left out."""
     rows = _Rows(fields)
-    skipped, number, problem = b"", 0, ""
+    line = skipped = b""
+    number, problem = 0, ""
     try:
         with file.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if stride > 1 and _is_skipped(line, stride):
-                    skipped = line
-                    continue
-                skipped = b""
-                rows.add(line)
+            for line in stream:
+                number += 1
+                is_skipped = stride > 1 and _is_skipped(line, stride)
+                skipped = line if is_skipped else b""
+                if not is_skipped:
+                    rows.add(line)
             if skipped:  # the last one belongs to the curve
                 rows.add(skipped)
     except OSError as error:
         problem = f"{file.name}: {error.strerror or error}"
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        if number and line.endswith(b"\n"):
+        if line.endswith(b"\n"):  # else a kill has cut it
             problem = f"{file.name}:{number}: cannot be read: {error or type(error).__name__}"
     return rows.finished(problem)
 
@@ -99,6 +100,7 @@ class _Rows:
         self._fields = tuple(dict.fromkeys(fields))
         self._steps = array("d")
         self._columns = [array("d") for _ in self._fields]
+        self._appends = [(field, column.append) for field, column in zip(self._fields, self._columns, strict=True)]
         self._passes: dict[str, dict[int, float]] = {}
         self._open: dict[str, list[int]] = {}
         self._episodes: list[Episode] = []
@@ -111,8 +113,9 @@ class _Rows:
         step = record["step"] if isinstance(record, dict) else None
         if type(step) is not int or (self._steps and step <= self._steps[-1]):
             raise ValueError("no step, or not one that comes next")
-        for field, column in zip(self._fields, self._columns, strict=True):
-            column.append(_number(record.get(field)))
+        for field, append in self._appends:
+            value = record.get(field)
+            append(value if type(value) is float and -LARGEST < value < LARGEST else _number(value))
         if "eval_correct_rate" in record:
             for name in record:
                 if name.startswith(PASS_PREFIX):

@@ -1,4 +1,4 @@
-"""The few forms of HTML that a report is built of. What callers pass as `...html` is markup, all else untrusted text."""
+"""The few forms of HTML that a report is built of. What is called `..._html` is markup, all else untrusted text."""
 
 from __future__ import annotations
 
@@ -87,14 +87,13 @@ def attribute(value: object) -> str:
 
 def plot(number: int, title: str, note_text: str, numbers_html: str, *, kind: str = "") -> str:
     """A place for figure `number` of the page's data, and below it the same as numbers."""
-    said = f'<span class="soft">{text(note_text)}</span>'
-    label = attribute(f"Chart: {title}. The table below it has the numbers.")
+    label = attribute(f"Chart: {title}. " + ("The table below it has the numbers." if numbers_html else ""))
     named = f"plot {kind}".strip()
-    return (
-        f"<figure><figcaption><h4>{text(title)}</h4>{said}</figcaption>"
-        f'<div class="{named}" id="plot-{number}" data-figure="{number}" role="img" aria-label="{label}"></div>'
-        f"{details('Numbers', numbers_html, kind='numbers') if numbers_html else ''}</figure>"
-    )
+    place = f'<div class="{named}" id="plot-{number}" data-figure="{number}" role="img" aria-label="{label}"></div>'
+    if kind == "forest":  # a row per condition, however many there are
+        place = f'<div class="window" tabindex="0" role="region" aria-label="{attribute(title)}">{place}</div>'
+    head = f'<figcaption><h4>{text(title)}</h4><span class="soft">{text(note_text)}</span></figcaption>'
+    return f"<figure>{head}{place}{details('Numbers', numbers_html, kind='numbers') if numbers_html else ''}</figure>"
 
 
 def _cells(cells_html: Sequence[str], num_names: int) -> str:

@@ -2,7 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const names = data.conditions, visible = new Set(data.shown), options = { seeds: true, bands: true };
+  const names = data.conditions, visible = new Set(data.shown), options = { seeds: true, bands: true, smooth: false };
   const slots = new Map();
   const drawn = new Set();
   let plotly = null;
@@ -25,6 +25,17 @@
     }
     packed.values = values;
     return values;
+  };
+
+  // The mean of the points around each one, a twentieth of all: noise of single steps goes, gaps stay.
+  const smoothed = (values) => {
+    const reach = Math.floor(values.length / 40);
+    if (!options.smooth || reach < 1) return values;
+    return values.map((value, at) => {
+      if (value === null) return null;
+      const near = values.slice(Math.max(0, at - reach), at + reach + 1).filter((one) => one !== null);
+      return near.reduce((sum, one) => sum + one, 0) / near.length;
+    });
   };
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
@@ -51,7 +62,7 @@
 
   const layout = (more) => {
     const axis = {
-      gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), tickfont: { size: 11.5 },
+      gridcolor: faded(colour("line"), 0.7), linecolor: colour("line"), zerolinecolor: colour("line"), tickfont: { size: 11.5 },
       automargin: true,
     };
     const base = {
@@ -64,13 +75,13 @@
     return { ...base, ...more, xaxis: { ...axis, ...(more.xaxis || {}) }, yaxis: { ...axis, ...(more.yaxis || {}) } };
   };
 
-  const band = (curve, x, color) => {
-    const low = unpack(curve.low), high = unpack(curve.high);
+  const band = (curve, x, color, alpha) => {
+    const low = smoothed(unpack(curve.low)), high = smoothed(unpack(curve.high));
     const kept = x.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
     const trace = { x: kept.map((i) => x[i]), mode: "lines", line: { width: 0, color }, hoverinfo: "skip" };
     return [
       { ...trace, y: kept.map((i) => low[i]) },
-      { ...trace, y: kept.map((i) => high[i]), fill: "tonexty", fillcolor: faded(color, 0.16) },
+      { ...trace, y: kept.map((i) => high[i]), fill: "tonexty", fillcolor: faded(color, alpha) },
     ];
   };
 
@@ -80,20 +91,20 @@
       const chosen = [...visible].sort((a, b) => a - b).filter((i) => figure.curves[i]);
       for (const i of chosen) {
         const curve = figure.curves[i], { color } = styleOf(i);
-        if (options.bands && curve.low) traces.push(...band(curve, figure.x, color));
+        if (options.bands && curve.low) traces.push(...band(curve, figure.x, color, chosen.length > 3 ? 0.1 : 0.17));
         if (options.seeds && curve.seeds)
           for (const one of curve.seeds)
-            traces.push({ x: figure.x, y: unpack(one.y), mode: "lines", hoverinfo: "skip", connectgaps: true,
+            traces.push({ x: figure.x, y: smoothed(unpack(one.y)), mode: "lines", hoverinfo: "skip", connectgaps: true,
               opacity: 0.45, line: { color, width: 0.8, dash: one.done ? "solid" : "dot" } });
       }
       for (const i of chosen) {
         const { color, dash } = styleOf(i);
-        traces.push({ x: figure.x, y: unpack(figure.curves[i].mean), name: inert(names[i]), connectgaps: true,
+        traces.push({ x: figure.x, y: smoothed(unpack(figure.curves[i].mean)), name: inert(names[i]), connectgaps: true,
           mode: figure.markers || figure.x.length === 1 ? "lines+markers" : "lines", marker: { size: 6, color },
           line: { color, width: 2.2, dash }, hovertemplate: share ? "%{y:.1%}" : "%{y:.4~g}" });
       }
       return [traces, layout({ xaxis: { title: { text: "steps", font: { size: 11.5 } }, rangemode: "tozero", hoverformat: ".0f" },
-        yaxis: share ? { tickformat: ".2~%" } : { tickformat: ".3~g", exponentformat: "e" } })];
+        yaxis: share ? { tickformat: ".2~%" } : { exponentformat: "e", minexponent: 4, separatethousands: true } })];
     },
     forest(figure) {
       const y = figure.labels.map((_, i) => i);
@@ -111,14 +122,15 @@
     },
     bars(figure) {
       const share = figure.unit.startsWith("share"), labels = figure.labels.map(inert);
-      const shades = share ? ["c1", "c3", "c2", "c6", "c4", "c0"] : ["c1", "c6", "c3", "c0"];
-      const traces = figure.parts.map((part, i) => ({ type: "bar", orientation: "h", name: inert(part.name), x: part.x,
-        y: labels.map((_, i) => i), text: labels, textposition: "none", marker: { color: colour(shades[i % shades.length]) },
+      const shades = { useful: "c1", trained: "c1", "all right": "c3", "all wrong": "c2", "all same": "c6", "no verdict": "c4",
+        "not trained": "c0", sampling: "c1", scoring: "c6", training: "c3", other: "c0" };
+      const traces = figure.parts.filter((part) => part.x.some((x) => x > 0)).map((part) => ({ type: "bar", orientation: "h", name: inert(part.name), x: part.x,
+        y: labels.map((_, i) => i), text: labels, textposition: "none", marker: { color: colour(shades[part.name] || "c7") },
         hovertemplate: `%{text}<br>${inert(part.name)}: ${share ? "%{x:.1%}" : "%{x:.3~g} s"}<extra></extra>` }));
       return [traces, layout({ barmode: "stack", hovermode: "closest", showlegend: true, bargap: 0.35,
         height: Math.max(170, 110 + 30 * labels.length), legend: { orientation: "h", y: -0.24, yref: "paper", yanchor: "top", traceorder: "normal", font: { size: 11.5 } },
         xaxis: { tickformat: share ? ".0%" : "", title: share ? {} : { text: "seconds", standoff: 4, font: { size: 11.5 } } },
-        yaxis: { autorange: "reversed", showgrid: false, tickvals: labels.map((_, i) => i), ticktext: labels } })];
+        yaxis: { autorange: "reversed", showgrid: false, zeroline: false, tickvals: labels.map((_, i) => i), ticktext: labels } })];
     },
     kept(figure) {
       const x = [], y = [], traces = [];
@@ -130,12 +142,12 @@
       if (figure.threshold !== null) shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: figure.threshold, y1: figure.threshold, line: { color: colour("soft"), width: 1, dash: "dash" } });
       if (figure.recommended !== null) shapes.push({ type: "line", yref: "paper", y0: 0, y1: 1, x0: figure.recommended, x1: figure.recommended, line: { color: colour("soft"), width: 1, dash: "dash" } });
       return [traces, layout({ shapes, showlegend: true, legend: { orientation: "h", y: -0.2, yanchor: "top" },
-        xaxis: { type: "log", tickvals: figure.x, title: { text: "rank", standoff: 4 } }, yaxis: { tickformat: ".0%" } })];
+        xaxis: { type: "log", tickvals: figure.x, title: { text: "rank", standoff: 4, font: { size: 11.5 } } }, yaxis: { tickformat: ".0%" } })];
     },
     needs(figure) {
       return [[{ x: figure.values.map((_, i) => i + 1), y: figure.values, text: figure.labels.map(inert), mode: "markers",
         marker: { color: colour("c1"), size: 6 }, hovertemplate: "%{text}<br>needs rank %{y}<extra></extra>" }],
-      layout({ hovermode: "closest", xaxis: { title: { text: "layer" } }, yaxis: { rangemode: "tozero", title: { text: "rank" } } })];
+      layout({ hovermode: "closest", xaxis: { title: { text: "layer", font: { size: 11.5 } } }, yaxis: { rangemode: "tozero", title: { text: "rank", font: { size: 11.5 } } } })];
     },
   };
 
@@ -214,6 +226,7 @@
     }
     if (shaded) legend.append(option("bands", "shade"));
     if (several) legend.append(option("seeds", "single seeds"));
+    if (data.figures.some((f) => f.kind === "curves" && f.x.length >= 40)) legend.append(option("smooth", "smooth"));
   };
 
   const themes = ["system", "light", "dark"], button = document.getElementById("theme");
@@ -230,8 +243,12 @@
   setTheme(themes.includes(remembered()) ? remembered() : "system", false);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(button.dataset.now, false));
 
+  const MOST_SEED_LINES = 16;
   const start = async () => {
     data.shown.forEach(slotOf);
+    const first = data.figures.find((f) => f.kind === "curves");
+    const lines = first ? data.shown.reduce((sum, i) => sum + ((first.curves[i] || {}).seeds || []).length, 0) : 0;
+    options.seeds = lines <= MOST_SEED_LINES;
     if (legend) buildLegend();
     const stream = new Blob([bytes(document.getElementById("plotly").textContent)]).stream();
     const script = document.createElement("script");

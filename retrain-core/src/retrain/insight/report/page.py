@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,13 @@ def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder:
     figures: list[dict[str, Any]] = []
     parts["verdict"], forest = verdict_section(material, 0)
     figures += [forest] if forest else []
-    for name, build in (
-        ("curves", lambda number: curve_section(material, charts, number)),
-        ("budget", lambda number: budget_section(material, picks_of(samples), number)),
-        ("time", lambda number: time_section(material, number)),
-        ("squeeze", lambda number: spectrum_section(material, links, number)),
-    ):
+    builders: dict[str, Callable[[int], tuple[str, list[dict[str, Any]]]]] = {
+        "curves": partial(curve_section, material, charts),
+        "budget": partial(budget_section, material, picks_of(samples)),
+        "time": partial(time_section, material),
+        "squeeze": partial(spectrum_section, material, links),
+    }
+    for name, build in builders.items():
         parts[name], more = build(len(figures))
         figures += more
     parts["settings"] = settings_section(material)

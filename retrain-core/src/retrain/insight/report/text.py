@@ -11,7 +11,6 @@ from html import escape
 from retrain.insight.report.sample import Excerpt
 
 JOINERS = frozenset("\u200c\u200d")  # letters of many languages, and emoji, are made with them
-C0_PICTURES, DELETE_PICTURE = 0x2400, "\u2421"
 LOST = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -55,10 +54,8 @@ def _is_harmless(char: str) -> bool:
 
 
 def _name(char: str) -> str:
-    """What stands for a character that acts instead of showing: a picture of it, or its code point."""
+    """What stands for a character that acts instead of showing."""
     code = ord(char)
     if 0xD800 <= code <= 0xDFFF:  # half a character: no encoding has it
         return LOST
-    if code < 0x20:
-        return chr(C0_PICTURES + code)
-    return DELETE_PICTURE if code == 0x7F else f"[U+{code:04X}]"
+    return f"[U+{code:04X}]"
