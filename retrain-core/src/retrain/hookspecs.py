@@ -121,6 +121,11 @@ def retrain_register_health_monitors(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_pacers(register: Register) -> None:
+    """Offer a `[backpressure] pacer`, which sets the batch size of each step: `factory(context) -> Pacer`."""
+
+
+@hookspec
 def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
 

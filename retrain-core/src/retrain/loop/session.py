@@ -32,6 +32,7 @@ SAME_SEED = {
     Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
     Determinism.NONE: "with this backend the same seed does not give the same run",
 }
+PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
 
 
 def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
@@ -63,7 +64,8 @@ def _session(
     interrupts = Interrupts(grace_s=config.training.grace_s)
     parts = assemble(config, plugins, flow, seeds, interrupts)
     try:
-        LOG.info("Seed %d: %s", seeds.root, SAME_SEED[parts.backend.capabilities.determinism])
+        same_seed = PACED if parts.pacer else SAME_SEED[parts.backend.capabilities.determinism]
+        LOG.info("Seed %d: %s", seeds.root, same_seed)
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
         trainer = Trainer(parts, folder, interrupts, progress_of(plan.checkpoint if plan else None))
