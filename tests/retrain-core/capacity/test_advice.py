@@ -15,7 +15,13 @@ from retrain.capacity.workload import Workload
 
 GIB = 2**30
 WORK = Workload(
-    device="cpu", batch_size=64, group_size=16, max_tokens=512, prompt_tokens=100, lora_rank=32, micro_batch_tokens=10**6
+    device="cpu",
+    batch_size=64,
+    group_size=16,
+    max_tokens=512,
+    prompt_tokens=100,
+    lora_rank=32,
+    micro_batch_tokens=10**6,
 )
 SHAPE = ModelShape(
     layers=12,
@@ -59,8 +65,8 @@ def test_the_advice_fits_and_one_more_would_not(limit: int, micro: int) -> None:
     if not changes:
         assert text == "" or text.startswith("no key is enough")
         return
-    assert all(1 <= value for value in changes.values())
-    assert list(changes)[0] != "lora_rank" or changes["lora_rank"] < work.lora_rank
+    assert all(value >= 1 for value in changes.values())
+    assert next(iter(changes)) != "lora_rank" or changes["lora_rank"] < work.lora_rank
     for name, value in changes.items():
         work = work.with_size(name, value)
     assert estimated(work).peak_bytes <= SAFETY * limit

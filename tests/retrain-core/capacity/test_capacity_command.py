@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,9 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    machine.gpu_memory_bytes.cache_clear()
     monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: ())
-    yield
 
 
 @pytest.fixture

@@ -56,9 +56,7 @@ def test_the_median_of_the_same_work_is_taken(config: Config, logs: Path, add: C
     assert found == Past(runs=3, median_step_time_s=3.0, peak_memory_bytes=1000, memory_at_start_bytes=400)
 
 
-def test_other_work_says_only_what_an_idle_process_needs(
-    config: Config, logs: Path, add: Callable[..., None]
-) -> None:
+def test_other_work_says_only_what_an_idle_process_needs(config: Config, logs: Path, add: Callable[..., None]) -> None:
     add("a", training={"batch_size": 9})
     add("b", training={"lr": 0.5})  # changes neither time nor memory
     found = past_runs(config, logs)

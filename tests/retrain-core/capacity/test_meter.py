@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 
@@ -50,3 +52,10 @@ def test_lengths_are_the_longest_seen() -> None:
     meter.saw(10, 9)
     measured = meter.measured()
     assert (measured["longest_prompt_tokens"], measured["longest_completion_tokens"]) == (20, 9)
+
+
+def test_a_large_parent_is_not_charged_to_its_child() -> None:
+    block = np.ones(2 * BLOCK, dtype=np.uint8)
+    program = "from retrain.capacity.meter import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 2**20 < int(done.stdout) < len(block)

@@ -32,7 +32,7 @@ class Scaling:
     def p_star(self) -> float:
         """The p of the highest throughput, sqrt((1 - sigma) / kappa), at least 1.
 
-        1 when sigma >= 1: nothing is gained by a second completion. `UNBOUNDED` when kappa is 0: throughput never falls.
+        1 when sigma >= 1: a second completion gains nothing. `UNBOUNDED` when kappa is 0: throughput never falls.
         """
         if self.sigma >= 1.0:
             return 1.0

@@ -32,8 +32,10 @@ DRAW_BYTES = 32
 # A sampled token on the host: token id, log-probability and entropy as Python numbers, then as arrays of rows, credit
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
-# glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: resident memory
-# settled at 1.3 to 2 times that of the living tensors within three steps. Larger blocks are mapped one by one and cost what they hold.
+# glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
+# steps resident memory settled at 1.3 to 2 times that of the living tensors. Larger blocks are mapped one by one and
+# cost what they hold.
 HEAP_BLOCK_BYTES = 32 * MIB
 HEAP_WASTE = 1.8
+HEAP_KEPT = 0.4  # of what training had in that heap, while the next step samples
 PAGE_BYTES = 4096

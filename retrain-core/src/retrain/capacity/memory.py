@@ -25,11 +25,15 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A phase of the step: what it holds beside what is always there, in bytes, and its biggest tensor."""
+    """A phase of the step: what it holds beside what is always there, in bytes, and its biggest tensor.
+
+    `block_bytes` is the size of the blocks that most of it is made of.
+    """
 
     name: str
     parts: Mapping[str, int]
     biggest: Tensor
+    block_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +86,9 @@ def estimate(
         resident["host"] = work.most_sampled * work.max_tokens * local.HOST_TOKEN_BYTES
     free = (device_bytes or 0) - resident["weights"] - resident["sampler"] - adapter
     cache_bytes = int(local.CACHE_SHARE_GPU * max(free, 0)) if work.device == "cuda" else local.CACHE_BYTES_CPU
-    phases = (_sampling(shape, work, element, cache_bytes), _training(shape, work, element))
-    return Estimate(resident=resident, phases=phases)
+    training = _training(shape, work, element)
+    kept = int(local.HEAP_KEPT * training.parts["activations"]) if _is_heap(training.block_bytes, work.device) else 0
+    return Estimate(resident=resident, phases=(_sampling(shape, work, element, cache_bytes, kept), training))
 
 
 def grown_capacity(prompt: int, new: int) -> int:
@@ -97,7 +102,7 @@ def grown_capacity(prompt: int, new: int) -> int:
     return capacity
 
 
-def _sampling(shape: ModelShape, work: Workload, element: int, cache_bytes: int) -> Phase:
+def _sampling(shape: ModelShape, work: Workload, element: int, cache_bytes: int, kept_bytes: int) -> Phase:
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * element
     length = work.prompt_tokens + work.max_tokens
     budget = max(1, cache_bytes // per_token) if work.device == "cpu" or cache_bytes else 0
@@ -115,6 +120,7 @@ def _sampling(shape: ModelShape, work: Workload, element: int, cache_bytes: int)
         "cache_growth": rows * length * per_token // shape.layers,  # old and new of the layer that grows
         "activations": _on_heap(wide, max(rows, prefill) * shape.inner * element, work.device),
         "draw": _on_heap(drawn * local.DRAW_BYTES + logits, drawn * 8, work.device),
+        "heap_kept": kept_bytes,
     }
     keys = (rows, shape.kv_heads, capacity, shape.head_size)
     chunk = (max(1, drawn // shape.vocabulary), shape.vocabulary)
@@ -123,7 +129,8 @@ def _sampling(shape: ModelShape, work: Workload, element: int, cache_bytes: int)
         Tensor(name="fp64 probabilities", shape=chunk, bytes=math.prod(chunk) * 8),
         _embedding(shape, element),
     )
-    return Phase(name="sampling", parts=parts, biggest=max(tensors, key=lambda tensor: tensor.bytes))
+    biggest = max(tensors, key=lambda tensor: tensor.bytes)
+    return Phase(name="sampling", parts=parts, biggest=biggest, block_bytes=tensors[0].bytes)
 
 
 def _training(shape: ModelShape, work: Workload, element: int) -> Phase:
@@ -156,7 +163,8 @@ def _training(shape: ModelShape, work: Workload, element: int) -> Phase:
         Tensor(name="activations of a layer", shape=inner, bytes=inner_bytes),
         _embedding(shape, element),
     )
-    return Phase(name="training", parts=parts, biggest=max(tensors, key=lambda tensor: tensor.bytes))
+    biggest = max(tensors, key=lambda tensor: tensor.bytes)
+    return Phase(name="training", parts=parts, biggest=biggest, block_bytes=inner_bytes)
 
 
 def _saved_elements(shape: ModelShape, rank: int) -> int:
@@ -182,5 +190,8 @@ def _touched(length: int, capacity: int, position_bytes: int) -> int:
 
 def _on_heap(total: int, block: int, device: str) -> int:
     """Resident bytes of `total` bytes in blocks of `block`: see `HEAP_WASTE`."""
-    is_heap = device == "cpu" and block < local.HEAP_BLOCK_BYTES
-    return int(total * local.HEAP_WASTE) if is_heap else total
+    return int(total * local.HEAP_WASTE) if _is_heap(block, device) else total
+
+
+def _is_heap(block: int, device: str) -> bool:
+    return device == "cpu" and block < local.HEAP_BLOCK_BYTES

@@ -13,10 +13,20 @@ RECENT_STEPS = 500  # a median over more would be a list that grows with the run
 START = "start"
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has had so far."""
+    """The most resident memory that this process has had so far.
+
+    Linux says it of the program itself; `ru_maxrss` there begins with the peak of whoever started the program.
+    """
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, everyone else kibibytes
 
@@ -32,8 +42,8 @@ def resident_bytes() -> int:
 class Meter:
     """Follows one session of a run from phase to phase.
 
-    The peak of a process only rises, and is read, not reset, so that other tools see it too: a phase is charged with the
-    new peak when it has raised it, and is absent when it never did.
+    The peak of a process only rises, and is read, not reset, so that other tools see it too: a phase is charged with
+    the new peak when it has raised it, and is absent when it never did.
     """
 
     def __init__(self) -> None:

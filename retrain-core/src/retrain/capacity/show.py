@@ -39,9 +39,7 @@ def text(forecast: Forecast) -> str:
         f"Memory on {work.device}, when every completion reaches its limit:",
         f"  always    {_parts(found.resident)}",
     ]
-    lines += [
-        f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(found.peak_of(phase))}" for phase in found.phases
-    ]
+    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(found.peak_of(phase))}" for phase in found.phases]
     lines += [
         f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
         f"  biggest   {found.biggest}",

@@ -74,7 +74,7 @@ def time_section(material: Material, number: int) -> tuple[str, list[dict[str, A
 
 def _by_condition(material: Material, counts: Any) -> dict[str, list[float]]:
     found = {}
-    for label in material.source.conditions:
+    for label in material.drawable:
         values = [each for run in material.drawn(label) if (each := counts(run)) is not None]
         if values:
             found[label] = [float(value) for value in np.mean(values, axis=0)]
@@ -103,7 +103,7 @@ def _token_counts(found: Sequence[StepSamples]) -> list[float]:
 def _rates(material: Material) -> str:
     known = [(name, field) for name, field in SHARES if any(field in run.lines.columns for run in material.runs)]
     rows = []
-    for label in material.source.conditions:
+    for label in material.drawable:
         runs = material.drawn(label)
         sampled, trained = (_mean(runs, field) for field in ("sampled_tokens", "trained_tokens"))
         share = trained / sampled if sampled and trained is not None else None

@@ -113,7 +113,7 @@ def _eval_curve(steps_P: Floats, field: str) -> Curve:
 
 def _conditions(material: Material, field: str, curve: Callable[[str], Curve]) -> dict[str, ConditionCurve]:
     curves = {}
-    for label in material.source.conditions:
+    for label in material.drawable:
         is_shown, drawn = label in material.shown, material.drawn(label)
         runs = [run for run in (material.of(label) if is_shown else drawn) if run.lines.steps_R.size]
         by_run = {id(run): curve(field)(run.lines) for run in runs}

@@ -21,7 +21,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
     """The section and its figures, numbered from `first_number`."""
     if not charts:
         return section("curves", "Curves", note("No run has written a step yet.")), []
-    places = {label: index for index, label in enumerate(material.source.conditions)}
+    places = {label: index for index, label in enumerate(material.drawable)}
     parts = [note(line) for line in reading_notes(material, charts)]
     figures: list[dict[str, Any]] = []
     parts.append('<div id="legend" class="legend"></div>')
@@ -32,7 +32,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
         for chart in drawn:
             number = first_number + len(figures)
             figures.append(_figure(chart, places))
-            body.append(plot(number, chart.title, chart.spec.note, _numbers(chart)))
+            body.append(plot(number, chart.title, chart.spec.note, _numbers(chart), level=4))
         same = ", ".join(f"{chart.title} {value_text(chart.constant, chart.spec.unit)}" for chart in flat)
         grid = f'<div class="plots">{"".join(body)}</div>' if body else ""
         parts.append(
@@ -55,13 +55,17 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
     width = _width(charts)
     if material.stride > 1:
         lines.append(f"Downsampled: of the training steps one in {material.stride} was read, and every evaluation.")
-    if width > 1:
-        which = f" that were read among {width}" if material.stride > 1 else f" of {width} consecutive ones"
-        lines.append(f"Downsampled: each point is the mean over the steps{which}.")
+    if width > material.stride:
+        which = f"the steps read among {width}" if material.stride > 1 else f"{width} consecutive steps"
+        lines.append(f"Downsampled: each point is the mean over {which}.")
     if len(material.shown) < len(material.source.conditions):
         lines.append(
             f"{len(material.shown)} of {len(material.source.conditions)} conditions are drawn at first: the baseline, "
             "the best and the worst ones. Choose others below; single seeds are there for the first ones only."
+        )
+    if len(material.drawable) < len(material.source.conditions):
+        lines.append(
+            f"Only {len(material.drawable)} conditions have curves here; `retrain report RUN...` draws any others."
         )
     return lines
 

@@ -12,6 +12,7 @@ from retrain.insight.report.plugin_sections import PluginSection
 from retrain.insight.report.text import text
 
 MOST_EPISODES = 200
+MOST_RUNS = 2000
 MOST_CHARS = 20_000
 
 
@@ -54,7 +55,7 @@ def plugin_part(sections: Sequence[PluginSection]) -> str:
 def files_section(material: Material, links: Links, made: str) -> str:
     """Every run with its state and records, by relative path."""
     rows = []
-    for run in material.runs:
+    for run in material.runs[:MOST_RUNS]:
         folder = run.candidate.folder
         rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if v == v), None)
         files = (
@@ -73,7 +74,9 @@ def files_section(material: Material, links: Links, made: str) -> str:
     listed = table("Runs", heads, rows, num_names=5, is_caption_shown=False)
     campaign = material.source.campaign
     manifest = f"<p>Campaign: {links.to(campaign / 'manifest.json', 'manifest.json')}</p>" if campaign else ""
-    return section("files", "Files", note(made), manifest, details(plural(len(rows), "run"), listed))
+    left_out = len(material.runs) - MOST_RUNS
+    more = note(f"and {left_out:,} more: `retrain status` lists them all") if left_out > 0 else ""
+    return section("files", "Files", note(made), manifest, details(plural(len(rows), "run"), listed), more)
 
 
 def _span(first: int, last: int) -> str:

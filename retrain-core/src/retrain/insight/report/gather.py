@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from retrain.errors import ConfigError
@@ -18,7 +19,8 @@ from retrain.insight.run_files import Record, last_record, number, read_object
 from retrain.insight.status_campaign import CAMPAIGN_MARK
 from retrain.insight.status_run import LIVE, MARK
 
-MOST_LINES = 100_000  # parsed in all; of longer records one step in `stride` is
+MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is
+MOST_DRAWABLE = 150  # conditions whose curves are on the page at all
 MOST_SHOWN = 8  # conditions that are drawn, and have completions shown, unless asked otherwise
 ERROR_CHARS = 600
 
@@ -67,6 +69,13 @@ class Material:
     def of(self, condition: str) -> list[ReportRun]:
         """The runs of a condition."""
         return [run for run in self.runs if run.candidate.condition == condition]
+
+    @property
+    def drawable(self) -> tuple[str, ...]:
+        """Conditions that have curves: those that are shown, and the first ones up to the most that a page takes."""
+        others = (label for label in self.source.conditions if label not in self.shown)
+        chosen = {*self.shown, *islice(others, MOST_DRAWABLE - len(self.shown))}
+        return tuple(label for label in self.source.conditions if label in chosen)
 
     def drawn(self, condition: str) -> list[ReportRun]:
         """Those that its mean is made of: the ones that are done, or all that have records when none is."""

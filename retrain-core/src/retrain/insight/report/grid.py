@@ -25,7 +25,7 @@ class Grid:
     @property
     def x_P(self) -> Floats:
         """The middle of each point's steps."""
-        x_P: Floats = np.arange(self.num_points) * self.width + (self.width + 1) / 2.0
+        x_P: Floats = np.arange(self.num_points, dtype=np.float64) * self.width + (self.width + 1) / 2.0
         return x_P
 
     def binned(self, steps_R: Floats, values_R: Floats) -> Floats:

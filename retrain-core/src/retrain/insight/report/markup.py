@@ -85,14 +85,14 @@ def attribute(value: object) -> str:
     return escape(plain(value), quote=True)
 
 
-def plot(number: int, title: str, note_text: str, numbers_html: str, *, kind: str = "") -> str:
-    """A place for figure `number` of the page's data, and below it the same as numbers."""
+def plot(number: int, title: str, note_text: str, numbers_html: str, *, kind: str = "", level: int = 3) -> str:
+    """A place for figure `number` of the page's data, the same as numbers below it; `level` is that of its heading."""
     label = attribute(f"Chart: {title}. " + ("The table below it has the numbers." if numbers_html else ""))
     named = f"plot {kind}".strip()
     place = f'<div class="{named}" id="plot-{number}" data-figure="{number}" role="img" aria-label="{label}"></div>'
     if kind == "forest":  # a row per condition, however many there are
         place = f'<div class="window" tabindex="0" role="region" aria-label="{attribute(title)}">{place}</div>'
-    head = f'<figcaption><h4>{text(title)}</h4><span class="soft">{text(note_text)}</span></figcaption>'
+    head = f'<figcaption><h{level}>{text(title)}</h{level}><span class="soft">{text(note_text)}</span></figcaption>'
     return f"<figure>{head}{place}{details('Numbers', numbers_html, kind='numbers') if numbers_html else ''}</figure>"
 
 

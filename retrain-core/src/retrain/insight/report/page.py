@@ -56,7 +56,7 @@ def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder:
     """The page for a file in `folder`; `made` says when and how it was made. Everything read is untrusted text."""
     links, title = Links(folder), title_of(material)
     num_seeds = sum(len(material.of(label)) for label in material.shown)
-    charts = build_charts(material, most_points=points_for(len(material.source.conditions), num_seeds))
+    charts = build_charts(material, most_points=points_for(len(material.drawable), num_seeds))
     samples = read_all(material)
     parts: dict[str, str] = {"summary": summary_section(material, links, lede_of(material))}
     figures: list[dict[str, Any]] = []
@@ -78,8 +78,8 @@ def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder:
     parts["files"] = files_section(material, links, made)
     present = {name: part for name, part in parts.items() if part}
     data = {
-        "conditions": [plain(label, 120) for label in material.source.conditions],
-        "shown": [index for index, label in enumerate(material.source.conditions) if label in material.shown],
+        "conditions": [plain(label, 120) for label in material.drawable],
+        "shown": [index for index, label in enumerate(material.drawable) if label in material.shown],
         "baseline": _baseline(material),
         "figures": figures,
     }
@@ -88,8 +88,8 @@ def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder:
 
 
 def _baseline(material: Material) -> int:
-    labels = material.source.conditions
-    return labels.index(material.study.baseline) if material.study and material.study.comparisons else -1
+    baseline = material.study.baseline if material.study and material.study.comparisons else ""
+    return material.drawable.index(baseline) if baseline in material.drawable else -1
 
 
 def _document(title: str, parts: Mapping[str, str], data: Mapping[str, Any], bundle: Bundle) -> str:
