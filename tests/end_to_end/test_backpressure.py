@@ -41,7 +41,7 @@ def test_a_killed_run_goes_on_with_what_it_had_measured(tmp_path: Path) -> None:
         assert line["bp_action"] in {"hold", "throttle", "increase"}
         assert line["bp_regime"] in {"warmup", "unknown", "retrograde", "optimal", "underused"}
         assert 1 <= line["batch_size"] <= 16
-        assert 0.0 <= line.get("bp_sigma", 0.0)
+        assert line.get("bp_sigma", 0.0) >= 0.0
     assert "bp_throughput" in lines[-1]
 
     after, _ = newest_valid(run / "adapter")
