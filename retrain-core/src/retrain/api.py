@@ -7,6 +7,7 @@ from retrain.errors import (
     ConfigError,
     CreditError,
     NonFiniteError,
+    OutOfMemoryError,
     PluginError,
     Problem,
     ResumeError,
@@ -16,6 +17,7 @@ from retrain.errors import (
 from retrain.hookspecs import hookimpl
 from retrain.plugins.launching import Job, Launcher, RunningJob
 from retrain.plugins.manager import Plugins, load_plugins
+from retrain.plugins.pacing import Pacer, PaceView
 from retrain.plugins.protocols import (
     Ask,
     Backend,
@@ -94,7 +96,10 @@ __all__ = [
     "Mask",
     "Message",
     "NonFiniteError",
+    "OutOfMemoryError",
     "Outcome",
+    "PaceView",
+    "Pacer",
     "PlanningDetector",
     "PluginContext",
     "PluginError",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.config.resolved import Config
+    from retrain.plugins.manager import Plugins
     from retrain.plugins.spec import ConfigClaim, PluginSpec
     from retrain.views import BatchView, GroupsView, RunView
 
@@ -121,6 +122,11 @@ def retrain_register_health_monitors(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_pacers(register: Register) -> None:
+    """Offer a `[backpressure] pacer`, which sets the batch size of each step: `factory(context) -> Pacer`."""
+
+
+@hookspec
 def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
 
@@ -134,6 +140,11 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 
     `document` is the file as parsed, not yet checked. None leaves it to the others, and in the end to training.
     """
+
+
+@hookspec
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
 
 
 # ---------------------------------------------------------------- a run: each once, unless said otherwise
@@ -193,6 +204,14 @@ def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
 @hookspec
 def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
     """The merged state of all plugins, as saved. Once per resume."""
+
+
+@hookspec
+def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
+
+    What is returned then takes the place of what was returned before. An exception is told and ends nothing.
+    """
 
 
 @hookspec

@@ -181,7 +181,6 @@ prefix_caching = "yes"
     [
         ("[training]\ntop_p = 0.9\n", "full distribution"),
         ("[lora]\ndropout = 0.1\n", "sampler and trainer disagree"),
-        ("[backpressure]\nenabled = true\n", "not built"),
         ("[plugins]\nstrict = false\n", "lenient"),
         ("[squeeze]\nadapter_path = 'a'\n", "rank analysis"),
         ("[inference]\nurl = 'http://x'\n", "URL"),

@@ -20,6 +20,7 @@ from retrain.loop.prompts import Prompt, PromptPool, encode_prompt, split_exampl
 from retrain.loop.recording import Recorders, recorder_names
 from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
+from retrain.plugins.pacing import Pacer
 from retrain.plugins.protocols import Backend, Controller, LoadedData, PlanningDetector, PluginContext, Reward
 from retrain.seeding import Seeds
 from retrain.types import Kind
@@ -40,6 +41,7 @@ class Parts:
     reward: Reward
     backend: Backend
     controller: Controller | None
+    pacer: Pacer | None
     detector: PlanningDetector | None
     recorders: Recorders
     health: HealthWatch
@@ -79,6 +81,9 @@ def assemble(
     controller = None
     if flow.controller:
         controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+    pacer = None
+    if config.value("backpressure.enabled", False):
+        pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
     recorders = {name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()}
     monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
     options = backend_options(config)
@@ -93,6 +98,7 @@ def assemble(
         reward=reward,
         backend=backend,
         controller=controller,
+        pacer=pacer,
         detector=detector,
         recorders=Recorders(recorders),
         health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
