@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.config.resolved import Config
+    from retrain.plugins.manager import Plugins
     from retrain.plugins.spec import ConfigClaim, PluginSpec
     from retrain.views import BatchView, GroupsView, RunView
 
@@ -141,6 +142,11 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
     """
 
 
+@hookspec
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
+
+
 # ---------------------------------------------------------------- a run: each once, unless said otherwise
 
 
@@ -198,6 +204,14 @@ def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
 @hookspec
 def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
     """The merged state of all plugins, as saved. Once per resume."""
+
+
+@hookspec
+def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
+
+    What is returned then takes the place of what was returned before. An exception is told and ends nothing.
+    """
 
 
 @hookspec

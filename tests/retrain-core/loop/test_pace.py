@@ -75,7 +75,8 @@ def lines(tmp_path: Path, run: str = "train") -> list[dict[str, Any]]:
 def state(tmp_path: Path, name: str) -> dict[str, Any]:
     (file,) = (tmp_path / "logs/train/adapter" / name).glob("checkpoint.json")
     content: dict[str, Any] = json.loads(file.read_text())
-    return content.get("state", content)
+    found: dict[str, Any] = content.get("state", content)
+    return found
 
 
 def on(name: str) -> tuple[str, ...]:

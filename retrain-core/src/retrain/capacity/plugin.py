@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.capacity.meter import Meter
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
 from retrain.views import GroupsView, RunView
+
+if TYPE_CHECKING:
+    from retrain.config.resolved import Config
+    from retrain.plugins.manager import Plugins
 
 RUNS: list[tuple[RunView, Meter]] = []  # of this process; one that is over leaves when the next one starts
 
@@ -70,3 +74,23 @@ def retrain_run_end(run: RunView, error: BaseException | None) -> None:
     """Nothing more is charged to a phase of the run."""
     if meter := meter_of(run):
         meter.end()
+
+
+@hookimpl
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
+    """Peak memory, biggest tensor, and time where a past run tells it."""
+    from retrain.capacity.section import explained
+
+    return explained(config, plugins)
+
+
+@hookimpl
+def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any]:
+    """What is predicted, before the first step, and beside it what was measured, when the run is over."""
+    from retrain.capacity.section import predicted
+
+    meter = _begun(run)
+    if not meter.predicted:
+        meter.predicted = predicted(run.config, plugins)
+    entry: dict[str, Any] = {"predicted": meter.predicted}
+    return {"capacity": entry | ({"measured": meter.measured()} if meter.is_over else {})}

@@ -65,7 +65,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     for path, origin in sorted(config.origins.items()):
         table, _, name = path.partition(".")
         values[path] = {"value": tables[table][name], "origin": str(origin)}
-    content = {
+    content: dict[str, Any] = {
         "mode": "single",
         "config": config.source or "(defaults)",
         "model": config.model.model,
@@ -96,9 +96,10 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
         "wandb_project": config.logging.wandb_project or "(disabled)",
-        "origins": values,
-        "warnings": _warnings(config),
     }
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        content |= {name: value for name, value in (rows or {}).items() if name not in content}
+    content |= {"origins": values, "warnings": _warnings(config)}
     hidden: dict[str, Any] = hide(content)
     return hidden
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from retrain.config.keys import Key
 from retrain.config.resolved import Config
 from retrain.config.schema import DeadlinesTable
 from retrain.credit.flow import CreditFlow
+from retrain.errors import RetrainError
 from retrain.loop.assemble import assemble
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
@@ -72,7 +74,7 @@ def _session(
         if plan:
             manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
             _restore(trainer, plan)
-        folder.write_manifest(manifest, config_toml(config, seed=seeds.root))
+        folder.write_manifest(_described(trainer) | manifest, config_toml(config, seed=seeds.root))
         watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
         with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
             _run(trainer, folder, manifest)
@@ -128,7 +130,21 @@ def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
         raise
     finally:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        folder.rewrite_manifest(manifest | {"ended": ended} | ending)
+        folder.rewrite_manifest(_described(trainer) | manifest | {"ended": ended} | ending)
+
+
+def _described(trainer: Trainer) -> dict[str, Any]:
+    """What plugins add to `run.json`; a fault of one is told and costs their entries alone."""
+    plugins = trainer.parts.plugins
+    entries: dict[str, Any] = {}
+    try:
+        for added in plugins.notify("retrain_describe_run", run=trainer.view, plugins=plugins):
+            entries |= added or {}
+        json.dumps(entries, allow_nan=False)
+    except (RetrainError, TypeError, ValueError) as error:
+        LOG.warning("run.json lacks what plugins would add: %s", error)
+        return {}
+    return entries
 
 
 def _told(error: BaseException) -> str:

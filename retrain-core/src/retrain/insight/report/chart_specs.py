@@ -24,13 +24,14 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSpec:
-    """One chart; the first of `fields` that the runs have is drawn."""
+    """One chart: the first of `fields` that the runs have. Charts of one `scale` get the same vertical axis."""
 
     title: str
     note: str
     fields: tuple[str, ...]
     unit: Unit = Unit.NUMBER
     is_eval: bool = False
+    scale: str = ""
 
 
 LEARNING, UNCERTAINTY, COMPLETIONS, UPDATE, SPEED = "Learning", "Uncertainty", "Completions", "Update", "Speed"
@@ -57,11 +58,13 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
             title="Variance before pooling",
             note="uncertainty of execution tokens",
             fields=("exec_surprisal_var", "exec_uncertainty_var"),
+            scale="pooling",
         ),
         ChartSpec(
             title="Variance after pooling",
             note="what the credit of execution tokens is computed from",
             fields=("post_exec_surprisal_var", "post_exec_uncertainty_var"),
+            scale="pooling",
         ),
         ChartSpec(
             title="Planning tokens, variance after pooling",

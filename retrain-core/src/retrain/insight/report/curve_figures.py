@@ -31,7 +31,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
         body = []
         for chart in drawn:
             number = first_number + len(figures)
-            figures.append(_figure(chart, places))
+            figures.append(_figure(chart, places, _range(chart, charts)))
             body.append(plot(number, chart.title, chart.spec.note, _numbers(chart), level=4))
         same = ", ".join(f"{chart.title} {value_text(chart.constant, chart.spec.unit)}" for chart in flat)
         grid = f'<div class="plots">{"".join(body)}</div>' if body else ""
@@ -75,14 +75,26 @@ def _width(charts: Sequence[Chart]) -> int:
     return round(float(dense.x_P[1] - dense.x_P[0])) if dense else 1
 
 
-def _figure(chart: Chart, places: dict[str, int]) -> dict[str, Any]:
+def _figure(chart: Chart, places: dict[str, int], range_: list[float] | None) -> dict[str, Any]:
     return {
         "kind": "curves",
         "unit": chart.spec.unit.value,
         "markers": chart.spec.is_eval,
+        "range": range_,
         "x": [round(float(x), 1) for x in chart.x_P],
         "curves": {str(places[label]): _curve(curve) for label, curve in chart.curves.items()},
     }
+
+
+def _range(chart: Chart, charts: Sequence[Chart]) -> list[float] | None:
+    """The vertical axis that a chart shares with others; None when it has its own."""
+    if not chart.spec.scale:
+        return None
+    curves = [curve for each in charts if each.spec.scale == chart.spec.scale for curve in each.curves.values()]
+    low = min(float(np.nanmin(curve.band.low_P)) for curve in curves)
+    high = max(float(np.nanmax(curve.band.high_P)) for curve in curves)
+    room = 0.05 * (high - low)
+    return [low - room, high + room]
 
 
 def _curve(curve: ConditionCurve) -> dict[str, Any]:

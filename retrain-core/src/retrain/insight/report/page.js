@@ -104,7 +104,7 @@
           line: { color, width: 2.2, dash }, hovertemplate: share ? "%{y:.1%}" : "%{y:.4~g}" });
       }
       return [traces, layout({ xaxis: { title: { text: "steps", font: { size: 11.5 } }, rangemode: "tozero", hoverformat: ".0f" },
-        yaxis: share ? { tickformat: ".2~%" } : { exponentformat: "e", minexponent: 4, separatethousands: true } })];
+        yaxis: share ? { tickformat: ".2~%" } : { range: figure.range || undefined, exponentformat: "e", minexponent: 4, separatethousands: true } })];
     },
     forest(figure) {
       const y = figure.labels.map((_, i) => i);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,19 +28,7 @@ from retrain.insight.report.text import plain, text
 from retrain.insight.report.verdicts import verdict_section
 
 PLOTLY_STYLE = "/* plotly writes its rules here */"
-HEADINGS = {
-    "summary": "Summary",
-    "verdict": "Verdict",
-    "curves": "Curves",
-    "budget": "Signal budget",
-    "time": "Time",
-    "squeeze": "Adapter rank",
-    "settings": "What differs",
-    "completions": "Completions",
-    "health": "Health",
-    "plugins": "From plugins",
-    "files": "Files",
-}
+HEADING = re.compile(r"<h2[^>]*>(.*?)</h2>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +88,7 @@ def _document(title: str, parts: Mapping[str, str], data: Mapping[str, Any], bun
         f"script-src {source_hash(script)} {bundle.hash}; "
         f"style-src {source_hash(style)} {source_hash(PLOTLY_STYLE)}"
     )
-    contents = "".join(f'<li><a href="#{name}">{HEADINGS[name]}</a></li>' for name in parts)
+    contents = "".join(f'<li><a href="#{name}">{_heading(part)}</a></li>' for name, part in parts.items())
     styles = "".join(
         f'<style id="{name}">{PLOTLY_STYLE}</style>' for name in ("plotly.js-style-global", *bundle.style_ids)
     )
@@ -136,6 +125,11 @@ def _document(title: str, parts: Mapping[str, str], data: Mapping[str, Any], bun
 </body>
 </html>
 """
+
+
+def _heading(part_html: str) -> str:
+    found = HEADING.search(part_html)
+    return found[1] if found else ""
 
 
 def _inert(data: Mapping[str, Any]) -> str:

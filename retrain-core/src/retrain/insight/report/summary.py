@@ -115,7 +115,7 @@ def _steps(material: Material) -> str:
     if not steps:
         return ""
     least = "" if min(steps) == max(steps) else f"{min(steps):,} to "
-    return f"{least}{max(steps):,} per run, {sum(steps):,} in all"
+    return f"{least}{max(steps):,} per run, {sum(steps):,} in all" if len(steps) > 1 else f"{steps[0]:,}"
 
 
 def _tokens(material: Material) -> str:
