@@ -42,7 +42,12 @@ def hostile_page(campaign: Callable[..., Path], report: Callable[..., Any]) -> P
     lines = file.read_text(encoding="utf-8").splitlines()
     changed = json.loads(lines[1]) | {"completion": HOSTILE[1] + "<" * 1_000_000, "reward": 9.0}
     changed |= {"reference": HOSTILE[0], "prompt": [{"role": HOSTILE[0], "content": HOSTILE[1]}], "detail": HOSTILE[2]}
-    changed |= {"parts": {HOSTILE[1]: 1.0}, "stop_reason": HOSTILE[1], "example_id": HOSTILE[0], "group": HOSTILE[0]}
+    changed |= {
+        "reward_parts": {HOSTILE[1]: 1.0},
+        "stop_reason": HOSTILE[1],
+        "example_id": HOSTILE[0],
+        "group": f'\x01" onfocus={HOSTILE[0]}',
+    }
     changed |= {"top_surprisal_tokens": [{"token": HOSTILE[1], "surprisal": 1.0}, {"token": "\ud800", "surprisal": 2}]}
     lines[1] = json.dumps(changed)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -70,6 +75,12 @@ def test_hostile_texts_are_shown_and_nothing_runs(tab: Any, hostile_page: Path) 
     assert tab.logged == []
     assert tab.requested == [hostile_page.as_uri()]
     assert tab.value("window.owned === undefined && document.title.endsWith('retrain report')")
+    assert (
+        tab.value(
+            "document.querySelectorAll('[onfocus], [onerror], [onload], main [style]:not(.plot, .plot *)').length"
+        )
+        == 0
+    )
     kinds = "[...new Set([...document.body.querySelectorAll('*')].map((e) => e.tagName.toLowerCase()))]"
     assert not {"img", "iframe", "link", "base", "object", "embed", "form"} & set(tab.value(kinds))
     assert tab.value("document.querySelectorAll('main script, main style').length") == 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retrain.insight.report.gather import Material, ReportRun, evaluated_steps
-from retrain.insight.report.markup import Links, details, note, section
+from retrain.insight.report.markup import Links, attribute, details, note, section
 from retrain.insight.report.numbers import plural, value_text
 from retrain.insight.report.sample import Sample
 from retrain.insight.report.samples import StepSamples, read_samples, shown_steps
@@ -90,7 +90,7 @@ def _card(sample: Sample, file_html: str) -> str:
         (
             f'<article class="card"><header>{head} <span class="soft">{rest}</span></header>',
             f'<div class="prompt" dir="auto">{long_text(sample.prompt)}</div>',
-            f'<pre class="completion" dir="auto" tabindex="0" role="region" aria-label="{text(name, 80)}">',
+            f'<pre class="completion" dir="auto" tabindex="0" role="region" aria-label="{attribute(name)}">',
             f"{long_text(sample.completion)}</pre>",
             f'<p>Reference: <code dir="auto">{long_text(sample.reference)}</code></p>',
             f"<p>{long_text(sample.detail)}</p>" if sample.detail.head else "",

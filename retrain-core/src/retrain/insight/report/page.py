@@ -20,7 +20,7 @@ from retrain.insight.report.curve_figures import curve_section
 from retrain.insight.report.differences import settings_section
 from retrain.insight.report.events import files_section, health_section, plugin_part
 from retrain.insight.report.gather import Material
-from retrain.insight.report.markup import Links
+from retrain.insight.report.markup import Links, attribute
 from retrain.insight.report.plugin_sections import PluginSection
 from retrain.insight.report.spectrum import spectrum_section
 from retrain.insight.report.summary import lede_of, summary_section, title_of
@@ -100,8 +100,8 @@ def _document(title: str, parts: Mapping[str, str], data: Mapping[str, Any], bun
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
-<meta name="generator" content="retrain {__version__}, plotly.js {text(bundle.version)}">
-<title>{text(title)} · retrain report</title>
+<meta name="generator" content="retrain {__version__}, plotly.js {attribute(bundle.version)}">
+<title>{attribute(title)} · retrain report</title>
 <style>{style}</style>
 {styles}
 </head>

@@ -63,7 +63,7 @@ def sample_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Sample:
         reward=number(record.get("reward")),
         num_tokens=None if tokens is None else int(tokens),
         trained=record.get("trained") is True,
-        parts=_parts(record.get("parts")),
+        parts=_parts(record.get("reward_parts")),
         surprisals=tuple(_surprisals(record.get("top_surprisal_tokens"))),
     )
 
