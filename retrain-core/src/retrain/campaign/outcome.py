@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from retrain.records.lock import owner_of
 from retrain.records.rewind import read_manifest
 from retrain.records.secrets import hide_text
 
+ERROR_HEAD = re.compile(r"retrain: \w+ error")
 TAIL_BYTES = 65536
 REASON_CHARS = 300
 
@@ -82,7 +84,7 @@ def has_records(run: PlannedRun) -> bool:
 def reason_of_failure(run: PlannedRun, code: int) -> str:
     """What the run said last, in one line."""
     head = f"killed by {_signal_name(-code)}" if code < 0 else f"exit {code}"
-    told = str(_manifest(run.folder).get("error") or "") or _last_line(run.folder / "stderr.log")
+    told = str(_manifest(run.folder).get("error") or "") or _last_told(run.folder / "stderr.log")
     shown = " ".join(printable(hide_text(told)).split())
     return f"{head}: {shown[:REASON_CHARS]}" if shown else head
 
@@ -142,10 +144,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_line(file: Path) -> str:
+def _last_told(file: Path) -> str:
+    """The first problem of the last error that retrain told there, else the last line, of a traceback for instance."""
     lines = [line.strip() for line in _tail(file).decode("utf-8", "replace").splitlines()]
     told = [line for line in lines if line and not line.startswith("fix:")]
-    return told[-1] if told else ""
+    heads = [number for number, line in enumerate(told[:-1]) if ERROR_HEAD.fullmatch(line)]
+    return told[heads[-1] + 1].removeprefix("1. ") if heads else (told[-1] if told else "")
 
 
 def _tail(file: Path) -> bytes:

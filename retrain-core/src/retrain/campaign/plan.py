@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from retrain.config.keys import Table, key
 from retrain.errors import ConfigError, Problem
+from retrain.records.seal import SEAL, seal_of
 
 SUMMARIES = ("final", "best", "auc")
 STOP_RULE = "every run to max_steps; no run is stopped, added or left out because of its results"
@@ -56,11 +55,4 @@ def seal_plan(
         "max_steps": max_steps,
         "written": written,
     }
-    return content | {"sha256": plan_sha256(content)}
-
-
-def plan_sha256(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a sealed plan without its own `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
-    hashed = {name: value for name, value in content.items() if name != "sha256"}
-    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return content | {SEAL: seal_of(content)}

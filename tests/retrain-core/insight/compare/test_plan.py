@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from retrain.campaign.plan import PlanTable, plan_sha256, seal_plan
+from retrain.campaign.plan import PlanTable, seal_plan
 from retrain.errors import ConfigError
-from retrain.insight.compare import registered
+from retrain.records.seal import seal_of
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 SEEDS = range(8)
@@ -157,16 +157,16 @@ def test_a_planned_metric_or_baseline_that_is_not_there_is_an_error(made: Any, c
 
 @given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.floats(0, 1), st.lists(st.text()))))
 def test_both_rooms_hash_alike(content: dict[str, Any]) -> None:
-    digest = plan_sha256(content)
-    assert digest == registered.plan_sha256(content) == plan_sha256(dict(reversed(content.items())))
-    assert digest == registered.plan_sha256(json.loads(json.dumps(content | {"sha256": digest})))
+    digest = seal_of(content)
+    assert digest == seal_of(dict(reversed(content.items())))
+    assert digest == seal_of(json.loads(json.dumps(content | {"sha256": digest})))
 
 
 def test_sealing() -> None:
     table = PlanTable(hypothesis="h", primary_metric="correct_rate")
     plan = seal_plan(table, conditions=["a", "b"], seeds=[1], max_steps=5, written="now")
     assert (plan["primary_metric"], plan["baseline"], plan["seeds"]) == ("correct_rate:final", "a", [1])
-    assert plan["sha256"] == plan_sha256(plan)
+    assert plan["sha256"] == seal_of(plan)
     assert plan["sha256"] != seal_plan(table, conditions=["a"], seeds=[1], max_steps=5, written="now")["sha256"]
     with pytest.raises(ConfigError, match="'c' is no condition of this campaign"):
         seal_plan(PlanTable(hypothesis="h", baseline="c"), conditions=["a"], seeds=[1], max_steps=5, written="now")

@@ -1,12 +1,7 @@
-"""The plan that a campaign was started with, read back from its manifest, and what departs from it.
-
-The hash is computed here again instead of imported: rooms of the kernel do not know each other, they meet in files.
-"""
+"""The plan that a campaign was started with, read back from its manifest, and what departs from it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +10,7 @@ from typing import Any
 from retrain.errors import ConfigError
 from retrain.insight.compare.metric import Direction, Metric, parse_metric
 from retrain.insight.run_files import number
+from retrain.records.seal import seal_of
 
 NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
 
@@ -73,16 +69,9 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
         max_steps=None if max_steps is None else int(max_steps),
         written=_time(_text(content, "written")),
         sha256=sha256,
-        is_intact=sha256 == plan_sha256(content),
+        is_intact=sha256 == seal_of(content),
     )
     return plan
-
-
-def plan_sha256(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan without its own `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
-    hashed = {name: value for name, value in content.items() if name != "sha256"}
-    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
