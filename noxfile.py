@@ -24,7 +24,7 @@ TESTED_WITH = {
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
 EXTRAS = {
-    "retrain-core": "wandb,tensorboard",
+    "retrain-core": "ray,tensorboard,wandb",
     "retrain-sepa": "semantic",
     "retrain-rewards": "reasoning-gym,verifiers,judge",
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from retrain import advantages, api
 
 API = """
-Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigError Controller ControllerView
-CreditError DataSource Deliver Determinism Ending Engine Environment Example Finding Floats Found Group HealthMonitor
-Kind LoadedData Mask Message NonFiniteError Outcome PlanningDetector PluginContext PluginError Plugins PluginSpec
-Problem Recorder Reply ResumeError RetrainError Reward RewardError Sample SampleRequest SamplingParams Score Seeds
-StopReason Table TableTraits Tokens TrainBatch TrainReport TrainRow generator hookimpl key load_plugins resolve
+Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
+ControllerView CreditError DataSource Deliver Determinism Ending Engine Environment Example Finding Floats Found Group
+HealthMonitor Job Kind Launcher LoadedData Mask Message NonFiniteError Outcome OutOfMemoryError PaceView Pacer
+PlanningDetector PluginContext PluginError Plugins PluginSpec Problem Recorder Reply ResumeError RetrainError Reward
+RewardError RunningJob Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits Throttle Tokens
+TrainBatch TrainReport TrainRow generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec AlgorithmSpec TransformContext TransformOutput TransformSpec UncertaintyContext

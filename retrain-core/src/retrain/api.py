@@ -7,6 +7,7 @@ from retrain.errors import (
     ConfigError,
     CreditError,
     NonFiniteError,
+    OutOfMemoryError,
     PluginError,
     Problem,
     ResumeError,
@@ -14,7 +15,9 @@ from retrain.errors import (
     RewardError,
 )
 from retrain.hookspecs import hookimpl
+from retrain.plugins.launching import Job, Launcher, RunningJob
 from retrain.plugins.manager import Plugins, load_plugins
+from retrain.plugins.pacing import Pacer, PaceView
 from retrain.plugins.protocols import (
     Ask,
     Backend,
@@ -35,8 +38,9 @@ from retrain.plugins.protocols import (
     Reward,
 )
 from retrain.plugins.resolve import Found, resolve
-from retrain.plugins.spec import PluginSpec
+from retrain.plugins.spec import ConfigClaim, PluginSpec
 from retrain.seeding import Seeds, generator
+from retrain.throttle import Throttle
 from retrain.types import (
     Capabilities,
     CheckpointMode,
@@ -68,6 +72,7 @@ __all__ = [
     "CheckpointMode",
     "Completion",
     "Config",
+    "ConfigClaim",
     "ConfigError",
     "Controller",
     "ControllerView",
@@ -84,12 +89,17 @@ __all__ = [
     "Found",
     "Group",
     "HealthMonitor",
+    "Job",
     "Kind",
+    "Launcher",
     "LoadedData",
     "Mask",
     "Message",
     "NonFiniteError",
+    "OutOfMemoryError",
     "Outcome",
+    "PaceView",
+    "Pacer",
     "PlanningDetector",
     "PluginContext",
     "PluginError",
@@ -102,6 +112,7 @@ __all__ = [
     "RetrainError",
     "Reward",
     "RewardError",
+    "RunningJob",
     "Sample",
     "SampleRequest",
     "SamplingParams",
@@ -110,6 +121,7 @@ __all__ = [
     "StopReason",
     "Table",
     "TableTraits",
+    "Throttle",
     "Tokens",
     "TrainBatch",
     "TrainReport",

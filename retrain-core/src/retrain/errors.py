@@ -83,6 +83,10 @@ class BackendError(RetrainError, RuntimeError):
     label = "backend error"
 
 
+class OutOfMemoryError(BackendError):
+    """The work did not fit in memory; weights and optimizer are as they were, and a smaller batch may be tried."""
+
+
 class NonFiniteError(BackendError):
     """A loss, gradient or log-probability was not finite; weights and optimizer are as they were before the step."""
 

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from retrain.plugins.spec import PluginSpec
+    from pathlib import Path
+
+    from retrain.config.resolved import Config
+    from retrain.plugins.manager import Plugins
+    from retrain.plugins.spec import ConfigClaim, PluginSpec
     from retrain.views import BatchView, GroupsView, RunView
 
     Register = Callable[[PluginSpec], None]
@@ -118,8 +122,29 @@ def retrain_register_health_monitors(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_pacers(register: Register) -> None:
+    """Offer a `[backpressure] pacer`, which sets the batch size of each step: `factory(context) -> Pacer`."""
+
+
+@hookspec
 def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
+
+
+# ---------------------------------------------------------------- a configuration file: once per command
+
+
+@hookspec(firstresult=True)
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """Claim a TOML file that is no training run: `retrain FILE` and `retrain explain FILE` go where the claim says.
+
+    `document` is the file as parsed, not yet checked. None leaves it to the others, and in the end to training.
+    """
+
+
+@hookspec
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
 
 
 # ---------------------------------------------------------------- a run: each once, unless said otherwise
@@ -182,6 +207,14 @@ def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
 
 
 @hookspec
+def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
+
+    What is returned then takes the place of what was returned before. An exception is told and ends nothing.
+    """
+
+
+@hookspec
 def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
     """Sections for a report, `{"title": "text"}`. Once per report."""
 
@@ -189,3 +222,17 @@ def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
 @hookspec
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
     """The run is over, by success (`error` is None) or not. Always called when `retrain_run_start` was."""
+
+
+# ---------------------------------------------------------------- a campaign
+
+
+@hookspec
+def retrain_campaign_run_done(
+    config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
+) -> Mapping[str, Any] | None:
+    """A run of a campaign has reached its last step; what is returned goes into `manifest.json`: `{"squeeze": {...}}`.
+
+    `config` is the campaign's, `tables` names the tables that its file sets, `run` and `campaign` are folders. Once per
+    run, in a thread of the campaign's process. An exception is told and ends nothing.
+    """

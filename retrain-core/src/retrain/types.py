@@ -54,6 +54,7 @@ class Kind(StrEnum):
     INFERENCE_ENGINE = "inference engine"
     RECORDER = "recorder"
     HEALTH_MONITOR = "health monitor"
+    PACER = "pacer"
     LAUNCHER = "launcher"
     CONFIG_TABLE = "config table"
     COMMAND = "command"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from retrain.api import BackendError, Problem
+from retrain.api import BackendError, OutOfMemoryError, Problem
 
 LOG = logging.getLogger("retrain")
 # the CPU and Apple allocators raise a plain RuntimeError
@@ -65,7 +65,7 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def too_big_to_train(load: Load, fitting_tokens: int, model: Any, device: torch.device) -> BackendError:
+def too_big_to_train(load: Load, fitting_tokens: int, model: Any, device: torch.device) -> OutOfMemoryError:
     """The error of a micro-batch that does not fit; `fitting_tokens` is the size of the largest that did."""
     what = f"training ran out of memory on {device} with {_pieces(load)}; {_biggest_of_training(load, model)}"
     if load.rows > 1:
@@ -75,10 +75,10 @@ def too_big_to_train(load: Load, fitting_tokens: int, model: Any, device: torch.
         prompt = load.width - load.actions  # all but the sampled tokens
         tokens = max(1, min(load.actions - 1, max(load.actions // 2, fitting_tokens - prompt)))
         fix = f"lower [training] max_tokens to {tokens}, or use a smaller [model] model or a GPU with more memory"
-    return BackendError(Problem(where="training", what=what, fix=fix))
+    return OutOfMemoryError(Problem(where="training", what=what, fix=fix))
 
 
-def too_big_to_sample(load: Load, model: Any, device: torch.device) -> BackendError:
+def too_big_to_sample(load: Load, model: Any, device: torch.device) -> OutOfMemoryError:
     """The error of a decoding batch that does not fit."""
     layers, heads, size = cache_shape(model)
     shape = [2, layers, load.rows, heads, load.width, size]
@@ -91,7 +91,7 @@ def too_big_to_sample(load: Load, model: Any, device: torch.device) -> BackendEr
         )
     else:
         fix = f"lower [training] max_tokens to {max(1, load.actions // 2)}, or use a smaller [model] model"
-    return BackendError(Problem(where="sampling", what=what, fix=fix))
+    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix))
 
 
 def cache_shape(model: Any) -> tuple[int, int, int]:

@@ -20,12 +20,13 @@ TEMPLATES = [entry.spec.name for entry in load_plugins({}).registered(Kind.TEMPL
 def test_every_template_explains_cleanly(name: str, command: Callable[..., Any], tmp_path: Path) -> None:
     written = command("init", "--template", name)
     assert (written.code, written.err) == (0, "")
-    assert written.out.startswith(f"Wrote retrain.toml ({name}). Next:\n  retrain explain\n  retrain")
-    result = command("explain", "--json")
+    file = "campaign.toml" if name.startswith("campaign") else "retrain.toml"
+    assert written.out.startswith(f"Wrote {file} ({name}). Next:\n  retrain explain")
+    result = command("explain", file, "--json")
     assert result.code == 0, result.err
     content = json.loads(result.out)
     assert content["warnings"] == [] or name == "quickstart"
-    assert all("retrain.toml:" in row["origin"] for row in content["origins"].values())
+    assert all(f"{file}:" in row["origin"] for row in content["origins"].values())
 
 
 def test_the_documented_templates_exist_with_their_documented_numbers(
@@ -92,7 +93,7 @@ def test_a_plugins_template_is_written_under_its_own_file_name(
     )
     distribution("templater", {"templater": source})
     result = command("init", "-t", "mine")
-    assert result.out == "Wrote mine.toml (mine). Next:\n  retrain explain\n  retrain mine.toml\n"
+    assert result.out == "Wrote mine.toml (mine). Next:\n  retrain explain mine.toml\n  retrain mine.toml\n"
     assert (tmp_path / "mine.toml").read_text() == "[training]\n"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.load import TableEntry, load_config
-from retrain.config.resolved import Config, Layer
+from retrain.config.load import Setting, TableEntry, load_config
+from retrain.config.resolved import Config, Layer, Origin
 from retrain.errors import ConfigError, Problem
 
 Load = Callable[..., tuple[Config, list[Problem]]]
@@ -181,9 +181,7 @@ prefix_caching = "yes"
     [
         ("[training]\ntop_p = 0.9\n", "full distribution"),
         ("[lora]\ndropout = 0.1\n", "sampler and trainer disagree"),
-        ("[backpressure]\nenabled = true\n", "not built"),
         ("[plugins]\nstrict = false\n", "lenient"),
-        ("[squeeze]\nadapter_path = 'a'\n", "rank analysis"),
         ("[inference]\nurl = 'http://x'\n", "URL"),
         ("[inference]\nkv_cache_dtype = 'fp8'\n", "dtype"),
     ],
@@ -208,11 +206,25 @@ def test_a_missing_feature_is_refused_from_every_layer_but_not_at_its_default(lo
     assert problems == []
 
 
-def test_a_table_whose_feature_is_missing_is_refused_from_every_layer(load: Load) -> None:
-    _, problems = load("[campaign]\nmax_steps = 3\n")
-    assert one(problems).where.endswith("retrain.toml:1 [campaign]")
+def test_a_flag_of_a_campaign_is_refused_where_there_is_none(load: Load) -> None:
     _, problems = load("", "--campaign-max-steps", "3")
-    assert one(problems).what == "campaigns are not built yet"
+    assert one(problems).what == "changes nothing: the file has no [campaign]"
+    assert load("[campaign]\n", "--campaign-max-steps", "3")[1] == []
+    assert load("", environ={"RETRAIN__CAMPAIGN__MAX_STEPS": "3"})[1] == []  # may be meant for other files
+
+
+def test_what_a_condition_sets_wins_over_every_layer(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[training]\nlr = 1e-3\n[data.options]\na = 1\n")
+    origin = Origin(layer=Layer.FILE, place="c.toml:9 condition 1")
+    settings = [
+        Setting(path="training.lr", value=1e-5, origin=origin),
+        Setting(path="data.options", value={"b": 2}, origin=origin),
+        Setting(path="training.batch_size", value="many", origin=origin),
+    ]
+    config, problems = load_config(file, tables=tables, arguments=["--lr", "1e-4"], settings=settings)
+    assert (config.training.lr, config.data.options) == (1e-5, {"a": 1, "b": 2})
+    assert one(problems).where == "c.toml:9 condition 1 [training] batch_size"
 
 
 @pytest.mark.parametrize(

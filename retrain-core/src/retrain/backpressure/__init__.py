@@ -1,1 +1,1 @@
-"""Back pressure: adaptive batch sizing from measured throughput. Its table stands; its controller is to come."""
+"""Back pressure: a batch size that follows measured throughput. Off by default; see `docs/backpressure.md`."""

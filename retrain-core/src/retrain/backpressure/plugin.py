@@ -1,4 +1,4 @@
-"""Registers `[backpressure]`."""
+"""Registers `[backpressure]` and the pacer `usl`."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     traits = TableTraits(flag_prefix="bp_")
     factory = "retrain.backpressure.table:BackpressureTable"
     register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
+    """One pacer; others come from plugins."""
+    summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
+    register(PluginSpec(name="usl", summary=summary, factory="retrain.backpressure.controller:build"))

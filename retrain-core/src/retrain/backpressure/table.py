@@ -7,22 +7,22 @@ from typing import Self
 from pydantic import model_validator
 
 from retrain.config.keys import Table, key
-
-PENDING = "adaptive batch sizing is not built yet"
+from retrain.types import Kind
 
 
 class BackpressureTable(Table):
     """Adaptive batch sizing (Universal Scalability Law and roofline)."""
 
-    enabled: bool = key(False, "Adapt the batch size.", pending=PENDING)
-    warmup_steps: int = key(10, "Steps before the first fit.", ge=0, pending=PENDING)
-    ema_decay: float = key(0.9, "Decay of the throughput average.", ge=0.0, le=1.0, pending=PENDING)
-    throttle_margin: float = key(0.85, "Target fraction of the optimum.", gt=0.0, le=1.0, pending=PENDING)
-    increase_margin: float = key(0.5, "Increase below this fraction of the target.", gt=0.0, le=1.0, pending=PENDING)
-    min_batch_size: int = key(1, "Smallest batch.", ge=1, pending=PENDING)
-    max_batch_size: int = key(64, "Largest batch.", ge=1, pending=PENDING)
-    peak_gflops: float = key(0.0, "Peak GFLOP/s of the device; 0 = unknown.", ge=0.0, pending=PENDING)
-    peak_bw_gb_s: float = key(0.0, "Peak memory bandwidth, GB/s; 0 = unknown.", ge=0.0, pending=PENDING)
+    enabled: bool = key(False, "Let measured throughput set the batch size.")
+    pacer: str = key("usl", "Who decides: usl or a plugin.", names=Kind.PACER)
+    warmup_steps: int = key(10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0)
+    ema_decay: float = key(0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0)
+    throttle_margin: float = key(0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0)
+    increase_margin: float = key(0.5, "Increase when below this fraction of the target.", gt=0.0, le=1.0)
+    min_batch_size: int = key(1, "Smallest batch size.", ge=1)
+    max_batch_size: int = key(64, "Largest batch size.", ge=1)
+    peak_gflops: float = key(0.0, "Peak GFLOP/s of the device; 0 = unknown.", ge=0.0)
+    peak_bw_gb_s: float = key(0.0, "Peak memory bandwidth, GB/s; 0 = unknown.", ge=0.0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -1,1 +1,1 @@
-"""Campaigns: conditions x seeds from one file. The table stands; the orchestrator is to come."""
+"""Campaigns: conditions x seeds from one file, every run in a process and a folder of its own."""

@@ -1,17 +1,67 @@
-"""Registers `[campaign]`."""
+"""Registers `[campaign]`, its command, its launchers and its templates, and claims the files that have the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from retrain.config.keys import TableTraits
 from retrain.hookspecs import hookimpl
-from retrain.plugins.spec import PluginSpec
+from retrain.plugins.spec import ConfigClaim, PluginSpec
+
+TABLE = "campaign"
+TEMPLATES = (
+    ("campaign", "Two conditions x four seeds of a real model.", "retrain.campaign.templates:CAMPAIGN"),
+    ("campaign-tiny", "Five conditions x three seeds on your CPU, in minutes.", "retrain.campaign.templates:TINY"),
+)
 
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of a sweep."""
-    traits = TableTraits(flag_prefix="campaign_", pending="campaigns are not built yet")
+    traits = TableTraits(flag_prefix="campaign_", starts_runs=True)
     factory = "retrain.campaign.table:CampaignTable"
-    register(PluginSpec(name="campaign", summary="Conditions x seeds.", factory=factory, traits=traits))
+    register(PluginSpec(name=TABLE, summary="Conditions x seeds.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """What `retrain FILE` means for a file with `[campaign]`."""
+    summary = "Run conditions x seeds as a TOML file with [campaign] says."
+    register(PluginSpec(name="campaign", summary=summary, factory="retrain.campaign.command:command"))
+
+
+@hookimpl
+def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
+    """Processes of this machine, and tasks of a Ray cluster."""
+    register(
+        PluginSpec(
+            name="subprocess",
+            summary="Processes of this machine.",
+            factory="retrain.campaign.processes:build",
+            params="retrain.campaign.processes:Options",
+        )
+    )
+    register(
+        PluginSpec(
+            name="ray",
+            summary="Tasks of an existing Ray cluster (extra `ray`).",
+            factory="retrain.campaign.ray_launcher:build",
+            params="retrain.campaign.ray_launcher:Options",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    """Two campaigns to start from."""
+    for name, summary, factory in TEMPLATES:
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
+
+
+@hookimpl
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """Whatever has `[campaign]`."""
+    if TABLE not in document:
+        return None
+    return ConfigClaim(command="campaign", explain="retrain.campaign.explain:explain")

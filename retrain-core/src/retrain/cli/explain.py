@@ -10,7 +10,7 @@ import click
 
 from retrain.config.load import all_keys
 from retrain.config.resolved import Config
-from retrain.loop.configure import Checked, load_checked
+from retrain.loop.configure import Checked, claim_of, load_checked
 from retrain.plugins.check import declared_capabilities, registered_tables
 from retrain.plugins.manager import Plugins
 from retrain.records.secrets import hide
@@ -31,15 +31,20 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, ar
         rows = _key_rows(plugins)
         click.echo(keys_page(rows) if markdown else json.dumps(rows, indent=2) if as_json else _key_lines(rows))
         return
-    content = explain(load_checked(arguments, plugins), plugins)
+    claim = claim_of(arguments, plugins)
+    if claim:
+        content = hide(dict(claim.load_explain()(arguments, plugins)))
+    else:
+        content = explain(load_checked(arguments, plugins), plugins)
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
-    origins = content.pop("origins")
-    warnings = content.pop("warnings")
+    origins = content.pop("origins", {})
+    warnings = content.pop("warnings", [])
     width = max(len(name) for name in content)
     for name, value in content.items():
-        click.echo(f"{name:<{width}} : {value}")
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        click.echo(f"{name:<{width}} : {shown}")
     if origins:
         click.echo("\nSet, and where:")
         for path, row in origins.items():
@@ -60,7 +65,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     for path, origin in sorted(config.origins.items()):
         table, _, name = path.partition(".")
         values[path] = {"value": tables[table][name], "origin": str(origin)}
-    content = {
+    content: dict[str, Any] = {
         "mode": "single",
         "config": config.source or "(defaults)",
         "model": config.model.model,
@@ -91,9 +96,10 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
         "wandb_project": config.logging.wandb_project or "(disabled)",
-        "origins": values,
-        "warnings": _warnings(config),
     }
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        content |= {name: value for name, value in (rows or {}).items() if name not in content}
+    content |= {"origins": values, "warnings": _warnings(config)}
     hidden: dict[str, Any] = hide(content)
     return hidden
 

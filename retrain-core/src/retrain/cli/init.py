@@ -46,5 +46,5 @@ def command(plugins: Plugins, template: str, as_list: bool, as_json: bool) -> No
         raise ConfigError(
             Problem(where=str(file), what=f"cannot be written: {error.strerror}", fix="change folder")
         ) from None
-    run = "retrain" if file.name == DEFAULT_FILE else f"retrain {file}"
-    click.echo(f"Wrote {file} ({template}). Next:\n  retrain explain\n  {run}")
+    name = "" if file.name == DEFAULT_FILE else f" {file}"
+    click.echo(f"Wrote {file} ({template}). Next:\n  retrain explain{name}\n  retrain{name}")

@@ -13,6 +13,7 @@ import click
 
 from retrain import __version__
 from retrain.errors import EXIT_DONE, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, Problem, RetrainError
+from retrain.loop.configure import claim_of
 from retrain.loop.interrupts import StopRequested
 from retrain.loop.lines import printable
 from retrain.plugins.first_party import promised_names
@@ -96,14 +97,15 @@ class RetrainGroup(click.Group):
             formatter.write_dl([row for row in rows if row[0] != TRAIN])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`retrain`, `retrain FILE` and `retrain --flag ...` all mean `train`; `help` means `--help`."""
+        """`retrain`, `retrain FILE`, `retrain --flag ...` mean `train`, or who claims that file; `help` is `--help`."""
         first = args[0] if args else ""
         if first == "help":
             args = ["--help"]
         elif not first or (first not in ("-h", "--help", "--version") and not self.plugins.find(Kind.COMMAND, first)):
             if first and not first.startswith("-"):
                 self._refuse_misspelt_command(first)
-            args = [TRAIN, *args]
+            claim = claim_of(args, self.plugins)
+            args = [claim.command if claim else TRAIN, *args]
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt_command(self, word: str) -> None:

@@ -51,11 +51,13 @@ def key(
 class TableTraits:
     """`flag_prefix` stands before each key's name on the command line (`gtpo_` makes `--gtpo-beta`).
 
-    `pending` refuses the whole table, with that text, because the feature is not built yet.
+    `pending` refuses the whole table, with that text, because the feature is not built yet. `starts_runs` says that
+    the table tells how runs are started, not what a run is: it is left out of the records of a run.
     """
 
     flag_prefix: str = ""
     pending: str = ""
+    starts_runs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,15 @@ class TableEntry:
     traits: TableTraits = field(default_factory=TableTraits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value of `table.key` that has its type already, such as a condition of a campaign gives it."""
+
+    path: str
+    value: Any
+    origin: Origin
+
+
 @dataclass(slots=True)
 class _Draft:
     """Values as they are layered: `values[table][key]`, with the origin of each."""
@@ -37,6 +46,7 @@ class _Draft:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    in_file: set[str] = field(default_factory=set)  # tables
     keys: dict[str, Key] = field(default_factory=dict)
 
     def set(self, path: str, value: Any, origin: Origin) -> None:
@@ -61,11 +71,13 @@ def load_config(
     arguments: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     table_hint: Callable[[str], str] = lambda table: "",
+    settings: Sequence[Setting] = (),
 ) -> tuple[Config, list[Problem]]:
     """Resolve the configuration of one run.
 
-    `arguments` are command-line overrides; `table_hint` says who would provide an unknown table. All problems are
-    returned together; with any, the config holds defaults in the tables concerned and must not be used to train.
+    `arguments` are command-line overrides; `settings` win over them, and over everything else. `table_hint` says who
+    would provide an unknown table. All problems are returned together; with any, the config holds defaults in the
+    tables concerned and must not be used to train.
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
@@ -75,10 +87,12 @@ def load_config(
         draft.problems += problems
         for override in overrides:
             _apply(draft, override)
+    for setting in settings:
+        _set(draft, setting)
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
-    pending = frozenset(name for name, entry in tables.items() if entry.traits.pending)
+    foreign = frozenset(name for name, entry in tables.items() if entry.traits.pending or entry.traits.starts_runs)
     source = str(file) if file else ""
-    config = Config(tables=models, origins=draft.origins, source=source, pending_tables=pending)
+    config = Config(tables=models, origins=draft.origins, source=source, foreign_tables=foreign)
     draft.problems += _pending(config, draft)
     return config, draft.problems
 
@@ -108,6 +122,7 @@ def _read_file(draft: _Draft, file: Path) -> None:
             )
             draft.problems.append(problem)
         else:
+            draft.in_file.add(table)
             if reason := draft.tables[table].traits.pending:
                 draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
             for name, value in content.items():
@@ -180,6 +195,15 @@ def _apply(draft: _Draft, override: Override) -> None:
         )
 
 
+def _set(draft: _Draft, setting: Setting) -> None:
+    """Take a value as it is; the entries of a free table are added to those that are there."""
+    table, _, name = setting.path.partition(".")
+    value, current = setting.value, draft.values.get(table, {}).get(name)
+    if isinstance(value, Mapping) and isinstance(current, Mapping):
+        value = {**current, **value}
+    draft.set(setting.path, value, setting.origin)
+
+
 def _parse(key: Key, text: str) -> Any:
     """Text from a flag or the environment as the type of its key; text alone is never taken for more than it says."""
     if key.annotation is str:
@@ -223,13 +247,20 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
     problems, values = [], config.as_dict()
     for path, origin in draft.origins.items():
         key = draft.keys[path]
-        value = values[key.table][key.name]
+        value = values[key.table].get(key.name)  # an optional table that is absent
         if (reason := draft.tables[key.table].traits.pending) and origin.layer is not Layer.FILE:
             problems.append(Problem(where=draft.place(path), what=reason, fix=f"remove {origin}"))
+        elif origin.layer is Layer.COMMAND_LINE and _has_no_effect(draft, key):
+            what = f"changes nothing: the file has no [{key.table}]"
+            problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
         elif key.pending and value != key.default:
             fix = f"remove it, or keep the default {_toml(key.default)}"
             problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
     return problems
+
+
+def _has_no_effect(draft: _Draft, key: Key) -> bool:
+    return draft.tables[key.table].traits.starts_runs and key.table not in draft.in_file
 
 
 def _expected(key: Key) -> str:

@@ -45,7 +45,7 @@ class Config:
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
     source: str = ""
-    pending_tables: frozenset[str] = frozenset()  # known to the schema, refused when set
+    foreign_tables: frozenset[str] = frozenset()  # not part of what a run is: not built yet, or about many runs
 
     def table(self, name: str, model: type[Model]) -> Model:
         """A table as its own model; defaults when nobody registered the table."""

@@ -19,8 +19,12 @@ class BackendTable(Table):
     backend: str = key("local", "Training backend: local, tinker, prime_rl or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ... A missing GPU falls back to the CPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
-    throttle_dir: str = key("", "Shared lock folder of a campaign.", pending="throttling is not built yet")
-    max_concurrent: int = key(4, "Simultaneous remote calls.", ge=1, pending="throttling is not built yet")
+    throttle_dir: str = key(
+        "", "Lock folder shared by runs that call one service; empty = no throttle.", free_on_resume=True
+    )
+    max_concurrent: int = key(
+        4, "Remote calls at a time by all runs with this throttle_dir.", ge=1, free_on_resume=True
+    )
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
 
 

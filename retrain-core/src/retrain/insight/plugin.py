@@ -23,6 +23,8 @@ COMMANDS = (
     ("top", "Watch what is running.", "status_command:top"),
     ("audit", "Try the configured reward on right and wrong texts, without a model.", "audit_command:command"),
     ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
+    ("compare", "Compare conditions over their seeds, with tests and intervals.", "compare.command:command"),
+    ("report", "Write one offline page about a campaign or some runs.", "report.command:command"),
     ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),
 )
 

@@ -23,6 +23,7 @@ from retrain.loop.scoring.service import ScoringService
 from retrain.loop.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
 from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
+from retrain.plugins.pacing import Pacer
 from retrain.plugins.protocols import Backend, Controller, PlanningDetector, PluginContext
 from retrain.seeding import Seeds
 from retrain.types import Kind, SamplingParams
@@ -43,6 +44,7 @@ class Parts:
     backend: Backend
     rollouts: Rollouts
     controller: Controller | None
+    pacer: Pacer | None
     detector: PlanningDetector | None
     recorders: Recorders
     health: HealthWatch
@@ -89,6 +91,9 @@ def assemble(
         controller = None
         if flow.controller:
             controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+        pacer = None
+        if config.value("backpressure.enabled", False):
+            pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
         recorders = {
             name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()
         }
@@ -107,6 +112,7 @@ def assemble(
         backend=backend,
         rollouts=_rollouts(tasks, backend, context),
         controller=controller,
+        pacer=pacer,
         detector=detector,
         recorders=Recorders(recorders),
         health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from retrain.errors import ConfigError, Problem
 from retrain.loop.assemble import check
 from retrain.plugins.check import registered_tables, table_hint
 from retrain.plugins.manager import Plugins
+from retrain.plugins.spec import ConfigClaim
 
 DEFAULT_FILE = Path("retrain.toml")
 
@@ -71,6 +73,20 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
         return None, rest
     fix = "write one with `retrain init --template tiny`, or give a path: `retrain my.toml`"
     raise ConfigError(Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", fix=fix))
+
+
+def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
+    """Who deals with the file that the command line means, when that is not training.
+
+    A file that is missing or cannot be read is nobody's: training says what is wrong with it.
+    """
+    try:
+        file, _ = split_arguments(arguments)
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig")) if file else {}
+    except (ConfigError, OSError, ValueError, RecursionError):
+        return None
+    claim: ConfigClaim | None = plugins.notify("retrain_claim_config", document=document)
+    return claim
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:

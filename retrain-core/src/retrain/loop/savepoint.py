@@ -31,6 +31,7 @@ def save_run(
         "seed": parts.seeds.root,
         "progress": progress.as_state(),
         "controller": dict(parts.controller.state()) if parts.controller else None,
+        "pacer": dict(parts.pacer.state()) if parts.pacer else None,
         "plugins": merged,
         "recorders": parts.recorders.state(),
         "health": parts.health.state(),
@@ -44,7 +45,7 @@ def save_run(
             "example_idx": progress.example_idx,
             "total_correct": progress.total_correct,
             "total_completions": progress.total_completions,
-            "current_batch_size": training.batch_size,
+            "current_batch_size": parts.pacer.batch_size(progress.step) if parts.pacer else training.batch_size,
             "current_group_size": training.group_size,
             "checkpoint_name": name,
             "sepa": state["controller"] or {},
@@ -62,6 +63,8 @@ def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
     state = checkpoint.state
     if parts.controller and state["controller"] is not None:
         parts.controller.restore(state["controller"])
+    if parts.pacer and state.get("pacer") is not None:
+        parts.pacer.restore(state["pacer"])
     parts.health.restore(state.get("health", {}))
     parts.plugins.notify("retrain_load_state", run=view, state=state["plugins"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from retrain.config.keys import Key
 from retrain.config.resolved import Config
 from retrain.config.schema import DeadlinesTable
 from retrain.credit.flow import CreditFlow
+from retrain.errors import RetrainError
 from retrain.loop.assemble import assemble
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
@@ -32,6 +34,7 @@ SAME_SEED = {
     Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
     Determinism.NONE: "with this backend the same seed does not give the same run",
 }
+PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
 
 
 def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
@@ -63,14 +66,15 @@ def _session(
     interrupts = Interrupts(grace_s=config.training.grace_s)
     parts = assemble(config, plugins, flow, seeds, interrupts)
     try:
-        LOG.info("Seed %d: %s", seeds.root, SAME_SEED[parts.backend.capabilities.determinism])
+        same_seed = PACED if parts.pacer else SAME_SEED[parts.backend.capabilities.determinism]
+        LOG.info("Seed %d: %s", seeds.root, same_seed)
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
         trainer = Trainer(parts, folder, interrupts, progress_of(plan.checkpoint if plan else None))
         if plan:
             manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
             _restore(trainer, plan)
-        folder.write_manifest(manifest, config_toml(config, seed=seeds.root))
+        folder.write_manifest(_described(trainer) | manifest, config_toml(config, seed=seeds.root))
         watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
         with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
             _run(trainer, folder, manifest)
@@ -126,7 +130,21 @@ def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
         raise
     finally:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        folder.rewrite_manifest(manifest | {"ended": ended} | ending)
+        folder.rewrite_manifest(_described(trainer) | manifest | {"ended": ended} | ending)
+
+
+def _described(trainer: Trainer) -> dict[str, Any]:
+    """What plugins add to `run.json`; a fault of one is told and costs their entries alone."""
+    plugins = trainer.parts.plugins
+    entries: dict[str, Any] = {}
+    try:
+        for added in plugins.notify("retrain_describe_run", run=trainer.view, plugins=plugins):
+            entries |= added or {}
+        json.dumps(entries, allow_nan=False)
+    except (RetrainError, TypeError, ValueError) as error:
+        LOG.warning("run.json lacks what plugins would add: %s", error)
+        return {}
+    return entries
 
 
 def _told(error: BaseException) -> str:

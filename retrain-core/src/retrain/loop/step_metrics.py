@@ -39,7 +39,7 @@ def step_metrics(
         "num_datums": len(credited.batch.rows) if report else 0,
         **length_metrics(groups),
         **token_metrics(credited, flow.uncertainty.name),
-        "batch_size": training.batch_size,
+        "batch_size": len(groups),
         "group_size": training.group_size,
     }
     if parts.controller:

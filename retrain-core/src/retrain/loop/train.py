@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import BackendError, NonFiniteError, Problem
+from retrain.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from retrain.loop import lines
 from retrain.loop.assemble import Parts
 from retrain.loop.batch import Credited, assign
@@ -16,6 +16,7 @@ from retrain.loop.evaluate import eval_metrics
 from retrain.loop.informative import Cause
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.metrics import execution_variance
+from retrain.loop.pace import Pace
 from retrain.loop.progress import Clock, Progress
 from retrain.loop.prompts import Prompt
 from retrain.loop.rollout import Streams
@@ -48,6 +49,7 @@ class Trainer:
         self.config = parts.config
         self.notify = parts.plugins.notify
         self.last_metrics: Mapping[str, Any] = {}
+        self.pace = Pace(parts.pacer, parts.config.training)
         self.view = RunView(
             config=parts.config,
             condition=parts.flow.condition,
@@ -90,15 +92,21 @@ class Trainer:
                 self._announce(before)
             LOG.info("%s", lines.evaluation(before))
         while self.progress.step < self.config.training.max_steps:
-            self.step(self.progress.step)
+            batch_size = self.pace.batch_size(self.progress.step)
+            try:
+                self.step(self.progress.step, batch_size)
+            except OutOfMemoryError:
+                is_done = self.progress.unfinished is not None  # what failed is its evaluation
+                if is_done or not self.pace.backs_off(self.progress.step, batch_size):
+                    raise
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, batch_size: int) -> None:
         """One optimizer step, or a step without one when no group can teach anything."""
         parts, training, clock = self.parts, self.config.training, Clock()
         self.notify("retrain_step_start", run=self.view, step=step)
         sepa_lambda = parts.controller.value(step) if parts.controller else 0.0
 
-        prompts = parts.pool.draw(self.progress.example_idx, training.batch_size)
+        prompts = parts.pool.draw(self.progress.example_idx, batch_size)
         try:
             groups, fields = self._sample_and_score(step, prompts, clock)
         except NonFiniteError as error:
@@ -124,6 +132,7 @@ class Trainer:
             self._observe(step, metrics["correct_rate"], credited)
             metrics = merge_fields(metrics, fields, source="scoring")
             metrics |= clock.fields() | ({"rejected": reason} if reason else {})
+            metrics = self.pace.observed(metrics, batch_size, has_trained=report is not None)
             self._write_completions(step, prompts, groups, credited, report, metrics)
             self.progress.unfinished = metrics
         for line in lines.group_lines(groups, credited.causes):
@@ -218,6 +227,7 @@ class Trainer:
         with self.interrupts.shield():
             self.progress.example_idx += len(prompts)
             metrics = {**step_head(self.parts, step), **reason, **clock.fields()}
+            metrics = self.pace.observed(metrics, len(prompts), has_trained=False)
             self.progress.unfinished = metrics
         self.finish_step(metrics)
 

@@ -45,6 +45,9 @@ def table_hint(plugins: Plugins, table: str) -> str:
         return ""
     if distribution in plugins.left_out:
         return f"{distribution} reads [{table}], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+    installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
+    if distribution in installed:
+        return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
     return f"pip install {distribution}  (it reads [{table}])"
 
 

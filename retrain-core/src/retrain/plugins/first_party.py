@@ -25,6 +25,7 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     Kind.INFERENCE_ENGINE: {LOCAL: ("pytorch",), CORE: ("max", "vllm", "sglang", "mlx", "openai")},
     Kind.RECORDER: {CORE: ("wandb", "tensorboard")},
     Kind.HEALTH_MONITOR: {CORE: ("default",)},
+    Kind.PACER: {CORE: ("usl",)},
     Kind.LAUNCHER: {CORE: ("subprocess", "ray")},
     Kind.TEMPLATE: {LOCAL: ("tiny",)},
     Kind.CONFIG_TABLE: {

@@ -37,6 +37,7 @@ HOOK_OF_KIND = {
     Kind.CONTROLLER: "retrain_register_controllers",
     Kind.RECORDER: "retrain_register_recorders",
     Kind.HEALTH_MONITOR: "retrain_register_health_monitors",
+    Kind.PACER: "retrain_register_pacers",
     Kind.LAUNCHER: "retrain_register_launchers",
 }
 

@@ -5,8 +5,10 @@
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
 | detector, controller, reward, data source, environment | `f(context) -> protocol below` | once per run |
 | backend, recorder, health monitor | `f(context) -> protocol below` | once per run |
+| pacer | `f(context) -> Pacer` of `retrain.plugins.pacing` | once per run |
 | inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
+| launcher | `f(context) -> Launcher`, see `retrain.plugins.launching` | once per campaign |
 | command | a `click.Command` | when typed |
 | init template | the text of the TOML file | when asked for |
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,23 @@ class Registered:
     kind: Kind
     spec: PluginSpec
     owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigClaim:
+    """Who deals with a TOML file that is no training run.
+
+    `command` is a registered command; it gets `FILE [overrides]` as `train` would. `explain` is `"module:function"`,
+    `f(arguments, plugins) -> mapping`, what `retrain explain FILE` shows.
+    """
+
+    command: str
+    explain: str
+
+    def load_explain(self) -> Callable[..., Mapping[str, Any]]:
+        """The function, imported now."""
+        function: Callable[..., Mapping[str, Any]] = _load(self.explain)
+        return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

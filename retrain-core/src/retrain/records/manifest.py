@@ -65,10 +65,10 @@ def config_toml(config: Config, *, seed: int) -> str:
 def public_values(config: Config) -> dict[str, dict[str, Any]]:
     """Every table as plain data, without keys, tokens or logins in URLs.
 
-    Tables that are not built yet are left out, and so is `[resume]`: it says how a session began, not what the run is,
-    and a `config.toml` with it would continue this run instead of repeating it.
+    Tables that are not built yet are left out, and so are those that say how runs are started, not what a run is:
+    a `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
     """
-    left_out = {*config.pending_tables, "resume"}
+    left_out = {*config.foreign_tables, "resume"}
     kept = {name: table for name, table in config.as_dict().items() if name not in left_out}
     hidden: dict[str, dict[str, Any]] = hide(kept)
     return hidden

@@ -1,0 +1,98 @@
+"""What a run took: the peak of its memory, by the phase that reached it, and the median time of a step."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+RECENT_STEPS = 500  # a median over more would be a list that grows with the run
+START = "start"
+_PAGE_BYTES = resource.getpagesize()
+_STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
+
+
+def peak_bytes() -> int:
+    """The most resident memory that this process has had so far.
+
+    Linux says it of the program itself; `ru_maxrss` there begins with the peak of whoever started the program.
+    """
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, everyone else kibibytes
+
+
+def resident_bytes() -> int:
+    """Resident memory now; where the system does not say, the peak."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return peak_bytes()
+
+
+class Meter:
+    """Follows one session of a run from phase to phase.
+
+    The peak of a process only rises, and is read, not reset, so that other tools see it too: a phase is charged with
+    the new peak when it has raised it, and is absent when it never did.
+    """
+
+    def __init__(self) -> None:
+        self.predicted: dict[str, Any] = {}  # before the first step, by whoever asks
+        self.is_over = False
+        self.restart()
+
+    def restart(self) -> None:
+        """The model is loaded and the first step comes: measure from here on."""
+        self._phase = START
+        self._peaks: dict[str, int] = {}
+        self._resident = resident_bytes()
+        self._last = 0
+        self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._longest = {"prompt": 0, "completion": 0}
+
+    def enter(self, phase: str) -> None:
+        """The phase before is over, and another begins."""
+        peak = peak_bytes()
+        if peak > self._last:
+            self._peaks[self._phase] = self._last = peak
+        self._phase = phase
+
+    def saw(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """A row of that many tokens was sampled."""
+        longest = self._longest
+        longest["prompt"] = max(longest["prompt"], prompt_tokens)
+        longest["completion"] = max(longest["completion"], completion_tokens)
+
+    def step(self, seconds: float) -> None:
+        """A step is done."""
+        self._times.append(seconds)
+
+    def measured(self) -> dict[str, Any]:
+        """Bytes, seconds, tokens, as JSON; times and lengths are absent before the first step."""
+        self.enter(self._phase)
+        found: dict[str, Any] = {
+            "peak_memory_bytes": self._last,
+            "peak_memory_bytes_by_phase": dict(self._peaks),
+            "memory_at_start_bytes": self._resident,
+        }
+        if self._times:
+            # the first step of a process compiles and reads: left out where there are others
+            warm = list(self._times)[1:] or list(self._times)
+            found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
+            found |= {f"longest_{name}_tokens": tokens for name, tokens in self._longest.items() if tokens}
+        return found
+
+    def end(self) -> None:
+        """The run is over."""
+        self.enter(self._phase)
+        self.is_over = True

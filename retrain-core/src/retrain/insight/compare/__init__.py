@@ -1,0 +1,1 @@
+"""`retrain compare`: conditions against each other, over seeds, with honest statistics."""

@@ -1,0 +1,293 @@
+"""`retrain compare` through the command line, on campaigns and run folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1, "maxrl+gtpo": -0.1}
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`campaign(seeds=..., steps=..., states=...)`: the folder `c`."""
+
+    def make(effects: dict[str, float] = EFFECTS, *, seeds: Any = range(8), steps: int = 20, **more: Any) -> Path:
+        folder: Path = made.write_campaign(tmp_path / "c", effects, seeds=seeds, steps=steps, **more)
+        return folder
+
+    return make
+
+
+def by_condition(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["condition"]: each for each in content["comparisons"]}
+
+
+def test_clear_effects_have_verdicts(campaign: Any, compare_json: Compare, compare: Any) -> None:
+    folder = campaign()
+    content = compare_json(folder)
+    assert {name: each["verdict"] for name, each in by_condition(content).items()} == {
+        "maxrl+none": "better",
+        "maxrl+gtpo": "worse",
+    }
+    assert (content["metric"], content["align"], content["budget"]) == ("eval_correct_rate:final", "steps", 20)
+    first = content["conditions"][0]
+    assert (first["condition"], first["seeds"], first["num_runs"]) == ("grpo+none", list(range(8)), 8)
+    assert set(first["metrics"]) == {
+        *(f"{field}:{part}" for field in ("correct_rate", "eval_correct_rate") for part in ("final", "best", "auc")),
+        *("eval_pass_at_2:final", "eval_pass_at_4:final"),
+    }
+    shown = compare(folder).out
+    assert "3 conditions, 24 runs: 24 compared\n" in shown
+    assert "maxrl+gtpo: worse. p = 0.016, at most 0.05; the interval leaves out zero" in shown
+    assert "not independent" in shown
+
+
+def test_values_are_those_of_the_files(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign()
+    content = compare_json(folder, "--last", "1")
+    for condition in content["conditions"]:
+        for seed in condition["seeds"]:
+            file = folder / f"runs/{condition['condition']}_s{seed}/metrics.jsonl"
+            last = json.loads(file.read_text().splitlines()[-1])
+            for field in ("correct_rate", "eval_correct_rate", "eval_pass_at_4"):
+                assert condition["metrics"][f"{field}:final"]["values"][str(seed)] == last[field]
+
+
+def test_few_seeds_say_plainly_that_they_cannot_tell(campaign: Any, compare: Any, compare_json: Compare) -> None:
+    folder = campaign({"grpo+none": 0.0, "maxrl+none": 0.2}, seeds=[1, 2, 3])
+    assert (
+        "maxrl+none: cannot tell. with 3 seeds the smallest possible p is 0.25: this cannot tell; "
+        "6 seeds are the least" in compare(folder).out
+    )
+    [found] = compare_json(folder)["comparisons"]
+    assert (found["verdict"], found["cause"], found["least_seeds"]) == ("cannot tell", "too few seeds", 6)
+
+
+def test_one_seed_and_one_condition(campaign: Any, compare: Any, compare_json: Compare) -> None:
+    folder = campaign(seeds=[5])
+    content = compare_json(folder)
+    assert all(each["interval"] is None for each in content["conditions"][0]["metrics"].values())
+    assert "with 1 seed in common nothing can be tested" in compare(folder).out
+    shutil.rmtree(folder)
+    folder = campaign({"grpo+none": 0.0})
+    assert compare_json(folder)["comparisons"] == []
+    assert "One condition: there is nothing to compare it with." in compare(folder).out
+
+
+def test_runs_that_did_not_end_are_told_never_averaged(campaign: Any, compare: Any, compare_json: Compare) -> None:
+    states = {("maxrl+none", 1): "failed", ("maxrl+gtpo", 2): "running", ("maxrl+gtpo", 3): "stopped"}
+    folder = campaign(states=states)
+    shutil.rmtree(folder / "runs/grpo+none_s7")
+    content = compare_json(folder)
+    assert {(each["name"], each["reason"]) for each in content["left_out"]} == {
+        ("maxrl+none_s1", "failed"),
+        ("maxrl+gtpo_s2", "dead"),
+        ("maxrl+gtpo_s3", "stopped"),
+        ("grpo+none_s7", "not started"),
+    }
+    assert content["budget"] == 20
+    assert by_condition(content)["maxrl+gtpo"]["seeds"] == [0, 1, 4, 5, 6]
+    shown = compare(folder).out
+    assert "24 runs: 20 compared" in shown
+    assert "maxrl+gtpo: 6 of 8 runs are compared; those that ended early may be the worse" in shown
+
+
+def test_at_takes_every_run_that_got_there(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign(states={("maxrl+none", 1): "failed"}, eval_every=5)
+    content = compare_json(folder, "--at", "10")
+    assert (content["left_out"], content["budget"]) == ([], 10)
+    [left] = compare_json(folder, "--at", "11")["left_out"]
+    assert left["reason"] == "failed after 10 steps"
+
+
+def test_runs_of_different_length_are_cut_at_the_shortest(made: Any, tmp_path: Path, compare_json: Compare) -> None:
+    for condition, steps in (("grpo+none", 20), ("maxrl+none", 30)):
+        for seed in range(3):
+            run = made.MadeRun(condition=condition, seed=seed, steps=steps + seed, eval_every=0)
+            made.write_run(tmp_path / f"{condition}{seed}", run)
+    content = compare_json(*sorted(tmp_path.iterdir()), "--last", "1")
+    assert (content["budget"], content["metric"]) == (20, "correct_rate:final")
+    assert content["shortest"] == [str(tmp_path / "grpo+none0")]
+    line = json.loads((tmp_path / "maxrl+none2/metrics.jsonl").read_text().splitlines()[19])
+    assert content["conditions"][1]["metrics"]["correct_rate:final"]["values"]["2"] == line["correct_rate"]
+
+
+def test_budgets_of_tokens_and_seconds(made: Any, tmp_path: Path, compare_json: Compare) -> None:
+    for seed in range(3):
+        made.write_run(tmp_path / f"a{seed}", made.MadeRun(condition="grpo+none", seed=seed, tokens=20, step_time_s=2))
+        made.write_run(tmp_path / f"b{seed}", made.MadeRun(condition="maxrl+none", seed=seed, tokens=40))
+    runs = sorted(tmp_path.iterdir())
+    tokens, seconds = (compare_json(*runs, "--align", align) for align in ("tokens", "seconds"))
+    totals = {
+        run.name: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[1:]] for run in runs
+    }
+    assert tokens["budget"] == min(sum(line["sampled_tokens"] for line in lines) for lines in totals.values())
+    assert seconds["budget"] == pytest.approx(min(sum(x["step_time_s"] for x in lines) for lines in totals.values()))
+    assert tokens["shortest"][0].split("/")[-1][0] == "a"
+    assert seconds["shortest"][0].split("/")[-1][0] == "b"
+    assert tokens["conditions"] != seconds["conditions"]
+
+
+def test_the_same_condition_and_seed_twice_counts_once(made: Any, tmp_path: Path, compare_json: Compare) -> None:
+    for name in ("a", "b"):
+        made.write_run(tmp_path / name, made.MadeRun(seed=4))
+    made.write_run(tmp_path / "c", made.MadeRun(condition="grpo+none", seed=4))
+    content = compare_json("a", "b", "./c", "c", "a/")
+    assert [(each["name"], each["reason"]) for each in content["left_out"]] == [
+        ("b", "the same condition and seed as a")
+    ]
+    assert [each["num_runs"] for each in content["conditions"]] == [2, 1]
+
+
+def test_runs_of_one_name_with_other_settings_are_other_conditions(
+    made: Any, tmp_path: Path, compare_json: Compare
+) -> None:
+    for lr in (0.001, 0.002):
+        for seed in (1, 2):
+            config = {"training": {"lr": lr}, "logging": {"wandb_project": str(lr)}}
+            made.write_run(tmp_path / f"{lr}_{seed}", made.MadeRun(seed=seed, config=config))
+    content = compare_json(*sorted(tmp_path.iterdir()))
+    assert [each["condition"] for each in content["conditions"]] == [
+        "maxrl+none~training.lr=0.001",
+        "maxrl+none~training.lr=0.002",
+    ]
+
+
+def test_damage_leaves_one_run_out_and_is_told(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign()
+    runs = folder / "runs"
+    with (runs / "grpo+none_s0/metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 20, "corr')  # killed in mid-write, then called done: nothing is wrong with the rest
+    lines = (runs / "grpo+none_s1/metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[7] = '{"step": 6, "correct_rate": NaN}\n'
+    (runs / "grpo+none_s1/metrics.jsonl").write_text("".join(lines))
+    (runs / "grpo+none_s2/run.json").write_text("{")
+    (runs / "grpo+none_s3/metrics.jsonl").unlink()
+    (runs / "grpo+none_s4/metrics.jsonl").write_text("")
+    (runs / "grpo+none_s5/metrics.jsonl").write_text('{"step": -1, "eval_correct_rate": 0.5}\n')
+    content = compare_json(folder)
+    told = {each["name"]: each["reason"] for each in content["left_out"]}
+    assert told["grpo+none_s1"] == "metrics.jsonl:8: cannot be read: NaN is not JSON"
+    assert "run.json:1: cannot be read" in told["grpo+none_s2"]
+    assert "No such file" in told["grpo+none_s3"]
+    assert told["grpo+none_s4"] == told["grpo+none_s5"] == "no finished step"
+    assert content["conditions"][0]["seeds"] == [0, 6, 7]
+
+
+def test_a_run_without_a_field_has_no_number_not_zero(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign(eval_every=5)
+    file = folder / "runs/maxrl+none_s3/metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        record.pop("eval_correct_rate", None)
+        record["mean_reward"] = None
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    content = compare_json(folder, "--metric", "eval_correct_rate")
+    found = by_condition(content)["maxrl+none"]
+    assert (found["seeds"], found["fisher"]["total"]) == ([0, 1, 2, 4, 5, 6, 7], 7 * 256)
+    assert compare_json(folder)["metric"] == "correct_rate:final"  # held-out decides only where every run has it
+    rewards = compare_json(folder, "--metric", "mean_reward:auc")
+    assert by_condition(rewards)["maxrl+none"]["seeds"] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_seed_that_is_not_recorded_leaves_a_run_out(made: Any, tmp_path: Path, compare_json: Compare) -> None:
+    for seed in (1, 2):
+        made.write_run(tmp_path / f"r{seed}", made.MadeRun(seed=seed))
+    file = tmp_path / "r2/run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": None}))
+    assert [each["reason"] for each in compare_json("r1", "r2")["left_out"]] == ["no seed is recorded"]
+
+
+def test_all_pairs_and_other_baselines(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign()
+    pairs = compare_json(folder, "--all-pairs")["comparisons"]
+    assert [(each["baseline"], each["condition"]) for each in pairs] == [
+        ("grpo+none", "maxrl+none"),
+        ("grpo+none", "maxrl+gtpo"),
+        ("maxrl+none", "maxrl+gtpo"),
+    ]
+    assert {each["num_comparisons"] for each in pairs} == {3}
+    turned = by_condition(compare_json(folder, "--baseline", "maxrl+none"))
+    assert set(turned) == {"grpo+none", "maxrl+gtpo"}
+    assert turned["grpo+none"]["verdict"] == "worse"
+
+
+def test_a_condition_without_any_run_stays_in_the_family(campaign: Any, compare_json: Compare) -> None:
+    folder = campaign(states={("maxrl+gtpo", seed): "failed" for seed in range(8)})
+    content = compare_json(folder)
+    lost = by_condition(content)["maxrl+gtpo"]
+    assert (lost["verdict"], lost["p"], lost["seeds"], lost["num_comparisons"]) == ("cannot tell", None, [], 2)
+    assert [each["num_runs"] for each in content["conditions"]] == [8, 8, 8]
+
+
+def test_what_names_hold_cannot_steer_a_terminal_or_a_page(campaign: Any, compare: Any) -> None:
+    evil = "grpo+\x1b[2J|<script>[bold]*x*"
+    states = {(evil, 1): "failed"}
+    folder = campaign({evil: 0.0, "maxrl+none": 0.0}, states=states)
+    file = folder / "runs" / "maxrl+none_s1" / "metrics.jsonl"
+    file.write_text("\x1b]0;owned\x07\n" + file.read_text())
+    for arguments in ([], ["--markdown"]):
+        out = compare(folder, *arguments).out
+        assert not {"\x1b", "\x07"} & set(out)
+    assert "grpo+\ufffd[2J|<script>[bold]*x* (baseline)" in compare(folder).out
+    page = compare(folder, "--markdown").out
+    assert "<script>" not in page
+    assert r"grpo+\ufffd\[2J\|\<script\>\[bold\]\*x\* (baseline)".replace(r"\ufffd", "\ufffd") in page
+    [rows] = [page.split("### Verdicts")[1].split("###")[0]]
+    bars = {line.replace(r"\|", "").count("|") for line in rows.splitlines() if line.startswith("|")}
+    assert len(bars) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing argument"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["c/runs"], "neither a campaign"),
+        (["c", "c/runs/grpo+none_s0"], "can only be compared alone"),
+        (["c", "--metric", "correct_rat"], "did you mean 'correct_rate'?"),
+        (["c", "--metric", "correct_rate:median"], "one of final, best, auc"),
+        (["c", "--metric", ""], "is no metric"),
+        (["c", "--baseline", "x"], "'x' is no condition here"),
+        (["c", "--align", "money"], "'money' is not one of"),
+        (["c", "--at", "0"], "0"),
+        (["c", "--at", "nan"], "no finite number"),
+        (["c", "--at", "inf", "--align", "tokens"], "no finite number"),
+        (["c", "--alpha", "nan"], "no finite number"),
+        (["c", "--at", "2.5"], "no whole number of steps"),
+        (["c", "--at", "21"], "no run can be compared"),
+        (["c", "--last", "0"], "0"),
+        (["c", "--alpha", "0.5"], "0.5"),
+        (["c", "--json", "--markdown"], "exclude each other"),
+    ],
+)
+def test_usage_errors_are_exit_code_2(campaign: Any, compare: Any, arguments: list[str], message: str) -> None:
+    campaign()
+    result = compare(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"conditions": [], "runs": 3}', '{"runs": [], "conditions": []}']
+)
+def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, compare: Any, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    result = compare(tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert "manifest.json" in result.err or "no run can be compared" in result.err
+
+
+def test_markdown_has_the_tables(campaign: Any, compare: Any) -> None:
+    page = compare(campaign(), "--markdown").out
+    assert page.startswith("## Comparison of c\n") or "## Comparison of " in page
+    assert "| maxrl+none | grpo+none | 8 |" in page
+    assert "| better |" in page

@@ -1,0 +1,171 @@
+"""The page in a real browser: hostile texts stay texts, nothing is asked for, keys lead everywhere, plots are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import needs_chromium
+
+pytestmark = needs_chromium
+EVIL = "document.title='owned'; window.owned=1; fetch('https://example.org/x')"
+HOSTILE = (
+    f"<script>{EVIL}</script>",
+    f'</pre></script><img src=x onerror="{EVIL}"><svg onload="{EVIL}">',
+    "\x1b]0;owned\x07\x1b[2J\x1b[31mred",
+    "\u202e\u2066gnp.exe\u2069\u202c",
+    "<iframe srcdoc='x'></iframe><link rel=stylesheet href=https://example.org/a.css>",
+    "<!-- --><style>*{display:none}</style><base href=https://example.org>",
+    "%{y}<a href='https://example.org'>link</a><b>bold</b>&lt;",
+)
+NAMES = {f"maxrl+<script>{EVIL}</script>": 0.0, "grpo+<b>bold</b>%{x}</script><img src=x onerror=alert(1)>": 0.05}
+
+
+@pytest.fixture
+def hostile_page(campaign: Callable[..., Path], report: Callable[..., Any]) -> Path:
+    """A campaign whose every text is hostile."""
+    folder = campaign(
+        NAMES,
+        seeds=range(4),
+        texts=HOSTILE,
+        error=HOSTILE[1],
+        states={(next(iter(NAMES)), 0): "failed"},
+        config={"data": {"source": HOSTILE[0]}, "model": {"model": HOSTILE[3]}, "reward": {"type": HOSTILE[6]}},
+    )
+    run = next((folder / "runs").glob("grpo*_s0"))
+    file = run / "emergence" / "generations.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    changed = json.loads(lines[1]) | {"completion": HOSTILE[1] + "<" * 1_000_000, "reward": 9.0}
+    changed |= {"reference": HOSTILE[0], "prompt": [{"role": HOSTILE[0], "content": HOSTILE[1]}], "detail": HOSTILE[2]}
+    changed |= {
+        "reward_parts": {HOSTILE[1]: 1.0},
+        "stop_reason": HOSTILE[1],
+        "example_id": HOSTILE[0],
+        "group": f'\x01" onfocus={HOSTILE[0]}',
+    }
+    changed |= {"top_surprisal_tokens": [{"token": HOSTILE[1], "surprisal": 1.0}, {"token": "\ud800", "surprisal": 2}]}
+    lines[1] = json.dumps(changed)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 3,', f'"step": 3, "health": {json.dumps([HOSTILE[0]])},'))
+    result = report(folder)
+    assert result.code == 0, result.err
+    return folder / "report.html"
+
+
+def opened(tab: Any, page: Path, **options: Any) -> Any:
+    """The page in the browser, with its plots drawn as far as they are in sight."""
+    tab.logged.clear()
+    tab.requested.clear()
+    tab.open(page, **options)
+    tab.wait_for("document.documentElement.dataset.plots === 'ready'")
+    return tab
+
+
+def test_hostile_texts_are_shown_and_nothing_runs(tab: Any, hostile_page: Path) -> None:
+    opened(tab, hostile_page)
+    tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    tab.value("window.dispatchEvent(new Event('beforeprint')); 1")  # draws every plot
+    tab.wait_for("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg.main-svg'))")
+    assert tab.logged == []
+    assert tab.requested == [hostile_page.as_uri()]
+    assert tab.value("window.owned === undefined && document.title.endsWith('retrain report')")
+    assert (
+        tab.value(
+            "document.querySelectorAll('[onfocus], [onerror], [onload], main [style]:not(.plot, .plot *)').length"
+        )
+        == 0
+    )
+    kinds = "[...new Set([...document.body.querySelectorAll('*')].map((e) => e.tagName.toLowerCase()))]"
+    assert not {"img", "iframe", "link", "base", "object", "embed", "form"} & set(tab.value(kinds))
+    assert tab.value("document.querySelectorAll('main script, main style').length") == 0
+    assert tab.value("[...document.querySelectorAll('a')].every((a) => a.protocol === 'file:')")
+    text = tab.value("document.body.innerText")
+    assert f"<script>{EVIL}</script>" in text
+    assert "[U+001B]]0;owned[U+0007]" in text
+    assert "[U+202E][U+2066]gnp.exe" in text
+    assert "characters left out" in text
+    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(text)
+    drawn = tab.value("[...document.querySelectorAll('.plot svg')].map((svg) => svg.textContent).join(' ')")
+    assert "<b>bold</b>" in drawn  # as text, not as bold type
+    assert tab.value("document.querySelectorAll('.plot svg a, .plot svg script').length") == 0
+
+
+def test_headings_tables_and_plots_can_be_found(tab: Any, hostile_page: Path) -> None:
+    opened(tab, hostile_page)
+    levels = tab.value("[...document.querySelectorAll('h1, h2, h3, h4')].map((h) => Number(h.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert tab.value("document.querySelectorAll('section > h2').length") >= 8
+    assert tab.value(
+        "[...document.querySelectorAll('table')].every((t) => t.caption && t.querySelector('th[scope=col]'))"
+    )
+    assert tab.value("[...document.querySelectorAll('tbody tr')].every((r) => r.querySelector('th[scope=row]'))")
+    assert tab.value("[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('role') === 'img')")
+    assert tab.value("[...document.querySelectorAll('nav a')].every((a) => document.querySelector(a.hash))")
+    assert tab.value("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == tab.value(
+        "document.querySelectorAll('[id]').length"
+    )
+
+
+def test_keys_lead_everywhere(tab: Any, hostile_page: Path) -> None:
+    opened(tab, hostile_page)
+    tab.press("Tab")
+    assert tab.value("document.activeElement.className") == "skip"
+    assert tab.value("document.activeElement.getBoundingClientRect().left") >= 0
+    tab.press("Enter")
+    tab.wait_for("document.activeElement.id === 'main'")
+    reached = set()
+    for _ in range(120):
+        tab.press("Tab")
+        reached.add(tab.value("document.activeElement.tagName + '.' + document.activeElement.className"))
+    assert {"SUMMARY.", "A.", "DIV.scroll", "PRE.completion", "BUTTON."} <= reached
+    tab.value("document.querySelector('.legend button').focus()")
+    assert tab.value("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    before = tab.value("document.querySelector('.legend button').getAttribute('aria-pressed')")
+    tab.press(" ")
+    assert tab.value("document.querySelector('.legend button').getAttribute('aria-pressed')") != before
+    assert tab.logged == []
+
+
+def test_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
+    def paper() -> Any:
+        return tab.value("getComputedStyle(document.body).backgroundColor")
+
+    opened(tab, hostile_page, dark=True)
+    dark = paper()
+    opened(tab, hostile_page)
+    light = paper()
+    assert light != dark
+    for expected in (light, dark, light):  # light, dark, and as the system again
+        tab.value("document.getElementById('theme').click()")
+        assert paper() == expected
+    opened(tab, hostile_page, width=360, height=800)
+    assert tab.value("document.documentElement.scrollWidth") <= 360
+    assert tab.logged == []
+
+
+def test_choosing_conditions_draws_them(tab: Any, made: Any, report: Callable[..., Any], tmp_path: Path) -> None:
+    effects = {f"maxrl+none~lr={i}": 0.01 * i for i in range(14)}
+    folder = made.write_campaign(tmp_path / "campaign", effects, seeds=[1, 2], steps=60)
+    assert report(folder).code == 0
+    opened(tab, folder / "report.html")
+    plot = "document.querySelector('#curves .plot')"
+    tab.value(f"{plot}.scrollIntoView(); 1")
+    tab.wait_for(f"{plot}.querySelectorAll('.scatterlayer .trace').length > 0")
+    lines = f"{plot}.data.filter((trace) => trace.name).map((trace) => trace.name)"
+    assert len(tab.value(lines)) == 8
+    tab.value("document.querySelector('.legend button[aria-pressed=false]').click()")
+    assert len(tab.value(lines)) == 9
+    search = "document.querySelector('.legend input[type=search]')"
+    tab.value(f"{search}.value = 'lr=13'; {search}.dispatchEvent(new Event('input')); 1")
+    assert tab.value("[...document.querySelectorAll('.legend button')].filter((chip) => !chip.hidden).length") == 1
+    colours = f"{plot}.data.filter((t) => t.name).map((t) => t.line.color + t.line.dash)"
+    assert len(set(tab.value(colours))) == 9
+    assert tab.logged == []

@@ -1,0 +1,250 @@
+"""`retrain report`: what is on the page, and that the page asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+PageOf = Callable[..., tuple[str, dict[str, Any]]]
+PLUGIN = """
+from retrain.api import hookimpl
+
+@hookimpl
+def retrain_report_sections(run):
+    if run.seed == 7:
+        raise ValueError("no <b>")
+    return {"<i>Mine</i>": f"<script>1</script> {run.condition} {run.config.training.seed} {run.folder.name}"}
+"""
+
+
+def seen(page: str) -> str:
+    """The text of a page, without markup and what only scripts read."""
+    body = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The data that the plots are drawn from."""
+    content: dict[str, Any] = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
+    return content
+
+
+def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    folder = campaign(seeds=range(10))
+    page, said = page_of(folder)
+    assert said["file"] == str(folder / "report.html")
+    assert said["bytes"] == len(page.encode()) < 3_500_000
+    assert (said["runs"], said["states"]) == (30, {"done": 30})
+    assert said["verdicts"]["maxrl+gtpo_sepa vs grpo+none"] == "better"
+    assert " ".join(said["sections"]) == "summary verdict curves budget time settings completions health files"
+    text = seen(page)
+    for expected in (
+        "3 conditions × 10 seeds, 30 runs: 30 done.",
+        "▲ better",
+        "Exploratory: no plan was registered",
+        "builtin:tiny",
+        "Linux x86_64, 2 cores",
+        "cccccccccccc",
+        "torch 2.13.0+cpu",
+        "No health finding in any run",
+        "Let me think.",
+    ):
+        assert expected in text, expected
+    kinds = [figure["kind"] for figure in data_of(page)["figures"]]
+    assert kinds[0] == "forest"
+    assert kinds.count("curves") >= 12
+    assert kinds.count("bars") == 3
+    assert page.count('data-figure="') == len(kinds) == said["figures"]
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing_unknown(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    page, _ = page_of(campaign(seeds=[1, 2]))
+    policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert not re.search(r"(src|action|srcset|poster|background)\s*=", page.split("<script")[0])
+    for address in re.findall(r'href="([^"]*)"', page):
+        assert address.startswith(("#", "./", "../")), address
+    assert not re.search(r"\son\w+\s*=", page.split("<script")[0])
+    assert "style=" not in page.split("<script")[0]
+
+
+def test_links_lead_to_the_files_from_wherever_the_page_is(
+    campaign: Callable[..., Path], page_of: PageOf, tmp_path: Path
+) -> None:
+    folder = campaign(seeds=[1, 2])
+    for target in (folder / "report.html", tmp_path / "else where" / "page.html"):
+        page, said = page_of(folder, "-o", target)
+        assert said["file"] == str(target)
+        links = [unquote(each) for each in re.findall(r'href="(\.[^"]*)"', page)]
+        assert len(links) > 20
+        assert all((target.parent / link).exists() for link in links)
+
+
+def test_runs_that_did_not_finish_come_first(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    states = {("maxrl+none", 3): "failed", ("grpo+none", 1): "dead", ("maxrl+none", 2): "running"}
+    folder = campaign(states=states, error="RewardError: the <b>verifier</b> is down", seeds=range(4))
+    (folder / "runs" / "grpo+none_s0" / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 2}\n')
+    page, said = page_of(folder)
+    assert sorted(said["unfinished"]) == ["grpo+none_s1", "maxrl+none_s2", "maxrl+none_s3"]  # its process is gone
+    text = seen(page)
+    assert "3 runs of 12 did not finish" in text
+    assert text.index("did not finish") < text.index("builtin:tiny")
+    assert "RewardError: the <b>verifier</b> is down" in text
+    assert "<b>verifier" not in page
+    assert "those that ended early may be the worse" in text
+
+
+def test_only_what_differs_is_in_the_table_of_settings(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    for number, rate in enumerate((0.001, 0.001, 0.004)):
+        made.write_run(
+            tmp_path / f"run{number}",
+            made.MadeRun(
+                condition="a+none" if rate < 0.002 else "b+none",
+                seed=number,
+                config={"training": {"lr": rate, "save_every": number}, "data": {"source": "x" * 500}},
+            ),
+        )
+    page, _ = page_of(*(tmp_path / f"run{number}" for number in range(3)), "-o", tmp_path / "page.html")
+    table = page.split('id="settings"')[1].split("</section>")[0]
+    assert re.findall(r'<th scope="col">([^<]*)</th>', table) == ["condition", "training.lr"]
+    assert seen(table).split()[-2:] == ["b+none", "0.004"]
+    assert "Mixed" not in table
+
+
+def test_other_code_or_packages_are_told(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    for number in range(2):
+        folder = made.write_run(tmp_path / f"run{number}", made.MadeRun(seed=number))
+        content = json.loads((folder / "run.json").read_text())
+        content["libraries"]["torch"] = f"2.{number}"
+        content["git"] = {"commit": str(number) * 40, "dirty": True}
+        (folder / "run.json").write_text(json.dumps(content))
+    page, _ = page_of(tmp_path / "run0", tmp_path / "run1", "-o", tmp_path / "page.html")
+    text = seen(page)
+    assert "not all made with the same code and packages" in text
+    assert "torch 2.0, 2.1" in text
+    assert "000000000000, uncommitted changes" in text
+
+
+def test_one_run(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    folder = made.write_run(tmp_path / "alone", made.MadeRun(completions=8))
+    page, said = page_of(folder)
+    assert (said["file"], said["title"], said["verdicts"]) == (str(folder / "report.html"), "alone", {})
+    assert "settings" not in said["sections"]
+    assert "1 run: 1 done." in seen(page)
+    curves = [figure for figure in data_of(page)["figures"] if figure["kind"] == "curves"]
+    held_out = curves[0]["curves"]["0"]
+    assert {"mean", "low", "high"} <= set(held_out)  # the interval of its evaluations
+    assert seen(page).count("best reward") == 6
+
+
+def test_several_runs_go_into_a_page_here(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    folders = [made.write_run(tmp_path / f"r{seed}", made.MadeRun(seed=seed)) for seed in range(2)]
+    _, said = page_of(*folders)
+    assert said["file"] == "report.html"
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("damage", ["no metrics", "empty", "not begun", "no run.json"])
+def test_a_run_without_records_still_has_a_page(made: Any, page_of: PageOf, tmp_path: Path, damage: str) -> None:
+    folder = made.write_campaign(tmp_path / "campaign", {"a+none": 0.0, "b+none": 0.0}, seeds=[1])
+    run = folder / "runs" / "a+none_s1"
+    match damage:
+        case "no metrics":
+            (run / "metrics.jsonl").unlink()
+        case "empty":
+            (run / "metrics.jsonl").write_text("")
+            (run / "emergence" / "generations.jsonl").write_text("")
+        case "not begun":
+            (run / "run.json").unlink()
+        case "no run.json":
+            (run / "run.json").write_text("{")
+    page, said = page_of(folder)
+    assert said["runs"] == 2
+    assert "a+none_s1" in seen(page)
+
+
+def test_nothing_at_all_can_be_compared(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    folder = made.write_campaign(
+        tmp_path / "campaign", {"a+none": 0.0}, seeds=[1, 2], states={("a+none", s): "failed" for s in (1, 2)}
+    )
+    page, said = page_of(folder)
+    assert "no run can be compared" in said["not_compared"]
+    assert "Nothing can be compared" in seen(page)
+    assert any(figure["kind"] == "curves" for figure in data_of(page)["figures"])
+
+
+def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    layers = [{"module": f"m{i}.<q_proj>", "rank_needed": i + 1, "variance": [0.5, 0.9, 0.95, 1.0]} for i in range(3)]
+    rows = [{"rank": rank, "mean_variance": rank / 4, "min_variance": rank / 8} for rank in (1, 2, 4)]
+    spectrum = {"source_rank": 4, "recommended_rank": 2, "min_variance_retention": 0.9, "ranks": rows}
+    folder = campaign(seeds=[1, 2], squeeze=spectrum)
+    metrics = folder / "runs" / "grpo+none_s1" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    for number in range(10, 15):
+        lines[number] = lines[number][:-1] + ', "health": ["truncation"]}'
+    metrics.write_text("\n".join(lines) + "\n")
+    page, said = page_of(folder)
+    assert "truncation grpo+none_s1 9 to 13 5" in seen(page)
+    assert "Rank 2 of 4 keeps 90 % of the variance" in seen(page)
+    (folder / "squeeze").mkdir()
+    (folder / "squeeze" / "spectrum.json").write_text(json.dumps(spectrum | {"layers": layers}))
+    page, said = page_of(folder)
+    figures = {figure["kind"]: figure for figure in data_of(page)["figures"]}
+    assert figures["kept"]["layers"] == [[0.5, 0.9, 1.0]] * 3
+    assert figures["needs"]["values"] == [1, 2, 3]
+    assert "squeeze" in said["sections"]
+
+
+def test_sections_of_plugins_are_shown_as_text(
+    toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
+) -> None:
+    distribution("retrain-sections", {"sections_part": PLUGIN})
+    page, said = page_of(toy_run("one"))
+    assert "plugins" in said["sections"]
+    assert "<i>Mine</i>" in seen(page)
+    assert "<script>1</script>" in seen(page)
+    assert "<script>1" not in page
+    page, _ = page_of(toy_run("two", "--seed", "7"))
+    assert "A plugin failed" in seen(page)
+    assert "no <b>" in seen(page)
+
+
+def test_many_conditions_stay_a_small_page(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    effects = {f"maxrl+none~lr={i}": 0.01 * i for i in range(40)}
+    folder = made.write_campaign(tmp_path / "campaign", effects, seeds=[1, 2], steps=300, completions=1)
+    page, said = page_of(folder)
+    assert len(said["shown"]) == 8
+    assert {"maxrl+none~lr=0", "maxrl+none~lr=39"} <= set(said["shown"])
+    assert "8 of 40 conditions are drawn at first" in seen(page)
+    assert "Downsampled" in seen(page)
+    assert said["bytes"] < 5_000_000
+    figure = next(each for each in data_of(page)["figures"] if each["kind"] == "curves")
+    assert len(figure["curves"]) == 40
+
+
+def test_the_same_files_give_the_same_page(campaign: Callable[..., Path], page_of: PageOf) -> None:
+    folder = campaign(seeds=[1, 2])
+    pages = [re.sub(r"Made by retrain [^<]*", "", page_of(folder)[0]) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_what_cannot_be_read_or_written_is_told(report: Callable[..., Any], made: Any, tmp_path: Path) -> None:
+    missing = report(tmp_path / "nowhere")
+    assert missing.code == 2
+    assert "no such folder" in missing.err
+    folder = made.write_run(tmp_path / "run", made.MadeRun())
+    (tmp_path / "file").write_text("")
+    refused = report(folder, "-o", tmp_path / "file" / "page.html")
+    assert refused.code == 2
+    assert "-o FILE" in refused.err
+    done = report(folder)
+    assert (done.code, done.out.count("\n")) == (0, 1)
+    assert "Wrote" in done.out

@@ -1,0 +1,154 @@
+"""The seam between loop and pacer: off it changes nothing; on it sets the batch size, backs off, and is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACER = """
+class Pacer:
+    def __init__(self, context):
+        self.size, self.seen = 1, []
+
+    def batch_size(self, step):
+        return self.size
+
+    def observe(self, view):
+        self.seen.append([view.step, view.batch_size, view.out_of_memory, view.sampled_tokens, view.has_trained])
+        self.size = view.batch_size - 1 if view.out_of_memory else view.batch_size + 1
+
+    def metrics(self):
+        return {"bp_action": "increase", "bp_seen": len(self.seen)}
+
+    def state(self):
+        return {"size": self.size, "seen": self.seen}
+
+    def restore(self, state):
+        self.size, self.seen = state["size"], state["seen"]
+
+
+class Greedy(Pacer):
+    def observe(self, view):
+        self.size = 5
+
+
+class Idle(Pacer):
+    def batch_size(self, step):
+        return 0
+"""
+BACKEND = """
+from toy_parts import ToyBackend, Options
+from retrain.api import OutOfMemoryError
+from dataclasses import replace
+
+class Small(ToyBackend):
+    def __init__(self, context):
+        super().__init__(replace(context, params=Options()))
+
+    def sample(self, requests, params):
+        if len(requests) > 3:
+            raise OutOfMemoryError(f"{len(requests)} prompts do not fit")
+        return super().sample(requests, params)
+"""
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Run:
+    (tmp_path / "pacers.py").write_text(PACER)
+    (tmp_path / "small_backend.py").write_text(BACKEND)
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
+    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    return lambda *arguments: command(*base, *arguments)
+
+
+def lines(tmp_path: Path, run: str = "train") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "logs" / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def state(tmp_path: Path, name: str) -> dict[str, Any]:
+    (file,) = (tmp_path / "logs/train/adapter" / name).glob("checkpoint.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    found: dict[str, Any] = content.get("state", content)
+    return found
+
+
+def on(name: str) -> tuple[str, ...]:
+    return ("--bp-enabled", "--bp-pacer", f"pacers.{name}")
+
+
+def test_it_is_off_by_default_and_then_says_nothing(run: Run, tmp_path: Path) -> None:
+    assert run().code == 0
+    for line in lines(tmp_path):
+        assert line["batch_size"] == 2
+        assert not [field for field in line if field.startswith("bp_")]
+    assert state(tmp_path, "final")["pacer"] is None
+
+
+def test_the_pacer_sets_the_batch_size_and_sees_every_step(run: Run, tmp_path: Path) -> None:
+    result = run(*on("Pacer"))
+    assert result.code == 0, result.err
+    steps = lines(tmp_path)
+    assert [line["batch_size"] for line in steps] == [1, 2, 3, 4]
+    assert [line["bp_seen"] for line in steps] == [1, 2, 3, 4]
+    seen = state(tmp_path, "final")["pacer"]["seen"]
+    assert [row[:3] for row in seen] == [[0, 1, False], [1, 2, False], [2, 3, False], [3, 4, False]]
+    assert [row[3] for row in seen] == [line["sampled_tokens"] for line in steps]
+    assert [row[4] for row in seen] == [line["num_datums"] > 0 for line in steps]
+    assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 5
+    assert "the same seed does not give the same run" in result.out + result.err
+
+
+def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> None:
+    def drawn(name: str) -> list[str]:
+        file = tmp_path / "logs" / name / "emergence/generations.jsonl"
+        return list(dict.fromkeys(json.loads(line)["example_id"] for line in file.read_text().splitlines()))
+
+    assert run("--log-dir", "logs/plain", "--batch-size", "5", "--max-steps", "2").code == 0
+    assert run("--log-dir", "logs/paced", *on("Pacer")).code == 0
+    assert drawn("paced") == drawn("plain")
+
+
+def test_a_resumed_run_goes_on_with_the_pacers_state(run: Run, tmp_path: Path) -> None:
+    assert run(*on("Pacer"), "--max-steps", "2").code == 0
+    result = run(*on("Pacer"), "--resume", "logs/train")
+    assert result.code == 0, result.err
+    assert [line["batch_size"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    assert [row[0] for row in state(tmp_path, "final")["pacer"]["seen"]] == [0, 1, 2, 3]
+
+
+def test_a_step_that_does_not_fit_is_tried_again_with_fewer_prompts(run: Run, tmp_path: Path) -> None:
+    result = run(*on("Pacer"), "--backend", "small_backend.Small")
+    assert result.code == 0, result.err
+    steps = lines(tmp_path)
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    assert [line["batch_size"] for line in steps] == [1, 2, 3, 3]
+    assert [row[:3] for row in state(tmp_path, "final")["pacer"]["seen"]][3:] == [[3, 4, True], [3, 3, False]]
+
+
+@pytest.mark.parametrize("pacer", [(), on("Greedy")], ids=["none", "one that does not back off"])
+def test_without_anything_smaller_to_try_the_run_ends_with_the_error(
+    pacer: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    result = run(*pacer, "--backend", "small_backend.Small", "--batch-size", "4")
+    assert result.code == 1
+    assert "prompts do not fit" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_pacer_that_wants_nothing_is_refused(run: Run) -> None:
+    result = run(*on("Idle"))
+    assert result.code == 2
+    assert "the pacer wants 0 prompts at step 0" in result.err
+
+
+def test_an_unknown_pacer_is_told_before_anything_loads(run: Run) -> None:
+    result = run("--bp-enabled", "--bp-pacer", "usk")
+    assert result.code == 2
+    assert "did you mean 'usl'?" in result.err

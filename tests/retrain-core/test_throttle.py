@@ -1,0 +1,137 @@
+"""The throttle, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from retrain.api import BackendError, Throttle
+
+HOLDER = """
+import sys, time
+from retrain.api import Throttle
+with Throttle(sys.argv[1], int(sys.argv[2])).slot():
+    print("in", flush=True)
+    sys.stdin.readline()
+print("out", flush=True)
+"""
+COUNTER = """
+import os, sys, time
+from pathlib import Path
+from retrain.api import Throttle
+throttle, marks, most = Throttle(sys.argv[1], 2), Path(sys.argv[2]), 0
+for turn in range(10):
+    with throttle.slot():
+        mark = marks / f"{os.getpid()}"
+        mark.touch()
+        most = max(most, len(list(marks.iterdir())))
+        time.sleep(0.002)
+        mark.unlink()
+print(most)
+"""
+
+
+def hold(folder: Path, count: int = 1) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def let_go(process: subprocess.Popen[str]) -> None:
+    process.communicate("\n")
+
+
+def waiting(folder: Path) -> int:
+    return len(list(folder.glob("ticket_*.lock")))
+
+
+def wait_until(folder: Path, tickets: int) -> None:
+    while waiting(folder) != tickets:
+        time.sleep(0.005)
+
+
+def test_without_a_folder_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Throttle("", 1).slot(), Throttle("", 1).slot():
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_never_more_than_allowed(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    program = [sys.executable, "-c", COUNTER, str(tmp_path / "t"), str(marks)]
+    processes = [subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    most = [int(process.communicate()[0]) for process in processes]
+    assert max(most) <= 2
+    assert waiting(tmp_path / "t") == 0
+
+
+def test_whoever_asked_first_is_served_first(tmp_path: Path) -> None:
+    throttle, served = Throttle(tmp_path, 1), []
+    threads = []
+
+    def work(number: int) -> None:
+        with throttle.slot():
+            served.append(number)
+
+    with throttle.slot():
+        for number in range(5):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            wait_until(tmp_path, number + 1)
+    for thread in threads:
+        thread.join()
+    assert served == [0, 1, 2, 3, 4]
+
+
+def test_a_slot_goes_with_a_killed_process(tmp_path: Path) -> None:
+    holder = hold(tmp_path)
+    assert says(holder) == "in"
+    other = hold(tmp_path)
+    wait_until(tmp_path, 1)
+    holder.send_signal(signal.SIGKILL)
+    assert says(other) == "in"
+    let_go(other)
+    holder.communicate()
+
+
+def test_the_place_in_the_queue_goes_with_a_killed_process(tmp_path: Path) -> None:
+    throttle = Throttle(tmp_path, 1)
+    with throttle.slot():
+        first = hold(tmp_path)
+        wait_until(tmp_path, 1)
+        second = hold(tmp_path)
+        wait_until(tmp_path, 2)
+        first.kill()
+        first.communicate()
+    assert says(second) == "in"
+    let_go(second)
+    assert waiting(tmp_path) == 0
+
+
+def test_an_exception_inside_lets_go(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyError), Throttle(tmp_path, 1).slot():
+            raise KeyError("x")
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendError, match="throttle folder"), Throttle(tmp_path / "file" / "t", 1).slot():
+        pass
