@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from retrain.squeeze.factors import cleaned, padded
 from retrain.types import Floats
 
 BLOCK_ROWS = 1024
-EPSILON = float(np.finfo(np.float64).eps)
 
 
 class Solver(Protocol):
@@ -90,21 +90,6 @@ def solver_for(device: str) -> Solver:
     from retrain.squeeze.torch_solver import TorchSolver
 
     return TorchSolver(device)
-
-
-def cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
-    """Singular values, one per rank: those that a matrix of this shape cannot have, and pure rounding, are 0."""
-    rank = len(a)
-    noise = EPSILON * rank * float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    full = np.zeros(rank)
-    full[: len(s)] = np.where(s > noise, s, 0.0)
-    return full
-
-
-def padded(a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats]:
-    """Factors with zero rows and columns up to `rank`, where the module itself is narrower than that."""
-    missing = rank - len(a)
-    return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
 
 
 def variance_kept(s: Floats) -> Floats:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from retrain.squeeze.factors import cleaned, padded
 from retrain.squeeze.faults import unusable
-from retrain.squeeze.spectrum import cleaned, padded
 from retrain.types import Floats
 
 
