@@ -55,9 +55,11 @@ def slow(module, name, phase):
         return original(*args, **more)
     setattr(module, name, call)
 
-slow(loop, "sample_groups", "sampling")
-slow(loop, "sample_groups", "eval")
-slow(loop, "score_groups", "scoring")
+from retrain.loop import rollout
+from retrain.loop.scoring.batch import ScoringBatch
+slow(rollout, "draw_samples", "sampling")
+slow(rollout, "draw_samples", "eval")
+slow(ScoringBatch, "collect", "scoring")
 import retrain_local.trainer
 slow(retrain_local.trainer.Trainer, "accumulate", "training")
 """

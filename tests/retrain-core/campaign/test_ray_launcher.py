@@ -64,7 +64,7 @@ def test_ray_is_the_same_as_processes_even_with_a_worker_killed(
 def test_a_stop_reaches_the_runs_of_the_cluster(
     write: Callable[..., Path], start: Start, finish: Finish, cluster: str
 ) -> None:
-    write("seeds = [1, 2, 3]\nmax_steps = 200\n", ONE)
+    write("seeds = [1, 2, 3]\nmax_steps = 5000\n", ONE)
     process = start("c.toml", *RAY, RAY_ADDRESS=cluster)
     run = Path("out/runs/grpo+toy_index_s1")
     wait_for(lambda: progress(run).steps_done > 2, process)

@@ -40,7 +40,7 @@ def test_the_table_becomes_the_settings(plugins: Plugins) -> None:
 @pytest.mark.parametrize(
     ("table", "what"),
     [
-        ({"id": ""}, "is empty"),
+        ({"id": ""}, "needs one"),
         ({"id": "../elsewhere"}, "is not the id"),
         ({"id": "a/b/c"}, "is not the id"),
         ({"id": "a; rm -rf /"}, "is not the id"),

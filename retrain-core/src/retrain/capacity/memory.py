@@ -174,7 +174,8 @@ def _saved_elements(shape: ModelShape, rank: int) -> int:
     output; keys and values likewise; the four wide ones of a gated MLP; A x of all seven matrices.
     """
     attention, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    return 4 * shape.hidden + 3 * attention + 3 * keys + 4 * shape.inner + len(shape.linears) * rank
+    adapters = sum(count for _, _, count in shape.linears)
+    return 4 * shape.hidden + 3 * attention + 3 * keys + 4 * shape.inner + adapters * rank
 
 
 def _embedding(shape: ModelShape, element: int) -> Tensor:

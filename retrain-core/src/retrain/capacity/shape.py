@@ -35,22 +35,22 @@ class ModelShape:
     context: int | None
 
     @property
-    def linears(self) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of every linear layer of one block, experts and all."""
+    def linears(self) -> tuple[tuple[int, int, int], ...]:
+        """(inputs, outputs, how many) of the linear layers of one block, experts and all."""
         attention = self.heads * self.head_size
         keys = self.kv_heads * self.head_size
-        up = [(self.hidden, self.inner)] * (2 if self.has_gate else 1)
-        mlp = [*up, (self.inner, self.hidden)] * max(1, self.experts)
-        return ((self.hidden, attention), (self.hidden, keys), (self.hidden, keys), (attention, self.hidden), *mlp)
+        experts, ups = max(1, self.experts), 2 if self.has_gate else 1
+        mlp = ((self.hidden, self.inner, ups * experts), (self.inner, self.hidden, experts))
+        return ((self.hidden, attention, 1), (self.hidden, keys, 2), (attention, self.hidden, 1), *mlp)
 
     @property
     def adapted_elements(self) -> int:
         """Elements of all matrices that LoRA stands beside."""
-        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
+        return self.layers * sum(inputs * outputs * count for inputs, outputs, count in self.linears)
 
     def lora_parameters(self, rank: int) -> int:
         """rank x (inputs + outputs), over every linear layer but the head."""
-        return rank * self.layers * sum(inputs + outputs for inputs, outputs in self.linears)
+        return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
 
 def read_shape(folder: Path, *, where: str) -> ModelShape:

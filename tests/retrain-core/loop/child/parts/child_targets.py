@@ -116,7 +116,7 @@ class Hostile(Target):
         os.closerange(0, 512)
 
     def write_into_descriptors(self):
-        for descriptor in range(3, 20):
+        for descriptor in range(3, 512):
             with contextlib.suppress(OSError):
                 os.write(descriptor, b"\xff" * 64)
         return 1
