@@ -55,9 +55,16 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test that needs no GPU and no server: the README's second command. `-- PATH -k NAME` runs fewer."""
+    """Run the tests that need no GPU and no server, but for the longest: the README's second command. `-- PATH` runs fewer."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, *(session.posargs or ["tests"]))
+
+
+@nox.session(default=False)
+def proofs(session: nox.Session) -> None:
+    """Run the proofs that are too long for every change: marked `long`."""
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
+    _pytest(session, *(session.posargs or ["tests"]), marked="long and not gpu and not server")
 
 
 @nox.session(default=False)
@@ -135,10 +142,10 @@ def _install(
     session.install(*PIP_OPTIONS, *tools, *paths)
 
 
-def _pytest(session: nox.Session, *arguments: str) -> None:
+def _pytest(session: nox.Session, *arguments: str, marked: str = "not gpu and not server and not long") -> None:
     # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
     spread = ("--numprocesses", "auto", "--dist", "worksteal")
-    session.run("pytest", "-m", "not gpu and not server", *spread, *arguments, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "-m", marked, *spread, *arguments, env={"OMP_NUM_THREADS": "1"})
 
 
 def _say_what_was_learnt(folder: Path) -> None:

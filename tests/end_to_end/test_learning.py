@@ -8,7 +8,8 @@ import pytest
 
 from tests.end_to_end.running import records, tiny
 
-CONDITIONS = (("grpo", "none"), ("maxrl", "none"), ("maxrl", "gtpo"), ("maxrl", "gtpo_hicra"))
+LATER = (("maxrl", "gtpo"), ("maxrl", "gtpo_hicra"))
+CONDITIONS = (("grpo", "none"), ("maxrl", "none"), *(pytest.param(*each, marks=pytest.mark.long) for each in LATER))
 BEFORE = (0.35, 0.60)
 
 

@@ -130,6 +130,7 @@ def test_two_runners_of_one_campaign(write: Write, start: Start, finish: Finish)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_killed_at_random_instants_it_ends_as_if_it_never_was(write: Write, start: Start, finish: Finish) -> None:
     write("seeds = [1, 2]\nmax_steps = 30\n")

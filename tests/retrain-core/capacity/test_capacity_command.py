@@ -126,6 +126,7 @@ def test_a_pilot_measures_and_leaves_nothing_behind(capacity: Callable[..., str]
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_predicted_peaks_are_within_15_percent_of_measured_ones(plugins: Plugins) -> None:
