@@ -55,7 +55,7 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU and no server, but for the longest: the README's second command. `-- PATH` runs fewer."""
+    """Run the tests, but for GPU, servers and the longest: the README's second command. `-- PATH -k NAME`: fewer."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, *(session.posargs or ["tests"]))
 
