@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.wandb_log import transactions
+
 Done = subprocess.CompletedProcess[str]
 SECRET = "planted-secret-4711"
 SMALL = ("--seed", "1", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--save-every", "0")
-BLOCK, FILE_HEADER, RECORD_HEADER = 32768, 7, 7
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 @dataclass(slots=True)
@@ -146,7 +145,7 @@ def _read_wandb(file: Path) -> WandbRun:
     from wandb.proto.wandb_internal_pb2 import Record
 
     run = WandbRun()
-    for content in _transactions(file.read_bytes()):
+    for content in transactions(file.read_bytes()):
         record = Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
@@ -185,20 +184,3 @@ def _read_tensorboard(folder: Path) -> dict[str, dict[int, float]]:
 
 def _key(item: Any) -> str:
     return item.key or "/".join(item.nested_key)
-
-
-def _transactions(content: bytes) -> Iterator[bytes]:
-    """The records of a LevelDB log (github.com/google/leveldb/blob/main/doc/log_format.md) behind wandb's header."""
-    assert content[:4] == b":W&B"
-    at, parts = FILE_HEADER, b""
-    while at + RECORD_HEADER <= len(content):
-        left = BLOCK - at % BLOCK
-        if left < RECORD_HEADER:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, at)
-        body = content[at + RECORD_HEADER : at + RECORD_HEADER + length]
-        at += RECORD_HEADER + length
-        parts = body if kind in (FULL, FIRST) else parts + body
-        if kind in (FULL, LAST):
-            yield parts

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.wandb_log import transactions
+
 pytest.importorskip("wandb")
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]
 SECRET = "planted-secret-4711"
-BLOCK, FILE_HEADER, RECORD_HEADER = 32768, 7, 7
-FULL, FIRST, LAST = 1, 2, 4
 EMPTY_LOG_BYTES = 100
 PROGRAM = """
 import sys
@@ -67,22 +66,6 @@ def read_run(folder: Path) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
         elif kind == "summary":
             summary |= {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.summary.update}
     return run, rows, summary
-
-
-def transactions(content: bytes) -> Iterator[bytes]:
-    """The records of a LevelDB log (github.com/google/leveldb/blob/main/doc/log_format.md) behind wandb's header."""
-    at, parts = FILE_HEADER, b""
-    while at + RECORD_HEADER <= len(content):
-        left = BLOCK - at % BLOCK
-        if left < RECORD_HEADER:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, at)
-        body = content[at + RECORD_HEADER : at + RECORD_HEADER + length]
-        at += RECORD_HEADER + length
-        parts = body if kind in (FULL, FIRST) else parts + body
-        if kind in (FULL, LAST):
-            yield parts
 
 
 def test_the_run_its_table_and_its_summary(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:

@@ -52,11 +52,6 @@ def is_done(run: PlannedRun) -> bool:
     return manifest.get("status") == "done" and (adapters_of(run.folder, manifest) / FINAL).is_dir()
 
 
-def final_adapter(run: PlannedRun) -> Path:
-    """The adapter of a run that is done."""
-    return adapters_of(run.folder, _manifest(run.folder)) / FINAL
-
-
 def owner(run: PlannedRun) -> int:
     """Process that works in the run's folder; 0 when there is none, -1 when it is unknown."""
     return owner_of(run.folder)

@@ -48,8 +48,12 @@ def usable_examples(
 
 def uses_own_verifier(data: LoadedData, config: Config) -> bool:
     """Whether the source's own verifier scores: it brings one, and the user asked for no other."""
-    is_asked_for = config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.value("reward.weights", {}))
-    return data.reward is not None and not is_asked_for
+    return data.reward is not None and not names_a_reward(config)
+
+
+def names_a_reward(config: Config) -> bool:
+    """Whether the user asked for rewards, so that they take the place of a source's own verifier."""
+    return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.value("reward.weights", {}))
 
 
 def reward_names(config: Config) -> set[str]:

@@ -42,8 +42,3 @@ def amount(value: float) -> str:
 def plural(count: int, name: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
-def bytes_text(size: int) -> str:
-    """A size."""
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

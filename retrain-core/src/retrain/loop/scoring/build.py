@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from retrain.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.config.resolved import Config
 from retrain.loop.build import build_part
+from retrain.loop.examples import names_a_reward
 from retrain.loop.scoring.service import NamedReward
 from retrain.plugins.protocols import LoadedData, PluginContext, Reward
 from retrain.types import Kind
@@ -25,7 +26,7 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
         path = "reward.weights"
     else:
         path = "reward.type"
-        if data_reward is not None and config.origin(path) == DEFAULT_ORIGIN:
+        if data_reward is not None and not names_a_reward(config):
             return (NamedReward(name=config.data.source, reward=data_reward),)
         weights = {config.value("reward.type", DEFAULT_REWARD): 1.0}
     if data_reward is not None:
@@ -38,7 +39,7 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
 
 def data_reward(config: Config, context: PluginContext) -> Reward | None:
     """The verifier that the data source brings, if it will be used; the source is loaded for it."""
-    if config.value("reward.weights", {}) or config.origin("reward.type") != DEFAULT_ORIGIN:
+    if names_a_reward(config):
         return None
     return verifier_of_source(config, context)
 
