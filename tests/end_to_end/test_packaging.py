@@ -14,7 +14,7 @@ import pytest
 ROOMS = ("inference", "backpressure", "campaign", "squeeze", "insight", "recorders", "health", "capacity")
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0")
-HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
+HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify", "tinker", "zmq")
 GOOD_PLUGIN = """
 from retrain.api import PluginSpec, hookimpl
 
@@ -165,7 +165,7 @@ def test_without_retrain_sepa_its_names_are_answered_with_the_install_line(
 
 
 def test_the_kernel_alone_starts_and_says_what_is_missing(installation, work, toml):
-    for name in ("retrain-sepa", "retrain-rewards", "retrain-local"):
+    for name in ("retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl"):
         installation.uninstall(name)
     assert distributions(inventory(installation, work)) == {"retrain-core"}
     result = installation.retrain("explain", toml(SMALL), folder=work)

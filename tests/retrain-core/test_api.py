@@ -6,10 +6,10 @@ from retrain import advantages, api
 
 API = """
 Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
-ControllerView CreditError DataSource Deliver Determinism Ending Engine Environment Example Finding Floats Found Group
-HealthMonitor Job Kind Launcher LoadedData Mask Message NonFiniteError Outcome OutOfMemoryError PaceView Pacer
-PlanningDetector PluginContext PluginError Plugins PluginSpec Problem Recorder Reply ResumeError RetrainError Reward
-RewardError RunningJob Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits Throttle Tokens
+ControllerView CreditError DataSource Deliver Determinism Ending Engine EngineTraits Environment Example Finding Floats Found Group
+HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring Message NonFiniteError Outcome OutOfMemoryError PaceView Pacer
+PlanningDetector PluginContext PluginError Plugins PluginSpec Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward
+RewardError RunningJob Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens
 TrainBatch TrainReport TrainRow generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """

@@ -60,6 +60,25 @@ def test_truncated_importance_weights_cap_the_mismatch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])
+def test_the_mismatch_is_taken_to_the_engine_where_log_probabilities_were_recomputed(kind: str) -> None:
+    high = 4.0 if kind == "cispo" else 1.2
+    settings = LossSettings(kind=kind, high=high, tis_cap=2.0)
+    new_N = torch.tensor(NEW, requires_grad=True)
+    recomputed_N = torch.tensor(NEW)  # with the training model: no ratio is left but that to the engine
+    value, clipped = policy_loss(new_N, recomputed_N, torch.tensor(CREDIT), 1, settings, torch.tensor(OLD))
+    value.backward()
+    factors = torch.tensor([1.491825, 0.670320, 2.0, 1.0])
+    torch.testing.assert_close(new_N.grad, -factors * torch.tensor(CREDIT), atol=1e-5, rtol=0)
+    assert clipped == 1
+
+
+def test_without_a_cap_the_engines_own_numbers_count_for_nothing() -> None:
+    given = torch.tensor(NEW), torch.tensor(OLD), torch.tensor(CREDIT), 1, LossSettings()
+    alone, beside = policy_loss(*given), policy_loss(*given, torch.tensor(OLD) - 3.0)
+    assert alone[0].item() == beside[0].item()
+
+
+@pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(kind: str) -> None:
     high = 4.0 if kind == "cispo" else 1.2
     _, gradient, clipped = loss_of(LossSettings(kind=kind, high=high), new=OLD)

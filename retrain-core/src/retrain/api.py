@@ -38,6 +38,7 @@ from retrain.plugins.protocols import (
     Reward,
 )
 from retrain.plugins.resolve import Found, resolve
+from retrain.plugins.serving import EngineTraits, LogprobRow, Measuring, Policy, Publishing, TakesWeights
 from retrain.plugins.spec import ConfigClaim, PluginSpec
 from retrain.seeding import Seeds, generator
 from retrain.throttle import Throttle
@@ -82,6 +83,7 @@ __all__ = [
     "Determinism",
     "Ending",
     "Engine",
+    "EngineTraits",
     "Environment",
     "Example",
     "Finding",
@@ -93,7 +95,9 @@ __all__ = [
     "Kind",
     "Launcher",
     "LoadedData",
+    "LogprobRow",
     "Mask",
+    "Measuring",
     "Message",
     "NonFiniteError",
     "OutOfMemoryError",
@@ -105,7 +109,9 @@ __all__ = [
     "PluginError",
     "PluginSpec",
     "Plugins",
+    "Policy",
     "Problem",
+    "Publishing",
     "Recorder",
     "Reply",
     "ResumeError",
@@ -121,6 +127,7 @@ __all__ = [
     "StopReason",
     "Table",
     "TableTraits",
+    "TakesWeights",
     "Throttle",
     "Tokens",
     "TrainBatch",

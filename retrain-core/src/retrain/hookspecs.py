@@ -9,7 +9,7 @@ a missing name), and an exception in a life-cycle hook stops the run with the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.config.resolved import Config
+    from retrain.errors import Problem
     from retrain.plugins.manager import Plugins
     from retrain.plugins.spec import ConfigClaim, PluginSpec
     from retrain.views import BatchView, GroupsView, RunView
@@ -75,7 +76,7 @@ def retrain_register_backends(register: Register) -> None:
 
 @hookspec
 def retrain_register_inference_engines(register: Register) -> None:
-    """Offer an `[inference] engine`: `factory(context, policy) -> Engine`."""
+    """Offer an `[inference] engine`: `factory(context, policy) -> Engine`; `traits` are its `EngineTraits`."""
 
 
 @hookspec
@@ -143,6 +144,14 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 
 
 @hookspec
+def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem] | None:
+    """What else is wrong with a training run, told together with everything else; nothing heavy may be imported for it.
+
+    For rules that a table's model cannot know, because they join keys of several tables. Keep to what the plugin owns.
+    """
+
+
+@hookspec
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
     """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
 
@@ -155,6 +164,14 @@ def retrain_locate_model(model: str) -> str | None:
     """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
 
     Asked whenever tokenizer or weights are about to load, before any heavy import.
+    """
+
+
+@hookspec(firstresult=True)
+def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
+    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+
+    `config` says how to reach the place. Asked when an adapter is about to be read.
     """
 
 

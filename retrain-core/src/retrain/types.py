@@ -95,7 +95,8 @@ class Sample:
     """What an engine returns for one completion: sampled tokens only, the end-of-sequence token included.
 
     `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) where asked for.
-    `policy_version` is the version that `publish` returned before these tokens were drawn.
+    `policy_version` is the version that `publish` returned before these tokens were drawn. Where `logprobs_T` were
+    recomputed with the training model, `engine_logprobs_T` are what the engine itself said about the same distribution.
     """
 
     tokens_T: Tokens
@@ -103,14 +104,15 @@ class Sample:
     stop_reason: StopReason
     policy_version: int
     entropies_T: Floats | None = None
+    engine_logprobs_T: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
-    `action_T` marks the tokens that the policy sampled. `logprobs_T` and `entropies_T` have the row's length and
-    mean something at action tokens only (0 elsewhere). `text` is a view of the sampled tokens, never trained on.
+    `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
+    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the sampled tokens, never trained on.
     `starts` are the positions at which the policy was given a context afresh: usually 0 alone, and more when an
     episode rewrote its history. What stands before a start was not seen after it, so each part is trained as a row of
     its own. `turns` counts how often the policy was asked.
@@ -123,6 +125,7 @@ class Completion:
     stop_reason: StopReason
     policy_version: int
     entropies_T: Floats | None = None
+    engine_logprobs_T: Floats | None = None
     starts: tuple[int, ...] = (0,)
     turns: int = 1
 
@@ -185,13 +188,15 @@ class Group:
 class TrainRow:
     """One row with its credit; all arrays have the row's length, `advantages_T` is 0 where `action_T` is False.
 
-    An action token may well have a zero advantage: it still counts in the loss denominator.
+    An action token may well have a zero advantage: it still counts in the loss denominator. `logprobs_T` are those of
+    the behaviour policy; `engine_logprobs_T`, where given, take their place in the truncated importance weight.
     """
 
     tokens_T: Tokens
     action_T: Mask
     logprobs_T: Floats
     advantages_T: Floats
+    engine_logprobs_T: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -214,20 +219,21 @@ class TrainReport:
 
     Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
     |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
-    `clip_fraction` is the share of action tokens whose ratio or weight was clipped.
+    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a trainer elsewhere does not
+    tell is None, and left out of the records.
     """
 
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     num_tokens: int
-    ratio_mean: float
-    ratio_max: float
-    gap_mean: float
-    gap_p99: float
-    gap_max: float
-    k3: float
-    ess_frac: float
-    clip_fraction: float = 0.0
+    ratio_mean: float | None
+    ratio_max: float | None
+    gap_mean: float | None
+    gap_p99: float | None
+    gap_max: float | None
+    k3: float | None
+    ess_frac: float | None
+    clip_fraction: float | None = 0.0
     loss_is_placeholder: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,13 @@ from retrain.api import (
     BackendError,
     Deliver,
     Engine,
+    EngineTraits,
+    Floats,
     Kind,
+    LogprobRow,
+    Measuring,
     PluginContext,
+    Publishing,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -29,6 +34,7 @@ from retrain_local.devices import choose_device
 from retrain_local.loading import context_limit, load_base, stop_ids
 from retrain_local.locate import find_model
 from retrain_local.lora import Twins, attach_lora
+from retrain_local.memory import MemoryLimits
 from retrain_local.options import LocalOptions
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.policy import LocalPolicy
@@ -36,6 +42,7 @@ from retrain_local.threads import limited_threads, threads_for
 from retrain_local.trainer import Trainer
 
 log = logging.getLogger("retrain")
+FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)  # an engine that says nothing
 
 
 def create_backend(context: PluginContext) -> LocalBackend:
@@ -55,6 +62,16 @@ def create_backend(context: PluginContext) -> LocalBackend:
     trained, total = twins.peft.get_nb_trainable_parameters()
     share = 100 * trained / total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{total:,d}", share)
+    limits = MemoryLimits()
+    trainer = Trainer(
+        twins.peft,
+        config,
+        device,
+        recompute=device.type == "cuda",
+        check_stop=context.check_stop,
+        micro_batch_tokens=context.params.micro_batch_tokens if isinstance(context.params, LocalOptions) else 0,
+        limits=limits,
+    )
     policy = LocalPolicy(
         sampler=twins.sampler,
         device=device,
@@ -62,6 +79,8 @@ def create_backend(context: PluginContext) -> LocalBackend:
         stop_ids=stop_ids(base, context.tokenizer),
         context_limit=context_limit(base),
         save_adapter=partial(checkpoint.save_adapter, twins.peft),
+        logprobs=trainer.logprobs,
+        limits=limits,
     )
     name = config.value("inference.engine", "pytorch")
     search_paths = config.plugins.search_paths
@@ -71,27 +90,31 @@ def create_backend(context: PluginContext) -> LocalBackend:
         twins=twins,
         policy=policy,
         engine=found.target(context, policy),
-        trainer=Trainer(
-            twins.peft,
-            config,
-            device,
-            recompute=device.type == "cuda",
-            check_stop=context.check_stop,
-            micro_batch_tokens=context.params.micro_batch_tokens if isinstance(context.params, LocalOptions) else 0,
-            limits=policy.limits,
-        ),
+        trainer=trainer,
         threads=threads_for(total, device),
+        traits=found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS,
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=False).", name)
     return backend
 
 
 class LocalBackend:
-    """The model once, its sampler, its trainer. Same machine and same seed: bit-identical tokens and adapters."""
+    """The model once, its sampler, its trainer.
 
-    capabilities = CAPABILITIES
+    Same machine and same seed: bit-identical tokens and adapters, if the engine can keep that; `capabilities` say so.
+    """
 
-    def __init__(self, *, twins: Twins, policy: LocalPolicy, engine: Engine, trainer: Trainer, threads: int) -> None:
+    def __init__(
+        self,
+        *,
+        twins: Twins,
+        policy: LocalPolicy,
+        engine: Engine,
+        trainer: Trainer,
+        threads: int,
+        traits: EngineTraits = FULL_TRAITS,
+    ) -> None:
+        self.capabilities = traits.limit(CAPABILITIES)
         self._twins: Twins | None = twins
         self._policy = policy
         self._engine = engine
@@ -123,8 +146,20 @@ class LocalBackend:
         twins, _ = self._open()
         with limited_threads(self._threads):
             twins.publish()
-        self._policy.version = self._version
+            self._policy.version = self._version
+            if isinstance(self._engine, Publishing):
+                self._engine.publish()
         return self._version
+
+    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
+        """The trained policy's log-probabilities at the action tokens of (tokens_T, action_T), 0 elsewhere."""
+        _, trainer = self._open()
+        with limited_threads(self._threads):
+            return trainer.logprobs(rows, temperature)
+
+    def metrics(self) -> Mapping[str, float]:
+        """What the engine measured since it was last asked."""
+        return self._engine.metrics() if isinstance(self._engine, Measuring) else {}
 
     def save_adapter(self, folder: Path) -> None:
         """Write the trained adapter as plain PEFT files."""

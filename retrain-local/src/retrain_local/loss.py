@@ -73,18 +73,25 @@ class LossSettings:
 
 
 def policy_loss(
-    new_N: Tensor, old_N: Tensor, advantages_N: Tensor, denominator: int, settings: LossSettings
+    new_N: Tensor,
+    old_N: Tensor,
+    advantages_N: Tensor,
+    denominator: int,
+    settings: LossSettings,
+    engine_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss of a micro-batch, -(1 / denominator) sum_t term_t, and how many of its tokens were clipped.
 
     With rho = exp(clamp(new - old, -20, 20)), sg = no gradient:
     importance_sampling: rho A; ppo: min(rho A, clip(rho, low, high) A); cispo: sg(min(rho, high)) A new.
     `tis_cap` > 0 splits rho in two: the ratio is taken to the trainer's own log-probabilities before the step (so it is
-    1 where the gradient is taken), and the mismatch with the sampler becomes the factor sg(min(rho, tis_cap)).
+    1 where the gradient is taken), and the mismatch with the sampler becomes the factor sg(min(rho, tis_cap)). Where
+    `old` was recomputed with the training model, `engine_N` are the sampler's own, and the mismatch is taken to these.
     `denominator` is the number of action tokens of the whole optimizer step, so the sum over its micro-batches is the
     token mean however they were cut. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
     """
-    mismatch_N = (new_N.detach() - old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    sampler_N = old_N if engine_N is None else engine_N
+    mismatch_N = (new_N.detach() - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     factor_N, clipped_N = torch.ones_like(mismatch_N), torch.zeros_like(mismatch_N, dtype=torch.bool)
     if settings.tis_cap > 0.0:
         factor_N, clipped_N = mismatch_N.clamp(max=settings.tis_cap), mismatch_N > settings.tis_cap

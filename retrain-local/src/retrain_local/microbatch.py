@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import BackendError, TrainRow
+from retrain.api import BackendError, Floats, TrainRow
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # tokens per micro-batch, padding included
 LOGIT_BUDGET = 2**29  # elements of its logits
@@ -19,7 +19,8 @@ LOGIT_BUDGET = 2**29  # elements of its logits
 class MicroBatch:
     """`ids_BT` right-padded; one entry of each `_N` array per action token, row by row.
 
-    The logits at (`rows_N`, `columns_N`) predict `tokens_N`.
+    The logits at (`rows_N`, `columns_N`) predict `tokens_N`. `engine_logprobs_N` are `old_logprobs_N` again unless the
+    rows tell the two apart.
     """
 
     ids_BT: Tensor
@@ -27,6 +28,7 @@ class MicroBatch:
     columns_N: Tensor
     tokens_N: Tensor
     old_logprobs_N: Tensor
+    engine_logprobs_N: Tensor
     advantages_N: Tensor
 
 
@@ -43,7 +45,7 @@ def micro_batches(
 
     `max_tokens` and `max_logits`, when not 0, take the place of the device's own budgets.
     """
-    kept = sorted((row for row in rows if row.action_T.any()), key=_used, reverse=True)
+    kept = sorted((row for row in rows if row.action_T.any()), key=last_action, reverse=True)
     if parts is not None:
         cuts = [group.tolist() for group in np.array_split(np.arange(len(kept)), min(parts, len(kept)))]
     else:
@@ -62,14 +64,25 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
             raise BackendError(f"row {index} holds a token id outside the model's {vocabulary}")
         if length and row.action_T[0]:
             raise BackendError(f"row {index}: its first token is an action, and nothing stands before it to predict it")
-        for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
+        engine_T = _engine_logprobs(row)
+        if len(engine_T) != length:
+            raise BackendError(f"row {index}: tokens and the engine's log-probabilities differ in length")
+        for name, values_T in (
+            ("log-probability", row.logprobs_T),
+            ("engine's log-probability", engine_T),
+            ("advantage", row.advantages_T),
+        ):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
                 raise BackendError(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
 
 
-def _used(row: TrainRow) -> int:
-    """Tokens that predict something: all before the last action."""
+def _engine_logprobs(row: TrainRow) -> Floats:
+    return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
+
+
+def last_action(row: TrainRow) -> int:
+    """Column of the last action token: all before it predict something, and nothing else does."""
     return int(np.flatnonzero(row.action_T)[-1])
 
 
@@ -81,17 +94,18 @@ def _by_budget(rows: Sequence[TrainRow], budget: int, max_actions: int) -> list[
         full = bool(cuts) and (width * (len(cuts[-1]) + 1) > budget or actions + count > max_actions)
         if not cuts or full:
             cuts.append([])
-            width, actions = _used(row), 0
+            width, actions = last_action(row), 0
         cuts[-1].append(index)
         actions += count
     return cuts
 
 
 def _padded(rows: Sequence[TrainRow], device: torch.device) -> MicroBatch:
-    ids_BT = np.zeros((len(rows), _used(rows[0])), dtype=np.int64)  # any id pads: causality hides what comes after
+    # any id pads: causality hides what comes after
+    ids_BT = np.zeros((len(rows), last_action(rows[0])), dtype=np.int64)
     positions = []
     for index, row in enumerate(rows):
-        used = _used(row)
+        used = last_action(row)
         ids_BT[index, :used] = row.tokens_T[:used]
         positions.append(np.flatnonzero(row.action_T))
     rows_N = np.repeat(np.arange(len(rows)), [len(at_N) for at_N in positions])
@@ -106,5 +120,6 @@ def _padded(rows: Sequence[TrainRow], device: torch.device) -> MicroBatch:
         columns_N=gathered([at_N - 1 for at_N in positions], torch.int64),
         tokens_N=gathered([row.tokens_T[at_N] for row, at_N in pairs], torch.int64),
         old_logprobs_N=gathered([row.logprobs_T[at_N] for row, at_N in pairs], torch.float32),
+        engine_logprobs_N=gathered([_engine_logprobs(row)[at_N] for row, at_N in pairs], torch.float32),
         advantages_N=gathered([row.advantages_T[at_N] for row, at_N in pairs], torch.float32),
     )

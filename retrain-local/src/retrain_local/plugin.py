@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from retrain.api import Capabilities, CheckpointMode, ConfigError, Determinism, PluginSpec, Problem, hookimpl
+from retrain.api import (
+    Capabilities,
+    CheckpointMode,
+    ConfigError,
+    Determinism,
+    EngineTraits,
+    PluginSpec,
+    Problem,
+    hookimpl,
+)
 from retrain_local.options import LocalOptions
 
 BUILTIN_PREFIX = "builtin:"
@@ -40,6 +49,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
             name="pytorch",
             summary="Batched sampling in this process from the very weights that are trained.",
             factory="retrain_local.engine:create_engine",
+            traits=EngineTraits(determinism=Determinism.SAME_MACHINE, provides_entropy=True),
         )
     )
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from retrain.api import Floats, LogprobRow
 from retrain_local.memory import MemoryLimits
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalPolicy:
-    """The policy as last published.
+    """The policy as last published, a `retrain.api.Policy`.
 
     `sampler` is a causal language model in evaluation mode; `version` the number of optimizer steps in it. Engines
-    that run elsewhere take `model_path` (folder or hub id of the base) and write the adapter with `save_adapter`.
+    that run elsewhere take `model_path` (folder or hub id of the base), write the adapter with `save_adapter`, and
+    compare what they sample with `logprobs`, which are those of the model that is trained.
     """
 
     sampler: Any
@@ -26,5 +28,6 @@ class LocalPolicy:
     stop_ids: frozenset[int]
     context_limit: int | None
     save_adapter: Callable[[Path], None]
+    logprobs: Callable[[Sequence[LogprobRow], float], list[Floats]]
     version: int = 0
     limits: MemoryLimits = field(default_factory=MemoryLimits)

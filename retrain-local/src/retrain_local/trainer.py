@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +16,25 @@ from peft import PeftModel
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retrain.api import BackendError, Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
+from retrain.api import (
+    BackendError,
+    Config,
+    Floats,
+    LogprobRow,
+    NonFiniteError,
+    Problem,
+    TrainBatch,
+    TrainReport,
+    TrainRow,
+)
 from retrain_local.head import LogitsAt
 from retrain_local.lora import trainable
 from retrain_local.loss import MAX_LOG_RATIO, LossSettings, policy_loss, selected_logprobs
 from retrain_local.memory import Load, MemoryLimits, free_memory, is_out_of_memory, too_big_to_train
-from retrain_local.microbatch import MicroBatch, check_rows, micro_batches
+from retrain_local.microbatch import MicroBatch, check_rows, last_action, micro_batches
 
 LOG = logging.getLogger("retrain")
+T = TypeVar("T")
 
 
 class Trainer:
@@ -71,7 +83,7 @@ class Trainer:
         """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
         try:
             with _deterministic(self._device):
-                loss, clipped, gaps_N = self._accumulate_in_memory(batch)
+                loss, clipped, gaps_N = self._in_memory(partial(self.accumulate, batch))
                 grad_norm = self._update(loss)
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._device}"
@@ -90,17 +102,11 @@ class Trainer:
         if not batch.num_actions:
             raise BackendError("nothing to train on: no row of the batch has an action token")
         loss, clipped, gaps = 0.0, 0, []
-        sizes = {
-            "max_tokens": self._limits.train_tokens or self._micro_batch_tokens,
-            "max_logits": self._limits.train_logits,
-        }
-        cuts = micro_batches(batch.rows, device=self._device, vocabulary=vocabulary, parts=self._parts, **sizes)
-        for part in cuts:
+        for part in self._cut(batch.rows, vocabulary):
             self._load = Load(rows=part.ids_BT.shape[0], width=part.ids_BT.shape[1], actions=len(part.tokens_N))
             new_N = self._logprobs(part, batch.temperature)
-            part_loss, part_clipped = policy_loss(
-                new_N, part.old_logprobs_N, part.advantages_N, batch.num_actions, self._loss
-            )
+            given = part.old_logprobs_N, part.advantages_N, batch.num_actions, self._loss, part.engine_logprobs_N
+            part_loss, part_clipped = policy_loss(new_N, *given)
             part_loss.backward()
             loss += part_loss.item()
             self._fitting_tokens = max(self._fitting_tokens, self._load.tokens)
@@ -109,11 +115,31 @@ class Trainer:
             gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
         return loss, clipped, np.concatenate(gaps)
 
-    def _accumulate_in_memory(self, batch: TrainBatch) -> tuple[float, int, Floats]:
-        """`accumulate`, begun again once in half the memory; BackendError when that is not enough."""
+    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
+        """Log-probabilities of the action tokens as the loss would see them now, 0 elsewhere; no gradient is kept."""
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        found = [np.zeros(len(tokens_T)) for tokens_T, _ in rows]
+        asked = [
+            TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+            for (tokens_T, action_T), zeros_T in zip(rows, found, strict=True)
+        ]
+        check_rows(asked, vocabulary)
+        places = [place for place, row in enumerate(asked) if row.action_T.any()]
+        places.sort(key=lambda place: last_action(asked[place]), reverse=True)  # as `micro_batches` does
+        values_N = self._in_memory(partial(self._all_logprobs, asked, vocabulary, temperature))
+        at = 0
+        for place in places:
+            action_T = asked[place].action_T
+            count = int(np.count_nonzero(action_T))
+            found[place][action_T] = values_N[at : at + count]
+            at += count
+        return found
+
+    def _in_memory(self, work: Callable[[], T]) -> T:
+        """Work on micro-batches, begun again once in half the memory; BackendError when that is not enough."""
         while True:
             try:
-                return self.accumulate(batch)
+                return work()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -137,6 +163,20 @@ class Trainer:
             self._device,
             self._limits.train_tokens,
         )
+
+    def _cut(self, rows: Sequence[TrainRow], vocabulary: int) -> list[MicroBatch]:
+        tokens, logits = self._limits.train_tokens or self._micro_batch_tokens, self._limits.train_logits
+        sizes = {"max_tokens": tokens, "max_logits": logits}
+        return micro_batches(rows, device=self._device, vocabulary=vocabulary, parts=self._parts, **sizes)
+
+    def _all_logprobs(self, rows: Sequence[TrainRow], vocabulary: int, temperature: float) -> Floats:
+        """Of all action tokens, in the order of the micro-batches."""
+        found = [np.zeros(0)]
+        with torch.inference_mode():
+            for part in self._cut(rows, vocabulary):
+                self._load = Load(rows=part.ids_BT.shape[0], width=part.ids_BT.shape[1], actions=len(part.tokens_N))
+                found.append(self._logprobs(part, temperature).double().cpu().numpy())
+        return np.concatenate(found)
 
     def _logprobs(self, part: MicroBatch, temperature: float) -> Tensor:
         # no attention mask: padding stands to the right, where a causal model never looks

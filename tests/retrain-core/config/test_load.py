@@ -182,7 +182,6 @@ prefix_caching = "yes"
         ("[training]\ntop_p = 0.9\n", "full distribution"),
         ("[lora]\ndropout = 0.1\n", "sampler and trainer disagree"),
         ("[plugins]\nstrict = false\n", "lenient"),
-        ("[inference]\nurl = 'http://x'\n", "URL"),
         ("[inference]\nkv_cache_dtype = 'fp8'\n", "dtype"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,17 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
     assert list(row.starts) == sorted(set(row.starts))
     for start in row.starts[1:]:
         assert not row.action_T[start]
+
+
+def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_none(tokenizer: Any) -> None:
+    transcript = Transcript(tokenizer=tokenizer)
+    transcript.ask([TASK], ())
+    first = said(tokenizer, r"\boxed{3}<|im_end|>")
+    transcript.take(replace(first, engine_logprobs_T=first.logprobs_T - 0.5))
+    row = transcript.completion(StopReason.EOS)
+    assert row.engine_logprobs_T is not None
+    np.testing.assert_allclose(row.engine_logprobs_T[row.action_T], first.logprobs_T - 0.5)
+    assert not row.engine_logprobs_T[~row.action_T].any()
+    transcript.ask([TASK, assistant(r"\boxed{3}"), LOW], ())
+    transcript.take(said(tokenizer, r"\boxed{7}<|im_end|>"))
+    assert transcript.completion(StopReason.EOS).engine_logprobs_T is None

@@ -32,7 +32,7 @@ class ModelTable(Table):
     """Which model is trained."""
 
     model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
-    base_url: str = key("", "Tinker service URL.", pending="the tinker backend is not built yet")
+    base_url: str = key("", "Tinker service URL; empty = TINKER_BASE_URL, or the hosted service.", free_on_resume=True)
     lora_rank: int = key(32, "LoRA rank; alpha is twice the rank unless [lora] alpha says otherwise.", ge=1)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 

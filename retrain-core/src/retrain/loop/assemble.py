@@ -60,6 +60,8 @@ def check(
 ) -> tuple[CreditFlow | None, list[Problem]]:
     """Every problem that can be found without data, model or heavy import, and the credit flow if it has none."""
     problems = check_names(config, plugins, tables) + check_options(config, plugins)
+    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
+        problems += found or ()
     try:
         flow = build_flow(config, plugins)
     except RetrainError as error:

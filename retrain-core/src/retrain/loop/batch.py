@@ -95,6 +95,7 @@ def _rows(completion: Completion, advs_T: np.ndarray) -> list[TrainRow]:
             action_T=completion.action_T[part],
             logprobs_T=completion.logprobs_T[part],
             advantages_T=advantages_T[part],
+            engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
         )
         for part in parts
         if completion.action_T[part].any()

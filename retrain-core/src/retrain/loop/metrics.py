@@ -96,11 +96,7 @@ def train_metrics(report: TrainReport | None) -> Fields:
     """What the optimizer step reported; no loss (null) and no ratios when there was nothing to train."""
     if report is None:
         return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0}
-    return {
-        "loss": report.loss,
-        "reported_loss": report.loss,
-        "loss_is_placeholder": report.loss_is_placeholder,
-        "trained_tokens": report.num_tokens,
+    measured = {
         "grad_norm": report.grad_norm,
         "ratio_mean": report.ratio_mean,
         "ratio_max": report.ratio_max,
@@ -110,6 +106,13 @@ def train_metrics(report: TrainReport | None) -> Fields:
         "k3": report.k3,
         "ess_frac": report.ess_frac,
         "clip_fraction": report.clip_fraction,
+    }
+    return {
+        "loss": report.loss,
+        "reported_loss": report.loss,
+        "loss_is_placeholder": report.loss_is_placeholder,
+        "trained_tokens": report.num_tokens,
+        **{name: value for name, value in measured.items() if value is not None},
     }
 
 

@@ -17,7 +17,7 @@ from retrain.loop.scoring.batch import ScoringBatch
 from retrain.loop.scoring.service import ScoringService
 from retrain.plugins.protocols import Deliver
 from retrain.seeding import Seeds
-from retrain.types import Completion, Sample, SampleRequest, SamplingParams, Score
+from retrain.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
 
 if TYPE_CHECKING:
     from retrain.plugins.protocols import Backend
@@ -156,7 +156,11 @@ def draw_samples(
 
 def check_sample(sample: Sample, name: str) -> None:
     """NonFiniteError unless log-probabilities and entropies are finite and one per token."""
-    for field, values in (("log-probability", sample.logprobs_T), ("entropy", sample.entropies_T)):
+    for field, values in (
+        ("log-probability", sample.logprobs_T),
+        ("entropy", sample.entropies_T),
+        ("log-probability of the engine's own", sample.engine_logprobs_T),
+    ):
         if values is not None and (len(values) != len(sample.tokens_T) or not np.isfinite(values).all()):
             what = f"sampler returned a {field} that is not finite, or not one per token, for {name}"
             raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
@@ -169,11 +173,16 @@ def _places(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
 def _completion(prompt: Prompt, sample: Sample, text: str) -> Completion:
     """Prompt and sampled tokens as one row."""
     ahead, drawn = len(prompt.tokens_T), len(sample.tokens_T)
+
+    def after_prompt(values_T: Floats | None) -> Floats | None:
+        return None if values_T is None else np.concatenate([np.zeros(ahead), values_T])
+
     return Completion(
         tokens_T=np.concatenate([prompt.tokens_T, sample.tokens_T]),
         action_T=np.concatenate([np.zeros(ahead, np.bool_), np.ones(drawn, np.bool_)]),
         logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
-        entropies_T=None if sample.entropies_T is None else np.concatenate([np.zeros(ahead), sample.entropies_T]),
+        entropies_T=after_prompt(sample.entropies_T),
+        engine_logprobs_T=after_prompt(sample.engine_logprobs_T),
         text=text,
         stop_reason=sample.stop_reason,
         policy_version=sample.policy_version,

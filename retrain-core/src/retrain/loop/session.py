@@ -32,7 +32,7 @@ LOG = logging.getLogger("retrain")
 SAME_SEED = {
     Determinism.EXACT: "the same seed gives the same run anywhere",
     Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
-    Determinism.NONE: "with this backend the same seed does not give the same run",
+    Determinism.NONE: "with this backend or engine the same seed does not give the same run",
 }
 PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
 

@@ -9,6 +9,7 @@ from retrain.loop.assemble import Parts
 from retrain.loop.batch import Credited
 from retrain.loop.metrics import group_metrics, length_metrics, reward_metrics, token_metrics, train_metrics
 from retrain.loop.step_records import merge_fields
+from retrain.plugins.serving import Measuring
 from retrain.types import Group, TrainReport
 
 Extras = Callable[[], Iterable[Mapping[str, Any] | None]]
@@ -45,6 +46,8 @@ def step_metrics(
     if parts.controller:
         metrics = merge_fields(metrics, parts.controller.metrics(), source=f"controller {flow.controller!r}")
     metrics = merge_fields(metrics, credited.result.metrics, source=flow.condition)
+    if isinstance(parts.backend, Measuring):
+        metrics = merge_fields(metrics, parts.backend.metrics(), source=f"backend {parts.config.backend.backend!r}")
     for extra in extras():
         metrics = merge_fields(metrics, extra or {}, source="a plugin")
     return metrics

@@ -27,6 +27,7 @@ class Transcript:
     action_T: list[Mask] = field(default_factory=list)
     logprobs_T: list[Floats] = field(default_factory=list)
     entropies_T: list[Floats | None] = field(default_factory=list)
+    engine_logprobs_T: list[Floats | None] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -82,14 +83,14 @@ class Transcript:
     def completion(self, stop_reason: StopReason) -> Completion:
         """The episode as one completion; after several turns its text is the whole dialogue that follows the task."""
         tokens_T = np.concatenate(self.tokens_T)
-        entropies = [part for part in self.entropies_T if part is not None]
         several = len(self.stops) > 1
         text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
         return Completion(
             tokens_T=tokens_T,
             action_T=np.concatenate(self.action_T),
             logprobs_T=np.concatenate(self.logprobs_T),
-            entropies_T=np.concatenate(entropies) if len(entropies) == len(self.entropies_T) else None,
+            entropies_T=_joined(self.entropies_T),
+            engine_logprobs_T=_joined(self.engine_logprobs_T),
             text=text,
             stop_reason=stop_reason,
             policy_version=min(self.versions, default=0),
@@ -103,6 +104,13 @@ class Transcript:
         self.action_T.append(np.full(len(tokens_T), sample is not None))
         self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))
         self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
+        self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
 
     def _decoded(self, tokens_T: Tokens) -> str:
         return str(self.tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+    """All parts as one, or None when a turn came without."""
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if len(present) == len(parts) else None

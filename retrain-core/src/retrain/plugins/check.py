@@ -14,6 +14,7 @@ from retrain.plugins.first_party import provider
 from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
 from retrain.plugins.resolve import problem_with
+from retrain.plugins.serving import EngineTraits
 from retrain.plugins.spec import LoadFailure
 from retrain.types import Capabilities, Kind
 
@@ -110,10 +111,14 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
-    """What the configured backend promises, before it is imported; None when it declares nothing."""
+    """What the configured backend promises with the configured engine, before either is imported; None = nothing."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    traits = entries[0].spec.traits if entries else None
-    return traits if isinstance(traits, Capabilities) else None
+    capabilities = entries[0].spec.traits if entries else None
+    if not isinstance(capabilities, Capabilities):
+        return None
+    engines = plugins.find(Kind.INFERENCE_ENGINE, config.value("inference.engine", ""))
+    traits = engines[0].spec.traits if engines else None
+    return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
 
 
 def backend_options(config: Config) -> dict[str, Any]:

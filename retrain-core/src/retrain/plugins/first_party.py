@@ -40,7 +40,6 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
         ),
     },
 }
-UNRELEASED = frozenset({TINKER, PRIME_RL})
 
 
 def provider(kind: Kind, name: str) -> str | None:

@@ -6,7 +6,7 @@
 | detector, controller, reward, data source, environment | `f(context) -> protocol below` | once per run |
 | backend, recorder, health monitor | `f(context) -> protocol below` | once per run |
 | pacer | `f(context) -> Pacer` of `retrain.plugins.pacing` | once per run |
-| inference engine | `f(context, policy) -> Engine`, `policy` being what its backend shares | once per run |
+| inference engine | `f(context, policy) -> Engine`, see `retrain.plugins.serving` for both | once per run |
 | config table | a pydantic model with `extra="forbid"` | once per command |
 | launcher | `f(context) -> Launcher`, see `retrain.plugins.launching` | once per campaign |
 | command | a `click.Command` | when typed |
@@ -194,7 +194,7 @@ class Controller(Protocol):
 
 
 class Engine(Protocol):
-    """Draws completions from the current policy."""
+    """Draws completions from the current policy. What else it may do stands in `retrain.plugins.serving`."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
         """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone.
@@ -208,7 +208,7 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """Owns the policy: samples from it, trains it, saves it."""
+    """Owns the policy: samples from it, trains it, saves it. It may be `Measuring` besides."""
 
     capabilities: Capabilities
 

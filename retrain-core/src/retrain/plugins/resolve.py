@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from retrain.errors import PluginError, Problem
-from retrain.plugins.first_party import UNRELEASED, promised_names, provider
+from retrain.plugins.first_party import promised_names, provider
 from retrain.plugins.manager import Plugins
 from retrain.plugins.spec import Owner, Registered
 from retrain.types import Kind
@@ -84,8 +84,6 @@ def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
         return f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
     if distribution in plugins.left_out:
         return f"{distribution} provides {wanted!r}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
-    if distribution in UNRELEASED:
-        return f"{wanted!r} will come with {distribution}, which does not exist in this version; use another {kind}"
     installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
     if distribution in installed:
         return f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"

@@ -12,13 +12,13 @@ import numpy as np
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.squeeze.faults import unusable
 from retrain.squeeze.lora_config import CONFIG_FILE, LoraConfig, read_lora_config
+from retrain.squeeze.remote import REMOTE
 from retrain.squeeze.tensor_file import FIX, TensorFile, TensorInfo
 from retrain.types import Floats
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 PREFIX = "base_model.model."
-REMOTE = "tinker://"
 LARGEST = 1e70  # products of two, and squares of those, are finite in float64
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
 _LORA = re.compile(r"\.lora_[A-Za-z]")

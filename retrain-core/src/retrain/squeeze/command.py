@@ -25,6 +25,7 @@ from retrain.squeeze.analysis import ranks_to_test
 from retrain.squeeze.compress import compress_adapter
 from retrain.squeeze.evaluate import Measured, measure
 from retrain.squeeze.job import SqueezeResult, rank_to_keep, run_job
+from retrain.squeeze.remote import REMOTE, local_copy
 from retrain.squeeze.table import SqueezeTable
 
 REPORT = Path("logs/squeeze")
@@ -101,7 +102,8 @@ def understand(arguments: Sequence[str], plugins: Plugins) -> Asked:
     if not adapter and file is None:
         fix = "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
         raise ConfigError(Problem(where="command line", what="no adapter is named", fix=fix))
-    return Asked(adapter=adapter or config.logging.log_dir, settings=settings, config=config, overrides=tuple(words))
+    adapter = local_copy(adapter or config.logging.log_dir, config, plugins)
+    return Asked(adapter=adapter, settings=settings, config=config, overrides=tuple(words))
 
 
 def _named(config: Config, settings: SqueezeTable) -> str:
@@ -112,6 +114,8 @@ def _named(config: Config, settings: SqueezeTable) -> str:
     ):
         if not adapter:
             continue
+        if adapter.startswith(REMOTE):
+            return adapter
         try:
             return str(locate_adapter(adapter))
         except ConfigError as error:

@@ -1,0 +1,90 @@
+"""The contract between a backend and the engine that samples for it: what a policy shows, and what an engine may do.
+
+The factory of an engine is `f(context, policy) -> Engine`. A backend that owns the weights calls it once, calls
+`publish` of the engine (where it has one) after each change of `policy.version`, and hands `sample` on to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from retrain.types import Capabilities, Determinism, Floats, Mask, Tokens
+
+LogprobRow = tuple[Tokens, Mask]  # (tokens_T, action_T): log-probabilities are wanted where action_T is True
+_WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
+
+
+class Policy(Protocol):
+    """The policy as last published, as its backend shares it with an engine.
+
+    `model_path` is the base model as a server must know it, a folder or hub id. `stop_ids` end a completion.
+    `context_limit` is the longest row of tokens, None when unknown. `version` counts the optimizer steps in the
+    published weights; 0 is the untrained policy.
+    """
+
+    model_path: str
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    version: int
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the published policy as a PEFT adapter into an existing empty folder."""
+
+    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats] | None:
+        """The published policy's own log-probabilities under softmax(logits / temperature), in nats.
+
+        One array of the row's length each, 0 where `action_T` is False. None where the training model does not live in
+        this process: an engine then has nothing to be compared with.
+        """
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """An engine that keeps a copy of the policy, which has to be brought to each new version."""
+
+    def publish(self) -> None:
+        """Make `sample` draw from `policy.version` from now on; BackendError when the copy cannot be shown to be it.
+
+        Called after each change of the policy and before the next `sample`, with no `sample` under way.
+        """
+
+
+@runtime_checkable
+class TakesWeights(Protocol):
+    """An engine that can also be given all weights of a version, where the trainer writes them itself."""
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Let every server read these weights, and draw from them as `version` from now on; instead of `publish`."""
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Let every server read this PEFT adapter, and draw from it as `version` from now on; instead of `publish`."""
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A backend or engine with fields of its own for the step's line in `metrics.jsonl`."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Finite numbers about what was done since it was last asked; asked once per step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """What an engine promises; `traits` of its `PluginSpec`. A backend promises no more than its engine does.
+
+    `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
+    """
+
+    determinism: Determinism = Determinism.NONE
+    provides_entropy: bool = False
+
+    def limit(self, capabilities: Capabilities) -> Capabilities:
+        """What a backend with these capabilities can promise while it samples with this engine."""
+        return replace(
+            capabilities,
+            determinism=min(capabilities.determinism, self.determinism, key=_WEAKEST_FIRST.index),
+            provides_entropy=capabilities.provides_entropy and self.provides_entropy,
+        )

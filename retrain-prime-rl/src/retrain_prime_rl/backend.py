@@ -1,0 +1,207 @@
+"""Backend `prime_rl`: this process is the orchestrator of a PRIME-RL trainer and of its inference server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from retrain.api import (
+    BackendError,
+    Capabilities,
+    Deliver,
+    Engine,
+    Measuring,
+    Problem,
+    ResumeError,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    TakesWeights,
+    TrainBatch,
+    TrainReport,
+)
+from retrain_prime_rl import steps
+from retrain_prime_rl.broadcasts import Arrival, Broadcast, wait_for
+from retrain_prime_rl.options import PrimeRlOptions
+from retrain_prime_rl.policy import RemotePolicy
+from retrain_prime_rl.transport import Transport
+
+LOG = logging.getLogger("retrain")
+STATE = "prime_rl_backend_state.json"
+Encode = Callable[[TrainBatch, int], Sequence[bytes]]  # a step's rows as payloads, one per file or rank
+
+
+class PrimeRlBackend:
+    """Sends steps to the trainer and brings the weights that it broadcasts to the engine.
+
+    Version N of the policy has the trainer's first N steps in it. A step is sent, and then its weights are waited for,
+    so that what is sampled next is on-policy; `sync_timeout = "stale"` lets a run go on with older ones, counted.
+    The loss in a report is a placeholder: the trainer keeps its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: PrimeRlOptions,
+        output_dir: Path,
+        transport: Transport,
+        encode: Encode,
+        engine: Engine,
+        policy: RemotePolicy,
+        capabilities: Capabilities,
+        next_step: int,
+    ) -> None:
+        self.capabilities = capabilities
+        self._options = options
+        self._output_dir = output_dir
+        self._transport = transport
+        self._encode = encode
+        self._engine = engine
+        self._policy = policy
+        self._next_step = next_step  # of the trainer; ours may have been skipped or repeated
+        self._newest: Broadcast | None = None
+        self._has_looked = next_step == 0
+        self._stale_steps = 0
+        self._measured: dict[str, float] = {}
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """As the engine samples, from the policy last published; BackendError on a completion of another version."""
+        if not self._has_looked:  # the trainer has gone ahead in an earlier life of this run
+            self._newest = self._await_weights()
+            self.publish()
+        samples = self._engine.sample(requests, params, deliver)  # type: ignore[call-arg]
+        versions = {sample.policy_version for group in samples for sample in group}
+        if versions - {self._policy.version}:
+            what = f"completions of policy version {sorted(versions)} instead of {self._policy.version}"
+            raise BackendError(Problem(where="sampling", what=what, fix="restart the inference server, then resume"))
+        return samples
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """Send the rows as the trainer's next step, then wait for its weights; the reported loss is a placeholder.
+
+        BackendError when it cannot be sent or, unless `sync_timeout` says otherwise, when the weights do not come.
+        """
+        step, started = self._next_step, time.perf_counter()
+        self._transport.send(step, self._encode(batch, step))
+        self._next_step = step + 1
+        steps.record(self._output_dir, self._next_step)
+        sent = time.perf_counter()
+        self._newest = self._await_weights()
+        lag = self._next_step - (self._newest.step if self._newest else 0)
+        self._stale_steps += lag > 0
+        self._measured = {
+            "prime_rl_enqueue_time_s": sent - started,  # packing and handing over: not the time of training
+            "prime_rl_sync_time_s": time.perf_counter() - sent,
+            "prime_rl_step": step,
+            "prime_rl_policy_lag": lag,
+            "prime_rl_stale_steps": self._stale_steps,
+        }
+        unknown = dict.fromkeys(("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max"))
+        return TrainReport(
+            **unknown,
+            loss=0.0,
+            num_tokens=batch.num_actions,
+            k3=None,
+            ess_frac=None,
+            clip_fraction=None,
+            loss_is_placeholder=True,
+        )
+
+    def publish(self) -> int:
+        """Load the newest weights that have come into the inference server; returns how many steps are in them."""
+        newest, policy = self._newest, self._policy
+        if newest is None or newest.step == policy.version:
+            return policy.version
+        if not isinstance(self._engine, TakesWeights):
+            raise BackendError("the inference engine cannot be given weights that a trainer wrote")
+        policy.version, policy.weights = newest.step, newest
+        load = self._engine.load_adapter if newest.is_adapter else self._engine.load_weights
+        load(newest.folder, newest.step)
+        return policy.version
+
+    def metrics(self) -> Mapping[str, float]:
+        """How the last step travelled; empty after a step that sent nothing. `retrain.api.Measuring`."""
+        measured, self._measured = self._measured, {}
+        engine = self._engine
+        return measured | dict(engine.metrics() if isinstance(engine, Measuring) else {})
+
+    def save_adapter(self, folder: Path) -> None:
+        """Copy the adapter that the trainer broadcast last."""
+        self._policy.save_adapter(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write how far the trainer was sent, and a copy of the published adapter where there is one.
+
+        Weights and optimizer are the trainer's own to save.
+        """
+        state = {
+            "output_dir": str(self._output_dir),
+            "next_step": self._next_step,
+            "policy_version": self._policy.version,
+            "stale_steps": self._stale_steps,
+        }
+        (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        if self._policy.weights is not None and self._policy.weights.is_adapter:
+            self._policy.save_adapter(folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on with the trainer where it is now: steps sent after the checkpoint are in its weights and stay there."""
+        try:
+            state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            saved, output_dir, self._stale_steps = state["next_step"], state["output_dir"], state["stale_steps"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
+            raise ResumeError(Problem(where=str(folder), what=what)) from error
+        if output_dir != str(self._output_dir):
+            what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self._output_dir}"
+            raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="take the old value back"))
+        if self._options.first_step < 0:
+            self._next_step = max(self._next_step, saved)
+        if self._next_step > saved:
+            ahead = self._next_step - saved
+            LOG.warning("The trainer is %d steps ahead of this checkpoint: they stay in its weights.", ahead)
+        if self._next_step > 0:
+            self._newest = self._await_weights()
+
+    def close(self) -> None:
+        """Release sockets and connections."""
+        self._engine.close()
+        self._transport.close()
+
+    def _await_weights(self) -> Broadcast | None:
+        """The weights of all steps sent; the newest there are, or None, when they do not come and that is allowed."""
+        options, self._has_looked = self._options, True
+        arrival = wait_for(
+            self._output_dir,
+            self._next_step,
+            wait_s=options.sync_wait_s,
+            poll_s=options.sync_poll_s,
+            meanwhile=self._transport.tend,
+        )
+        newest = arrival.newest
+        if newest is None or newest.step < self._next_step:
+            self._tell_late(arrival)
+        elif newest.step > self._next_step:
+            # a step left over a socket just before this process was killed, and could not be noted any more
+            LOG.warning("The trainer has done %d steps, and %d are on record.", newest.step, self._next_step)
+            self._next_step = newest.step
+            steps.record(self._output_dir, self._next_step)
+        return newest
+
+    def _tell_late(self, arrival: Arrival) -> None:
+        wanted, has = self._next_step, arrival.newest.step if arrival.newest else 0
+        what = f"no weights with {wanted} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
+        why = "; ".join(arrival.faults) or f"the newest complete ones have {has}"
+        if self._options.sync_timeout == "stale":
+            LOG.warning("%s: %s. Sampling goes on with those of version %d.", what, why, has)
+            return
+        fix = (
+            "look at the trainer's log; raise sync_wait_s if it is only slow, then resume the run "
+            f"(with first_step = {wanted - 1} if the trainer still waits for that step)"
+        )
+        raise BackendError(Problem(where=str(self._output_dir / "broadcasts"), what=what, why=why, fix=fix))

@@ -1,0 +1,96 @@
+"""Weights that come back: `<output_dir>/broadcasts/step_<N>/`, complete once it holds `STABLE`.
+
+Step N holds the policy after the trainer's first N steps; N counts its optimizer steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+BROADCASTS, STABLE = "broadcasts", "STABLE"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_HEADER_BYTES = 2**27
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """A complete set of weights: a PEFT adapter, or the whole model."""
+
+    step: int
+    folder: Path
+    is_adapter: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What waiting ended with: the newest broadcast that is whole, and what is wrong with newer ones."""
+
+    newest: Broadcast | None
+    faults: tuple[str, ...]
+
+
+def numbered(folder: Path) -> dict[int, Path]:
+    """The folders `step_<N>` in a folder, by number, in ascending order."""
+    folders = {path.name.removeprefix("step_"): path for path in folder.glob("step_*") if path.is_dir()}
+    return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
+
+
+def look(output_dir: Path) -> Arrival:
+    """The newest whole broadcast. A folder without `STABLE` is still being written; one with it must be readable."""
+    faults: list[str] = []
+    for step, folder in reversed(numbered(output_dir / BROADCASTS).items()):
+        if not (folder / STABLE).exists():
+            continue
+        is_adapter = (folder / ADAPTER_CONFIG).exists()
+        fault = _fault(folder, is_adapter=is_adapter)
+        if not fault:
+            return Arrival(newest=Broadcast(step=step, folder=folder, is_adapter=is_adapter), faults=tuple(faults))
+        faults.append(f"{folder}: {fault}")
+    return Arrival(newest=None, faults=tuple(faults))
+
+
+def wait_for(
+    output_dir: Path, step: int, *, wait_s: float, poll_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> Arrival:
+    """Look every `poll_s` until a whole broadcast of `step`, or a later one, is there, for at most `wait_s` seconds.
+
+    What is wrong with a folder may still pass within that time: on a network disk `STABLE` can be seen before the rest.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        meanwhile()
+        arrival = look(output_dir)
+        remaining_s = deadline - time.monotonic()
+        if (arrival.newest is not None and arrival.newest.step >= step) or remaining_s <= 0.0:
+            return arrival
+        time.sleep(min(poll_s, remaining_s))
+
+
+def _fault(folder: Path, *, is_adapter: bool) -> str:
+    """Why the weights cannot be used although they are said to be complete; empty when nothing is wrong."""
+    try:
+        if is_adapter:
+            if not isinstance(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict):
+                return f"{ADAPTER_CONFIG} is not a JSON object"
+            return _torn(folder / ADAPTER_WEIGHTS)
+        files = sorted(folder.glob("*.safetensors"))
+        faults = [fault for file in files if (fault := _torn(file))]
+        return faults[0] if faults else "" if files else "it holds no safetensors file"
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _torn(file: Path) -> str:
+    """Whether a safetensors file is shorter or longer than its own header says, without reading the tensors."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if not 2 <= size <= MAX_HEADER_BYTES:
+            return f"{file.name} has no safetensors header"
+        header = json.loads(stream.read(size))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    wanted, found = 8 + size + max(ends, default=0), file.stat().st_size
+    return "" if wanted == found else f"{file.name} has {found} bytes and should have {wanted}"

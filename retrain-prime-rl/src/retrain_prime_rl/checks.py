@@ -1,0 +1,86 @@
+"""What a configuration must not ask of a trainer that has a configuration of its own; told before anything is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrain.advantages import TransformSpec
+from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainError, resolve
+from retrain_prime_rl.options import PrimeRlOptions
+
+ENGINE = "vllm"
+# PRIME-RL's trainer reads these from its own TOML; a run must not be recorded with values that nobody used.
+TRAINERS_OWN = (
+    *("training.lr", "training.weight_decay", "model.lora_rank", "lora.alpha"),
+    *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
+    *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.tis_cap"),
+)
+
+
+def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
+    """Every key that cannot be honoured."""
+    found = [*_unread(config), *_engine(config), *_room(config, options), *_credit(config, plugins, options)]
+    return found if _output_dir(config, options) else [*found, _no_output_dir(config)]
+
+
+def output_dir(config: Config, options: PrimeRlOptions) -> Path:
+    """PRIME-RL's folder, as the trainer sees it; ConfigError when none is given."""
+    given = _output_dir(config, options)
+    if not given:
+        raise ConfigError(_no_output_dir(config))
+    return Path(given).expanduser().resolve()
+
+
+def _output_dir(config: Config, options: PrimeRlOptions) -> str:
+    return options.output_dir or config.backend.adapter_path
+
+
+def _no_output_dir(config: Config) -> Problem:
+    fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
+    return Problem(where=config.place("backend.options"), what="backend 'prime_rl' needs output_dir", fix=fix)
+
+
+def _unread(config: Config) -> list[Problem]:
+    problems = []
+    for path in TRAINERS_OWN:
+        table, _, name = path.partition(".")
+        default = getattr(type(config.tables[table])(), name)
+        if config.value(path, default) != default:
+            what = f"{name} = {config.value(path, default)!r} would have no effect: the trainer is configured elsewhere"
+            fix = "remove it here, and set it in the configuration of PRIME-RL's trainer"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+    return problems
+
+
+def _engine(config: Config) -> list[Problem]:
+    name = config.value("inference.engine", ENGINE)
+    if name == ENGINE:
+        return []
+    what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"
+    return [Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"')]
+
+
+def _room(config: Config, options: PrimeRlOptions) -> list[Problem]:
+    if config.training.max_tokens < options.seq_len:
+        return []
+    what = f"max_tokens = {config.training.max_tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
+    fix = "raise [backend.options] seq_len, and the trainer's, or lower max_tokens"
+    return [Problem(where=config.place("training.max_tokens"), what=what, fix=fix)]
+
+
+def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
+    """Token-level credit on the older wire, as far as names tell; what they do not tell is found when it is sent."""
+    algorithm = config.algorithm
+    if options.wire != "scalar" or algorithm.algorithm_mode:
+        return []
+    where, name = config.place("algorithm.transform_mode"), algorithm.transform_mode
+    try:
+        search_paths = config.plugins.search_paths
+        found = resolve(plugins, Kind.TRANSFORM, name, where=where, search_paths=search_paths).target
+    except RetrainError:
+        return []  # the kernel tells of it
+    if not (isinstance(found, TransformSpec) and found.use_gtpo):
+        return []
+    what = f'{name!r} credits the tokens of one completion differently, and wire = "scalar" carries one number'
+    fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none"'
+    return [Problem(where=where, what=what, fix=fix)]

@@ -1,0 +1,107 @@
+"""Builds the backend: checks, the trainer's next step, the transport, and the engine that samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from retrain.api import Capabilities, Config, EngineTraits, Kind, PluginContext, TrainBatch, resolve
+from retrain_prime_rl import checks, steps
+from retrain_prime_rl.backend import Encode, PrimeRlBackend
+from retrain_prime_rl.options import PrimeRlOptions
+from retrain_prime_rl.packing import Layout, pack
+from retrain_prime_rl.plugin import CAPABILITIES
+from retrain_prime_rl.policy import RemotePolicy, model_path, stop_ids
+from retrain_prime_rl.publisher import Publisher
+from retrain_prime_rl.pusher import Pusher
+from retrain_prime_rl.scalar import scalar_batch
+from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Transport, rank_files
+from retrain_prime_rl.wire import encode
+
+LOG = logging.getLogger("retrain")
+
+
+def create_backend(context: PluginContext) -> PrimeRlBackend:
+    """Connect to a trainer and an inference server that the user has started; ConfigError on what cannot work."""
+    options = context.params if isinstance(context.params, PrimeRlOptions) else PrimeRlOptions()
+    output_dir = checks.output_dir(context.config, options)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    names = rank_files(options.data_world_size) if options.wire == "per_token" else (SCALAR_FILE,)
+    resumes = bool(context.config.value("resume.from_", ""))
+    next_step = steps.find_next_step(output_dir, names, first_step=options.first_step, resumes=resumes)
+    path = model_path(context)
+    policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
+    where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
+    found = resolve(context.plugins, Kind.INFERENCE_ENGINE, checks.ENGINE, where=where, search_paths=search_paths)
+    transport = _transport(options, output_dir, names, context, is_resumed=next_step > 0)
+    try:
+        engine = found.target(context, policy)
+    except BaseException:
+        transport.close()
+        raise
+    LOG.info("PRIME-RL: step %d next, over %s, in %s", next_step, options.transport, output_dir)
+    return PrimeRlBackend(
+        options=options,
+        output_dir=output_dir,
+        transport=transport,
+        encode=_encoder(options, context.config),
+        engine=engine,
+        policy=policy,
+        capabilities=_capabilities(options, found.traits),
+        next_step=next_step,
+    )
+
+
+def _capabilities(options: PrimeRlOptions, traits: object) -> Capabilities:
+    declared = replace(CAPABILITIES, preserves_token_advantages=options.wire == "per_token")
+    return traits.limit(declared) if isinstance(traits, EngineTraits) else declared
+
+
+def _transport(
+    options: PrimeRlOptions, output_dir: Path, names: Sequence[str], context: PluginContext, *, is_resumed: bool
+) -> Transport:
+    if options.transport == "filesystem":
+        return FileTransport(output_dir, names)
+    if options.wire == "scalar":
+        return Pusher(
+            host=options.zmq_host,
+            port=options.zmq_port,
+            hwm=options.zmq_hwm,
+            sender=output_dir.stem,
+            ready_wait_s=options.ready_wait_s,
+            check_stop=context.check_stop,
+        )
+    return Publisher(
+        host=options.zmq_host,
+        port=options.zmq_port,
+        hwm=options.zmq_hwm,
+        ranks=options.data_world_size,
+        ready_wait_s=options.ready_wait_s,
+        is_resumed=is_resumed,
+        check_stop=context.check_stop,
+    )
+
+
+def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
+    layout = Layout(
+        seq_len=options.seq_len,
+        ranks=options.data_world_size,
+        pad_to_multiple_of=options.pad_to_multiple_of,
+        env_name=task_name(config),
+    )
+
+    def micro_batches(batch: TrainBatch, step: int) -> list[bytes]:
+        return [encode(part) for part in pack(batch, layout)]
+
+    def samples(batch: TrainBatch, step: int) -> list[bytes]:
+        return [encode(scalar_batch(batch, step=step, seq_len=options.seq_len))]
+
+    return micro_batches if options.wire == "per_token" else samples
+
+
+def task_name(config: Config) -> str:
+    """What the trainer groups its statistics by: the environment or data source. It keeps "all" for itself."""
+    name = config.value("environment.id", "") or config.data.source
+    return "all_tasks" if name == "all" else name

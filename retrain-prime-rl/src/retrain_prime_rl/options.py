@@ -1,0 +1,45 @@
+"""`[backend.options]` of the prime_rl backend."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from retrain.api import Table, key
+
+PADDING = "must be a multiple of pad_to_multiple_of, or a full micro-batch could not be padded"
+
+
+class PrimeRlOptions(Table):
+    """How to reach a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must be those of its own TOML."""
+
+    output_dir: str = key(
+        "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path."
+    )
+    transport: Literal["filesystem", "zmq"] = key("filesystem", "How batches travel: filesystem or zmq.")
+    wire: Literal["per_token", "scalar"] = key(
+        "per_token", "per_token: packed micro-batches of 0.8; scalar: samples with one advantage, before that."
+    )
+    seq_len: int = key(2048, "Tokens of a micro-batch at most; prompt and answer together must fit.", ge=2)
+    data_world_size: int = key(1, "Data-parallel ranks of the trainer (per_token wire).", ge=1)
+    pad_to_multiple_of: int = key(1, "Pad micro-batches to a multiple of this many tokens (per_token wire).", ge=1)
+    zmq_host: str = key("localhost", "Address to bind (per_token) or to connect to (scalar).", min_length=1)
+    zmq_port: int = key(5555, "Port of the batches; the next one collects the ranks that are ready.", ge=1, le=65534)
+    zmq_hwm: int = key(10, "Messages that may wait in a socket.", ge=1)
+    strict_advantages: bool = key(True, "Refuse credit that varies inside a sample where the wire takes one number.")
+    ready_wait_s: float = key(600.0, "Seconds to wait until every rank is ready to receive (zmq).", ge=0.0)
+    sync_wait_s: float = key(30.0, "Seconds to wait for the weights of a step after it was sent.", ge=0.0)
+    sync_poll_s: float = key(0.2, "Seconds between two looks for them.", gt=0.0)
+    sync_timeout: Literal["error", "stale"] = key(
+        "error", "When they do not come: stop, or go on with older weights and count the step."
+    )
+    first_step: int = key(-1, "The trainer's next step; -1 = found from output_dir.", ge=-1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.strict_advantages:
+            raise ValueError('strict_advantages = false would train on averages; use wire = "per_token" instead')
+        if self.wire == "per_token" and self.seq_len % self.pad_to_multiple_of:
+            raise ValueError(f"seq_len = {self.seq_len} {PADDING} = {self.pad_to_multiple_of}")
+        return self

@@ -1,0 +1,106 @@
+"""Rows become micro-batches: packed up to the trainer's sequence length, the same number for every data rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
+from retrain_prime_rl.wire import MicroBatch
+
+PADDING_TOKEN = 0  # any id of the vocabulary: nothing is learnt at it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the trainer expects of a step: tokens of a micro-batch, data ranks, padding, and a name for the task.
+
+    `env_name` is what the trainer groups its own statistics by; "all" is taken by the trainer itself.
+    """
+
+    seq_len: int
+    ranks: int = 1
+    pad_to_multiple_of: int = 1
+    env_name: str = "retrain"
+
+
+def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
+    """One list of micro-batches per rank, all of one length; every row is in exactly one of them, whole.
+
+    Equal batches give equal lists. A rank without work gets a copy of the shortest micro-batch in which no token
+    counts. BackendError on a row longer than `seq_len`, NonFiniteError on a number that is none; nothing is sent then.
+    """
+    check_rows(batch)
+    lengths = [len(row.tokens_T) for row in batch.rows]
+    if max(lengths) > layout.seq_len:
+        what = f"a row of {max(lengths)} tokens does not fit in a micro-batch of seq_len = {layout.seq_len}"
+        fix = "raise seq_len here and in the trainer's configuration, or lower [training] max_tokens"
+        raise BackendError(Problem(where="[backend.options] seq_len", what=what, fix=fix))
+    bins = partition(lengths, capacity=layout.seq_len, multiple_of=layout.ranks)
+    rows = [[batch.rows[index] for index in sorted(places)] for places in bins]
+    packed = [_micro_batch(part, batch.temperature, layout) for part in rows if part]
+    packed += [filler(min(packed, key=lambda part: len(part.input_ids)))] * (len(bins) - len(packed))
+    return [packed[rank :: layout.ranks] for rank in range(layout.ranks)]
+
+
+def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> list[list[int]]:
+    """Places of the lengths in bins that hold `capacity` each, about equally full; empty bins come last.
+
+    The longest first, each into the emptiest bin (the first of equals); with the smallest multiple of bins into which
+    they all fit that way. At the latest each has a bin of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])  # stable: equal lengths keep their order
+    count = -(-sum(lengths) // (capacity * multiple_of)) * multiple_of
+    while True:
+        loads = np.zeros(count, dtype=np.int64)
+        bins: list[list[int]] = [[] for _ in range(count)]
+        for place in order:
+            emptiest = int(loads.argmin())
+            if loads[emptiest] + lengths[place] > capacity:
+                break
+            loads[emptiest] += lengths[place]
+            bins[emptiest].append(place)
+        else:
+            return bins
+        count += multiple_of
+
+
+def filler(batch: MicroBatch) -> MicroBatch:
+    """The same tokens, none of which is trained: what a rank computes so that no other waits for it."""
+    length = len(batch.input_ids)
+    return msgspec.structs.replace(batch, loss_mask=[False] * length, advantages=[0.0] * length)
+
+
+def check_rows(batch: TrainBatch) -> None:
+    """NonFiniteError, naming the row, on a log-probability or advantage that is not finite."""
+    for number, row in enumerate(batch.rows):
+        for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
+            if not np.isfinite(values_T[row.action_T]).all():
+                what = f"row {number} holds a {name} that is not finite"
+                raise NonFiniteError(Problem(where=f"step {batch.step}", what=what, why="nothing was sent"))
+
+
+def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
+    lengths = [len(row.tokens_T) for row in rows]
+    padding = -sum(lengths) % layout.pad_to_multiple_of
+    lengths += [padding] if padding else []
+    length = sum(lengths)
+    action_T = _joined([row.action_T for row in rows], padding)
+    return MicroBatch(
+        input_ids=_joined([row.tokens_T for row in rows], padding, PADDING_TOKEN).tolist(),
+        loss_mask=action_T.tolist(),
+        advantages=np.where(action_T, _joined([row.advantages_T for row in rows], padding), 0.0).tolist(),
+        inference_logprobs=np.where(action_T, _joined([row.logprobs_T for row in rows], padding), 0.0).tolist(),
+        position_ids=np.concatenate([np.arange(part) for part in lengths]).tolist(),
+        sequence_lengths=lengths,
+        temperatures=[temperature] * length,
+        env_names=[layout.env_name] * length,
+        seq_lens=list(lengths),
+    )
+
+
+def _joined(parts: Sequence[np.ndarray], padding: int, value: int = 0) -> np.ndarray:
+    return np.concatenate([*parts, np.full(padding, value, dtype=parts[0].dtype)])

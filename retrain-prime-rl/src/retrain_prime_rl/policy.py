@@ -1,0 +1,64 @@
+"""What this backend shares with the engine that samples for it: a policy whose weights live elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.api import BackendError, Floats, LogprobRow, PluginContext, Problem
+from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RemotePolicy:
+    """The policy as last published, a `retrain.api.Policy`; `weights` are where it came from, None before any step."""
+
+    model_path: str
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    version: int = 0
+    weights: Broadcast | None = None
+
+    def save_adapter(self, folder: Path) -> None:
+        """Copy the adapter that the trainer wrote; before its first step nothing: the base model is the policy then.
+
+        BackendError when the trainer writes all weights, or the adapter is gone.
+        """
+        if self.weights is None:
+            return
+        if not self.weights.is_adapter:
+            what = "there is no adapter: the trainer trains all weights"
+            fix = "set LoRA in the trainer's configuration, or take the weights from its own checkpoints"
+            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix))
+        try:
+            for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+                shutil.copyfile(self.weights.folder / name, folder / name)
+        except OSError as error:
+            what = f"the adapter of step {self.weights.step} cannot be copied: {error}"
+            fix = "let the trainer keep more than one broadcast"
+            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error
+
+    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats] | None:
+        """None: the training model is in the trainer's process."""
+        return None
+
+
+def model_path(context: PluginContext) -> str:
+    """The base model as a server would know it: the folder of a model that a plugin ships, else as configured."""
+    name = context.config.model.model
+    return str(context.plugins.notify("retrain_locate_model", model=name) or name)
+
+
+def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
+    """Every end-of-sequence id of the model's generation config, where it has one, and the tokenizer's."""
+    from transformers import GenerationConfig  # slow to import
+
+    try:
+        configured = GenerationConfig.from_pretrained(path).eos_token_id
+    except (OSError, ValueError):  # many models come without one
+        configured = None
+    ids = configured if isinstance(configured, list | tuple) else [configured]
+    return frozenset(int(id_) for id_ in [*ids, tokenizer.eos_token_id] if id_ is not None)

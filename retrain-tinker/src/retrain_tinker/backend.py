@@ -1,0 +1,250 @@
+"""Backend `tinker`: the policy lives on a Tinker service, which samples from it and trains it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from retrain.api import (
+    BackendError,
+    Config,
+    ConfigError,
+    Deliver,
+    Floats,
+    LogprobRow,
+    PluginContext,
+    Problem,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Throttle,
+    TrainBatch,
+    TrainReport,
+    TrainRow,
+)
+from retrain_tinker.adapter import download, repair
+from retrain_tinker.datums import Datum, check_rows
+from retrain_tinker.handshake import Dialect, check_model, shake_hands
+from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.model_files import context_limit, stop_ids
+from retrain_tinker.options import TinkerOptions
+from retrain_tinker.plugin import CAPABILITIES
+from retrain_tinker.sampling import Sampler
+from retrain_tinker.service import Service
+from retrain_tinker.step import Step
+
+LOG = logging.getLogger("retrain")
+STATE_FILE = "tinker_state.json"
+FORMAT = 1
+PROBE_TEXT = "What is 12 + 30?"
+
+
+def create_backend(context: PluginContext) -> TinkerBackend:
+    """Connect, make the adapter on the service, and see that sampler, trainer and loss are what they should be."""
+    config = context.config
+    options = context.params if isinstance(context.params, TinkerOptions) else TinkerOptions()
+    _refuse_what_the_service_decides(config)
+    located = str(context.plugins.notify("retrain_locate_model", model=config.model.model) or config.model.model)
+    service = Service(base_url_of(config), options)
+    throttle = Throttle.from_config(config)
+    sampler = Sampler(
+        service=service,
+        stop_ids=stop_ids(located, context.tokenizer),
+        context_limit=context_limit(located),
+        timeout_s=options.timeout_s,
+    )
+    try:
+        with throttle.slot():
+            LOG.info("Connecting to Tinker...")
+            service.connect()
+            name, rank = check_model(service, config, options), config.model.lora_rank
+            LOG.info("Creating LoRA training client (model=%s, rank=%d)...", name, rank)
+            service.create(name, rank=rank, seed=context.seeds.derive("lora init"))
+            service.publish()
+            prompt = context.tokenizer(PROBE_TEXT)["input_ids"]
+            dialect = shake_hands(service, sampler, prompt, config, options, context.seeds)
+        _refuse_what_it_cannot_do(config, dialect)
+    except BaseException:
+        service.close()
+        raise
+    LOG.info("Training client ready. The service sets LoRA's alpha, usually 32: the update is scaled by alpha / rank.")
+    if config.training.temperature != 1.0:
+        LOG.warning(
+            "Tokens are drawn at temperature %g, and log-probabilities, ratios and the gradient are those of T = 1: "
+            "the service's loss has no temperature.",
+            config.training.temperature,
+        )
+    return TinkerBackend(
+        service=service,
+        sampler=sampler,
+        throttle=throttle,
+        dialect=dialect,
+        config=config,
+        options=options,
+        path=located,
+    )
+
+
+def base_url_of(config: Config) -> str:
+    """`[model] base_url`, else `TINKER_BASE_URL`, else empty: the hosted service."""
+    return config.model.base_url or os.environ.get("TINKER_BASE_URL", "")
+
+
+class TinkerBackend:
+    """One training client on the service, and the sampling client of its last published version."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        sampler: Sampler,
+        throttle: Throttle,
+        dialect: Dialect,
+        config: Config,
+        options: TinkerOptions,
+        path: str,
+    ) -> None:
+        self._service = service
+        self._sampler = sampler
+        self._throttle = throttle
+        self._config = config
+        self._options = options
+        self._path = path
+        self._step = Step(service, PolicyLoss.of(config), dialect.reduction, config)
+        self._version = 0
+        self._published = 0
+        self._saved = 0
+        self._has_stray_gradient = False  # of a step that failed between its gradient and its update
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """Draw from the policy last published, all completions at once; log-probabilities are those of T = 1."""
+        if self._published != self._version:
+            raise BackendError(f"version {self._version} is trained, and {self._published} is published: it is stale")
+        with self._throttle.slot():
+            return self._sampler.draw(requests, params, version=self._published, deliver=deliver)
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """One AdamW step on the service; on a non-finite number an error, and weights and moments as they were."""
+        check_rows(batch.rows)
+        with self._throttle.slot():
+            if self._has_stray_gradient:
+                self._drop_gradient()
+            self._has_stray_gradient = True
+            report = self._step.take(batch.rows)
+            self._has_stray_gradient = False
+        self._version += 1
+        return report
+
+    def publish(self) -> int:
+        """Let `sample` use what was trained, through a sampling client of its own; returns the number of steps."""
+        if self._published != self._version:
+            with self._throttle.slot():
+                self._service.publish()
+            self._published = self._version
+        return self._version
+
+    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
+        """The trained policy's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
+        plain = [
+            TrainRow(
+                tokens_T=tokens, action_T=action, logprobs_T=np.zeros(len(tokens)), advantages_T=np.zeros(len(tokens))
+            )
+            for tokens, action in rows
+        ]
+        check_rows(plain)
+        datums = [Datum.of(row) for row in plain]
+        with self._throttle.slot():
+            found = self._service.logprobs(datums)
+        return [np.concatenate([[0.0], np.where(d.action_T, f, 0.0)]) for d, f in zip(datums, found, strict=True)]
+
+    def save_adapter(self, folder: Path) -> None:
+        """Download the trained adapter as PEFT files."""
+        with self._throttle.slot():
+            self._download_adapter(folder)
+
+    def save(self, folder: Path) -> None:
+        """Keep weights and optimizer on the service; the folder says where they are, and holds the adapter."""
+        with self._throttle.slot():
+            state = {
+                "format": FORMAT,
+                "policy_version": self._version,
+                "model": self._config.model.model,
+                "lora_rank": self._config.model.lora_rank,
+                "state_path": self._service.save_state(self._name("state")),
+            }
+            if self._options.download_adapter:
+                state["adapter_path"] = self._download_adapter(folder)
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, in a new training client, and publish it."""
+        state = _read_state(folder, self._config)
+        with self._throttle.slot():
+            self._service.forget_trainer()  # a server with few places would have none for both
+            self._service.restore(str(state["state_path"]))
+            self._service.publish()
+        self._version = self._published = int(str(state["policy_version"]))
+        self._has_stray_gradient = False
+
+    def close(self) -> None:
+        """Let the service forget this run's clients."""
+        self._service.close()
+
+    def _download_adapter(self, folder: Path) -> str:
+        path = self._service.export_adapter(self._name("adapter"))
+        download(self._service.download_urls(path), folder, self._options.timeout_s)
+        repair(folder, self._path)
+        return path
+
+    def _drop_gradient(self) -> None:
+        """The service has no call to forget a gradient, but a new client made from the saved state has none."""
+        self._service.restore(self._service.save_state(self._name("kept"), is_passing=True))
+        self._service.publish()
+        self._has_stray_gradient = False
+
+    def _name(self, what: str) -> str:
+        """A name that this training client has not used yet."""
+        self._saved += 1
+        return f"{what}-{self._version:06d}-{self._saved}"
+
+
+def _refuse_what_the_service_decides(config: Config) -> None:
+    if config.lora.alpha:
+        what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
+        raise ConfigError(Problem(where=config.place("lora.alpha"), what=what, fix=fix))
+
+
+def _refuse_what_it_cannot_do(config: Config, dialect: Dialect) -> None:
+    if config.optimizer.grad_clip_norm and not dialect.clips_gradients:
+        what = "this service ignores it: SkyRL-tx cannot clip a gradient"
+        fix = "set it to 0, or use the hosted service"
+        raise ConfigError(Problem(where=config.place("optimizer.grad_clip_norm"), what=what, fix=fix))
+
+
+def _read_state(folder: Path, config: Config) -> dict[str, object]:
+    path, fix = folder / STATE_FILE, "resume from a complete checkpoint of a run with this backend"
+    try:
+        state: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        wanted = {"format": FORMAT, "model": config.model.model, "lora_rank": config.model.lora_rank}
+        odd = [key for key, value in wanted.items() if state[key] != value]
+        if odd:
+            what = f"{odd[0]} is {state[odd[0]]!r}, and this run needs {wanted[odd[0]]!r}"
+            raise BackendError(Problem(where=str(path), what=what, fix=fix))
+        if not str(state["state_path"]).startswith("tinker://"):
+            raise ValueError("state_path is no tinker:// path")
+        int(str(state["policy_version"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, BackendError):
+            raise
+        what = f"cannot be used: {type(error).__name__}: {error}"
+        raise BackendError(Problem(where=str(path), what=what, fix=fix)) from error
+    return state

@@ -1,0 +1,76 @@
+"""From rows of the kernel to the datums of the service: next-token aligned, and scaled to the mean over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from retrain.api import BackendError, Floats, Mask, NonFiniteError, Problem, Tokens, TrainRow
+
+Reduction = Literal["token_sum", "sequence_mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Datum:
+    """One row, shifted: position t holds the token that is read, and what belongs to the token predicted from it.
+
+    All arrays have one entry less than the row. `logprobs_T` and `advantages_T` are 0 where `action_T` is False: the
+    prompt, and tokens of an environment, are read and never trained.
+    """
+
+    inputs_T: Tokens
+    targets_T: Tokens
+    action_T: Mask
+    logprobs_T: Floats
+    advantages_T: Floats
+
+    @classmethod
+    def of(cls, row: TrainRow) -> Datum:
+        """Inputs are tokens[:-1]; targets, log-probabilities and advantages are those of tokens[1:]."""
+        action_T = row.action_T[1:]
+        return cls(
+            inputs_T=row.tokens_T[:-1],
+            targets_T=row.tokens_T[1:],
+            action_T=action_T,
+            logprobs_T=np.where(action_T, row.logprobs_T[1:], 0.0),
+            advantages_T=np.where(action_T, row.advantages_T[1:], 0.0),
+        )
+
+    def weighted(self, factors_N: Floats, logprobs_N: Floats) -> Datum:
+        """The same with other log-probabilities and advantages times a factor, both given at action tokens."""
+        logprobs_T, advantages_T = np.zeros(len(self.targets_T)), self.advantages_T.copy()
+        logprobs_T[self.action_T] = logprobs_N
+        advantages_T[self.action_T] *= factors_N
+        return replace(self, logprobs_T=logprobs_T, advantages_T=advantages_T)
+
+
+def scales(datums: Sequence[Datum], reduction: Reduction) -> list[float]:
+    """Factor for the advantages of each datum that makes the service's gradient that of the mean over action tokens.
+
+    With N datums of L_i targets each and M action tokens in all, a sum over tokens needs 1 / M. A mean over each datum
+    followed by a mean over datums divides token losses by L_i N, prompts included, so it needs L_i N / M.
+    """
+    actions = sum(int(np.count_nonzero(datum.action_T)) for datum in datums)
+    if reduction == "token_sum":
+        return [1.0 / actions] * len(datums)
+    return [len(datum.targets_T) * len(datums) / actions for datum in datums]
+
+
+def check_rows(rows: Sequence[TrainRow]) -> None:
+    """BackendError, naming the row, on anything that would train nonsense; NonFiniteError on a number that is none."""
+    for index, row in enumerate(rows):
+        length = len(row.tokens_T)
+        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
+            raise BackendError(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+        if length < 2 or row.action_T[0]:
+            raise BackendError(f"row {index}: nothing stands before its first action to predict it")
+        for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
+            faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
+            if len(faulty):
+                what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
+                raise NonFiniteError(Problem(where="training", what=what))
+    if not any(row.action_T.any() for row in rows):
+        raise BackendError("nothing to train on: no row of the batch has an action token")

@@ -1,0 +1,97 @@
+"""What a Tinker service can answer instead of a result, as errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from retrain.api import BackendError, ConfigError, Problem, RetrainError
+
+HOSTED = "the hosted Tinker service"
+KEY_FIX = (
+    "put your key into the environment variable TINKER_API_KEY; a server of your own takes any that begins with tml-"
+)
+LONGEST = 400  # characters of a foreign message that are shown
+# How a fault shows itself, what it is called and what to do; the first that fits is told.
+_KNOWN = (
+    (
+        r"LoRA rank \d+ must be between",
+        "the service has no adapter of this rank",
+        "lower [model] lora_rank, or start the server with a larger max_lora_rank",
+    ),
+    (
+        r"Maximum number of LoRA adapters|max_lora_adapters",
+        "the server has no room for another adapter",
+        "wait five minutes, until it has dropped those of runs that are gone, or start it with more max_lora_adapters",
+    ),
+    (
+        r"[Cc]heckpoint not found|Checkpoint creation failed",
+        "the service does not have these saved weights",
+        "they were deleted or belong to another server: start again from a checkpoint that it has",
+    ),
+)
+_DETAIL = re.compile(r"""['"]detail['"]: (?P<quote>['"])(?P<words>.*?)(?P=quote)\}""")
+_BY_STATUS = {
+    400: ("the service refuses the request", "see its own words above, and the server's log"),
+    401: ("the service refuses the key", KEY_FIX),
+    402: ("the account has no credit or no billing set up", "mend that on the service's console, then resume"),
+    403: ("the key may not do this", "use a key of the project that this run belongs to"),
+    404: ("the service does not know what it was asked for", "check [model] base_url and [model] model"),
+    422: ("the service does not understand the request", "check that SDK and server belong together"),
+    429: ("the service limits how fast it is called", "lower [backend] max_concurrent, or wait, then resume"),
+}
+
+
+def safe_url(base_url: str) -> str:
+    """The service for a message: without a login, and by a name where the URL is the SDK's own."""
+    return re.sub(r"(?<=://)[^/\s?#@]+@", "", base_url) or HOSTED
+
+
+def timed_out(doing: str, base_url: str, timeout_s: float, key: str) -> BackendError:
+    """Nothing came within our own deadline."""
+    what = f"{doing}: no answer within {timeout_s:g} s"
+    fix = f"see that the service runs; where it is only slow, raise [backend.options] {key}"
+    if key == "connect_timeout_s":
+        fix += "; SkyRL-tx answers an SDK of its own time alone: pip install tinker==0.16.1"
+    return BackendError(Problem(where=safe_url(base_url), what=what, fix=fix))
+
+
+def unreachable(base_url: str, reason: str) -> BackendError:
+    """Nobody listens there."""
+    fix = "start the server, or correct [model] base_url (or TINKER_BASE_URL)"
+    return BackendError(Problem(where=safe_url(base_url), what="no Tinker service answers", why=reason, fix=fix))
+
+
+def explained(error: Exception, doing: str, base_url: str) -> RetrainError:
+    """The SDK's error as ours: what it was about, the service's own words, and the smallest fix."""
+    if isinstance(error, RetrainError):
+        return error
+    where, words = safe_url(base_url), _words(error)
+    if "api_key" in words or "TINKER_API_KEY" in words:
+        return ConfigError(Problem(where=where, what="there is no usable key for the service", why=words, fix=KEY_FIX))
+    for pattern, what, fix in _KNOWN:
+        if re.search(pattern, words):
+            return BackendError(Problem(where=where, what=f"{doing}: {what}", why=words, fix=fix))
+    status = next((s for e in _causes(error) if isinstance(s := getattr(e, "status_code", None), int)), None)
+    if status in _BY_STATUS:
+        what, fix = _BY_STATUS[status]
+        return BackendError(Problem(where=where, what=f"{doing}: {what}", why=words, fix=fix))
+    if any(type(e).__name__ in ("APIConnectionError", "APITimeoutError", "ConnectError") for e in _causes(error)):
+        return unreachable(base_url, words)
+    fix = "the run can be resumed from its last checkpoint"
+    return BackendError(Problem(where=where, what=f"{doing}: {type(error).__name__}", why=words, fix=fix))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _words(error: Exception) -> str:
+    """The service's own words where the SDK quotes them, else the SDK's; without logins, at a readable length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if detail := _DETAIL.search(text):
+        text = detail["words"]
+    text = re.sub(r"(?<=://)[^/\s?#@]+@", "", text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

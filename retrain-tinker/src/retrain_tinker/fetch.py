@@ -1,0 +1,48 @@
+"""`tinker://...` as a folder on this machine, for `retrain squeeze` and whoever else reads adapters."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from retrain.api import BackendError, Config
+from retrain_tinker.adapter import WANTED, download, repair
+from retrain_tinker.backend import base_url_of
+from retrain_tinker.options import TinkerOptions
+from retrain_tinker.service import Service
+
+
+def fetch_adapter(path: str, config: Config) -> Path:
+    """The adapter at a `tinker://` path, downloaded once and kept; what a path names never changes on the service.
+
+    A training state (`.../weights/NAME`) is exported first; that takes an adapter's place on the service for a moment.
+    """
+    options, base_url = TinkerOptions(), base_url_of(config)
+    key = hashlib.sha256(f"{base_url} {path}".encode()).hexdigest()[:32]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrain" / "tinker"
+    kept = cache / key
+    if all((kept / name).is_file() for name in WANTED):
+        return kept
+    service = Service(base_url, options)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=cache))
+        try:
+            service.connect()
+            if "/weights/" in path:
+                service.restore(path)
+                path = service.export_adapter("fetched")
+            download(service.download_urls(path), scratch, options.timeout_s)
+            repair(scratch, config.model.model)
+            shutil.rmtree(kept, ignore_errors=True)
+            scratch.rename(kept)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise BackendError(f"the adapter cannot be kept in {cache}: {error.strerror or error}") from error
+    finally:
+        service.close()
+    return kept

@@ -1,0 +1,64 @@
+"""The policy losses as the service computes them, so that it can be asked for them and checked against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrain.api import Config, Floats, Mask
+
+CISPO_WEIGHT = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """`[algorithm] loss` and its numbers: the bounds of the ratio (ppo, cispo), the cap of the weight (0 = off)."""
+
+    kind: str = "importance_sampling"
+    low: float = 0.8
+    high: float = 1.2
+    tis_cap: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> PolicyLoss:
+        """The loss that the configuration means; cispo bounds its weight from above alone."""
+        algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
+        standard = CISPO_WEIGHT if is_cispo else 1.0 + algorithm.clip_eps
+        given = algorithm.clip_eps_high if is_cispo else 1.0 + algorithm.clip_eps_high
+        return cls(
+            kind=algorithm.loss,
+            low=0.0 if is_cispo else 1.0 - algorithm.clip_eps,
+            high=given if algorithm.clip_eps_high > 0.0 else standard,
+            tis_cap=algorithm.tis_cap,
+        )
+
+    @property
+    def service_config(self) -> dict[str, float] | None:
+        """`loss_fn_config` of the request."""
+        if self.kind == "importance_sampling":
+            return None
+        return {"clip_low_threshold": self.low, "clip_high_threshold": self.high}
+
+    def terms(self, new_N: Floats, old_N: Floats, advantages_N: Floats) -> tuple[Floats, Mask]:
+        """Loss of each token and whether it was clipped, with rho = exp(new - old).
+
+        importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new.
+        Each is proportional to A, which is how the mean over tokens is taken: see `retrain_tinker.datums`.
+        """
+        ratios_N = np.exp(new_N - old_N)
+        bounded_N = ratios_N.clip(self.low, self.high)
+        plain_N = ratios_N * advantages_N
+        if self.kind == "ppo":
+            kept_N = np.minimum(plain_N, bounded_N * advantages_N)
+            return -kept_N, kept_N < plain_N
+        if self.kind == "cispo":
+            return -bounded_N * advantages_N * new_N, bounded_N != ratios_N
+        return -plain_N, np.zeros(len(ratios_N), dtype=np.bool_)
+
+    def importance(self, new_N: Floats, old_N: Floats) -> tuple[Floats, Mask]:
+        """Factor min(rho, tis_cap) of each token, 1 where the cap is off, and whether it was cut."""
+        if self.tis_cap <= 0.0:
+            return np.ones(len(new_N)), np.zeros(len(new_N), dtype=np.bool_)
+        ratios_N = np.exp(new_N - old_N)
+        return ratios_N.clip(max=self.tis_cap), ratios_N > self.tis_cap

@@ -1,0 +1,41 @@
+"""What this distribution registers: backend `tinker`, and the way from a `tinker://` path to an adapter folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from retrain.api import Capabilities, CheckpointMode, Config, Determinism, PluginSpec, hookimpl
+from retrain_tinker.options import TinkerOptions
+
+REMOTE = "tinker://"
+CAPABILITIES = Capabilities(
+    reports_sync_loss=True,
+    preserves_token_advantages=True,
+    supports_checkpoint_resume=True,
+    checkpoint_resume_mode=CheckpointMode.EXACT,
+    determinism=Determinism.NONE,
+    provides_entropy=False,
+)
+
+
+@hookimpl
+def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
+    register(
+        PluginSpec(
+            name="tinker",
+            summary="LoRA training and sampling on a Tinker service: the hosted one or SkyRL-tx.",
+            factory="retrain_tinker.backend:create_backend",
+            params=TinkerOptions,
+            traits=CAPABILITIES,
+        )
+    )
+
+
+@hookimpl
+def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
+    if not path.startswith(REMOTE):
+        return None
+    from retrain_tinker.fetch import fetch_adapter  # the SDK, and what it needs
+
+    return fetch_adapter(path, config)

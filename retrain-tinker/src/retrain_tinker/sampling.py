@@ -1,0 +1,98 @@
+"""All prompts in flight at once: one request per completion, each with a seed of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from retrain.api import BackendError, Deliver, Problem, Sample, SampleRequest, SamplingParams, StopReason
+from retrain_tinker.faults import explained, timed_out
+from retrain_tinker.service import Service
+
+DOING = "sampling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How completions are drawn and what ends them.
+
+    `stop_ids` end a completion and are part of it; `context_limit` is the longest row that the model reads, None when
+    unknown. The log-probabilities are those of the service: of T = 1, whatever temperature the tokens are drawn at.
+    """
+
+    service: Service
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    timeout_s: float
+
+    def draw(
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        *,
+        version: int,
+        deliver: Deliver | None = None,
+    ) -> list[list[Sample]]:
+        """One sample per seed of each request, `deliver`ed as they finish; BackendError if any cannot be had."""
+        deadline = time.monotonic() + self.timeout_s
+        places: dict[Future[Any], tuple[int, int]] = {}
+        samples: dict[tuple[int, int], Sample] = {}
+        try:
+            for group, request in enumerate(requests):
+                prompt, fitting = request.prompt_T.tolist(), self._fitting(request, params)
+                for index, seed in enumerate(request.seeds_G):
+                    started = self.service.start_sample(prompt, seed, fitting, sorted(self.stop_ids))
+                    places[started] = group, index
+            pending = set(places)
+            while pending:
+                done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
+                if not done:
+                    left = f"{DOING}: {len(pending)} of {len(places)} completions are missing"
+                    raise timed_out(left, self.service.base_url, self.timeout_s, "timeout_s")
+                for future in done:
+                    place = places[future]
+                    samples[place] = self._taken(future, version)
+                    if deliver is not None:
+                        deliver(*place, samples[place])
+        finally:
+            for future in places:
+                future.cancel()  # does nothing to those that are done
+        return [[samples[group, index] for index in range(len(r.seeds_G))] for group, r in enumerate(requests)]
+
+    def _fitting(self, request: SampleRequest, params: SamplingParams) -> SamplingParams:
+        if self.context_limit is None:
+            return params
+        room = self.context_limit - len(request.prompt_T)
+        if room < 1:
+            what = f"a prompt of {len(request.prompt_T)} tokens leaves no room in a context of {self.context_limit}"
+            raise BackendError(Problem(where=DOING, what=what, fix="use shorter prompts or another model"))
+        return replace(params, max_tokens=min(params.max_tokens, room))
+
+    def _taken(self, future: Future[Any], version: int) -> Sample:
+        try:
+            answer = future.result()
+        except Exception as error:
+            raise explained(error, DOING, self.service.base_url) from error
+        if len(answer.sequences) != 1:
+            raise BackendError(f"asked for one completion, the service returned {len(answer.sequences)}")
+        sequence = answer.sequences[0]
+        tokens_T = np.asarray(sequence.tokens, dtype=np.int64)
+        if sequence.logprobs is None or len(sequence.logprobs) != len(tokens_T) or not len(tokens_T):
+            count = "no" if sequence.logprobs is None else str(len(sequence.logprobs))
+            raise BackendError(f"the service returned {len(tokens_T)} tokens with {count} log-probabilities")
+        has_stopped = str(sequence.stop_reason) == "stop"
+        if has_stopped and int(tokens_T[-1]) not in self.stop_ids:
+            what = "the service ended a completion without returning the token that ended it"
+            why = f"its last token is {tokens_T[-1]}, and the end-of-sequence ids are {sorted(self.stop_ids)}"
+            raise BackendError(Problem(where=DOING, what=what, why=why, fix="check that service and tokenizer agree"))
+        return Sample(
+            tokens_T=tokens_T,
+            logprobs_T=np.asarray(sequence.logprobs, dtype=np.float64),
+            stop_reason=StopReason.EOS if has_stopped else StopReason.LENGTH,
+            policy_version=version,
+        )

@@ -1,0 +1,199 @@
+"""One training client on a Tinker service: the SDK's calls, each within a deadline of ours and with a clear error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from retrain.api import BackendError, Floats, SamplingParams
+from retrain_tinker import sdk
+from retrain_tinker.datums import Datum
+from retrain_tinker.faults import explained, timed_out, unreachable
+from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.options import TinkerOptions
+
+T = TypeVar("T")
+PROBE_S = 5.0
+GOODBYE_S = 5.0
+SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
+
+
+class Service:
+    """A connection, the training client on it, and the one sampling client that is not stale.
+
+    The SDK retries by itself and for long, and some of its releases never give up on a server that is not there; so
+    each call runs in a thread that is left behind when its time is over. BackendError or ConfigError from every method.
+    """
+
+    def __init__(self, base_url: str, options: TinkerOptions) -> None:
+        self.base_url = base_url
+        self._options = options
+        self._client: Any = None
+        self._trainer: Any = None
+        self._sampler: Any = None
+
+    # ------------------------------------------------------------ the connection
+
+    def connect(self) -> None:
+        """Open a session; at once an error where nobody listens."""
+        if self.base_url:
+            _refuse_silence(self.base_url)
+        self._client = self._starting("connecting", partial(sdk.connect, self.base_url))
+
+    def supported_models(self) -> list[str]:
+        """Names of the base models that the service offers."""
+        return self._starting("asking for its models", partial(sdk.supported_models, self._client, self.base_url))
+
+    def create(self, base_model: str, *, rank: int, seed: int) -> None:
+        """A fresh adapter on a base model."""
+        make = partial(sdk.new_trainer, self._client, base_model, rank=rank, seed=seed % 2**SEED_BITS)
+        self._replace_trainer(self._starting(f"creating an adapter of rank {rank} on {base_model}", make))
+
+    def restore(self, path: str) -> None:
+        """A new training client with the weights and the optimizer of a saved state, in place of the present one.
+
+        The present one goes once the other stands, so that a failure leaves everything as it was.
+        """
+        self._replace_trainer(self._call(f"loading {path}", partial(sdk.trainer_from_state, self._client, path)))
+
+    def forget_trainer(self) -> None:
+        """Let the service have back the place of the present adapter, because another is to be restored there."""
+        trainer, self._trainer, self._sampler = self._trainer, None, None
+        if trainer is not None:
+            sdk.release(self._client, trainer)
+
+    def close(self) -> None:
+        """Let the service forget this run's clients; safe to call twice."""
+        client, trainer = self._client, self._trainer
+        self._client = self._trainer = self._sampler = None
+        if client is None:
+            return
+
+        def leave() -> None:
+            if trainer is not None:
+                sdk.release(client, trainer)
+            sdk.disconnect(client)
+
+        leaving = threading.Thread(target=leave, name="tinker: closing", daemon=True)
+        leaving.start()
+        leaving.join(GOODBYE_S)  # a client that never got through holds locks that its closing waits for
+
+    # ------------------------------------------------------------ sampling
+
+    def publish(self) -> None:
+        """Sample from the trainer's present weights from now on; the client of older ones is dropped.
+
+        It must never be used again: on SkyRL-tx sampling from older weights writes them over those in training.
+        """
+        self._sampler = None
+        self._sampler = self._call("publishing the weights", partial(sdk.sampler_of, self._open()))
+
+    def start_sample(
+        self, prompt: Sequence[int], seed: int, params: SamplingParams, stop: Sequence[int]
+    ) -> Future[Any]:
+        """Start drawing one completion of the published weights."""
+        if self._sampler is None:
+            raise BackendError("no weights are published: there is nothing to sample from")
+        return sdk.sample(
+            self._sampler,
+            prompt,
+            max_tokens=params.max_tokens,
+            seed=seed % 2**SEED_BITS,
+            stop=list(stop) or None,
+            temperature=params.temperature,
+        )
+
+    # ------------------------------------------------------------ training
+
+    def forward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
+        """Log-probabilities and losses without a gradient."""
+        call = partial(sdk.forward, self._open(), datums, loss.kind, loss.service_config)
+        return self._call(f"computing log-probabilities of {len(datums)} rows", call)
+
+    def logprobs(self, datums: Sequence[Datum]) -> list[Floats]:
+        """The trainer's log-probabilities of all targets, raw (T = 1)."""
+        return self.checked(self.forward(datums, PolicyLoss()), datums)
+
+    def forward_backward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
+        """Add the gradient of these rows."""
+        call = partial(sdk.forward_backward, self._open(), datums, loss.kind, loss.service_config)
+        return self._call(f"training on {len(datums)} rows", call)
+
+    def optim_step(self, **params: float) -> Mapping[str, float]:
+        """One AdamW step with the gradient so far."""
+        return self._call("the optimizer step", partial(sdk.optim_step, self._open(), **params))
+
+    def checked(self, output: Any, datums: Sequence[Datum]) -> list[Floats]:
+        """The log-probabilities of an answer; BackendError unless there is one for each target of each datum."""
+        found = sdk.logprobs_of(output)
+        if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
+            raise BackendError("the service returned log-probabilities of other lengths than the rows it was given")
+        return found
+
+    # ------------------------------------------------------------ saving
+
+    def save_state(self, name: str, *, is_passing: bool = False) -> str:
+        """Keep weights and optimizer on the service; their path."""
+        return self._call("saving the state", partial(sdk.save_state, self._open(), name, is_passing=is_passing))
+
+    def export_adapter(self, name: str) -> str:
+        """Keep the adapter for download; its path."""
+        return self._call("exporting the adapter", partial(sdk.export_adapter, self._open(), name))
+
+    def download_urls(self, path: str) -> dict[str, str]:
+        """Where the files of an exported adapter are; under the name "" where all are in one archive."""
+        return self._call(f"asking for {path}", partial(sdk.download_urls, self._client, path, self.base_url))
+
+    # ------------------------------------------------------------ deadlines
+
+    def _open(self) -> Any:
+        if self._trainer is None:
+            raise BackendError(
+                "there is no training client: the tinker backend is closed, or a checkpoint did not load"
+            )
+        return self._trainer
+
+    def _replace_trainer(self, trainer: Any) -> None:
+        before, self._trainer, self._sampler = self._trainer, trainer, None
+        if before is not None:
+            sdk.release(self._client, before)
+
+    def _starting(self, doing: str, call: Callable[[], T]) -> T:
+        return self._within(doing, call, self._options.connect_timeout_s, "connect_timeout_s")
+
+    def _call(self, doing: str, call: Callable[[], T]) -> T:
+        return self._within(doing, call, self._options.timeout_s, "timeout_s")
+
+    def _within(self, doing: str, call: Callable[[], T], timeout_s: float, key: str) -> T:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=f"tinker: {doing}", daemon=True).start()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError as error:
+            if future.done():  # the SDK's own, not ours
+                raise explained(error, doing, self.base_url) from error
+            raise timed_out(doing, self.base_url, timeout_s, key) from None
+        except Exception as error:
+            raise explained(error, doing, self.base_url) from error
+
+
+def _refuse_silence(base_url: str) -> None:
+    """BackendError within seconds where nobody listens: the SDK would go on trying for minutes."""
+    import httpx
+
+    try:
+        httpx.get(f"{base_url.rstrip('/')}/api/v1/healthz", timeout=PROBE_S)
+    except (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise unreachable(base_url, str(error)) from error
+    except httpx.HTTPError:  # slow or odd, but somebody is there: the deadlines watch over the rest
+        return

@@ -1,0 +1,90 @@
+"""One optimizer step: log-probabilities and gradient by the service, everything else computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from retrain.api import Config, Floats, NonFiniteError, Problem, TrainReport, TrainRow
+from retrain_tinker.datums import Datum, Reduction, scales
+from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.measures import measured
+from retrain_tinker.service import Service
+
+
+class Step:
+    """The loss of `[algorithm]` and AdamW with the numbers of the configuration, on a service."""
+
+    def __init__(self, service: Service, loss: PolicyLoss, reduction: Reduction, config: Config) -> None:
+        self._service = service
+        self._loss = loss
+        self._reduction: Reduction = reduction
+        self._adam = {
+            "learning_rate": config.training.lr,
+            "beta1": config.optimizer.beta1,
+            "beta2": config.optimizer.beta2,
+            "eps": config.optimizer.eps,
+            "weight_decay": config.training.weight_decay,
+            "grad_clip_norm": config.optimizer.grad_clip_norm,
+        }
+
+    def take(self, rows: Sequence[TrainRow]) -> TrainReport:
+        """Gradient, then update; NonFiniteError before the update when a log-probability is not finite.
+
+        With `tis_cap` the ratio is taken to the trainer's own log-probabilities before the step, which costs a forward
+        pass, and its mismatch with the sampler becomes a factor of the advantages.
+        """
+        plain = [Datum.of(row) for row in rows]
+        sampled = [datum.logprobs_T[datum.action_T] for datum in plain]
+        datums, clipped = plain, 0
+        if self._loss.tis_cap > 0.0:
+            before = _at_actions(self._service.logprobs(plain), plain)
+            factors = [self._loss.importance(new, old) for new, old in zip(before, sampled, strict=True)]
+            datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
+            clipped = sum(int(f[1].sum()) for f in factors)
+        output = self._service.forward_backward(self._scaled(datums), self._loss)
+        new = _at_actions(self._service.checked(output, datums), datums)
+        loss, cut = self._token_mean(datums, new)
+        report = measured(
+            loss=loss,
+            grad_norm=None,
+            gaps_N=np.concatenate(new) - np.concatenate(sampled),
+            clipped=min(clipped + cut, sum(map(len, new))),
+        )
+        norm = _gradient_norm(self._service.optim_step(**self._adam))
+        return replace(report, grad_norm=norm)
+
+    def _scaled(self, datums: Sequence[Datum]) -> list[Datum]:
+        factors = scales(datums, self._reduction)
+        return [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
+
+    def _token_mean(self, datums: Sequence[Datum], new: Sequence[Floats]) -> tuple[float, int]:
+        """The loss as a mean over action tokens, by our formula, and the number of tokens that it clipped."""
+        parts = [
+            self._loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
+            for datum, new_N in zip(datums, new, strict=True)
+        ]
+        losses_N = np.concatenate([losses for losses, _ in parts])
+        if not np.isfinite(losses_N).all():
+            why, fix = "weights and optimizer are left as they were", "lower [training] lr"
+            raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
+        return float(losses_N.mean()), sum(int(cut.sum()) for _, cut in parts)
+
+
+def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Floats]:
+    """Log-probabilities at action tokens; NonFiniteError naming the row where one is not finite."""
+    found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
+    for index, row_N in enumerate(found):
+        if not np.isfinite(row_N).all():
+            why = "weights and optimizer are left as they were"
+            what = f"the service's log-probabilities of row {index} are not finite"
+            raise NonFiniteError(Problem(where="training", what=what, why=why, fix="lower [training] lr"))
+    return found
+
+
+def _gradient_norm(metrics: Mapping[str, float]) -> float | None:
+    """The norm of the gradient, where the service tells it."""
+    found = [float(value) for name, value in metrics.items() if "grad_norm" in name and np.isfinite(value)]
+    return found[0] if found else None

@@ -1,0 +1,180 @@
+"""The whole command with an engine that is a server: a real process, a real model, real HTTP, and its faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.end_to_end.running import SCRIPT, records, retrain
+from tests.tiny_server import start, tiny_serving
+
+TINY = BUILTIN_MODELS["tiny"]
+FEW = ("--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--save-every", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    return tmp_path
+
+
+def through(url: str, *arguments: str) -> tuple[str, ...]:
+    return ("--inference-engine", "vllm", "--inference-url", url, *FEW, *arguments)
+
+
+def test_training_through_a_server_is_exact_at_every_step(folder: Path) -> None:
+    with tiny_serving(TINY) as url:
+        done = retrain(*through(url, "--max-steps", "5", "--temperature", "0.7"), cwd=folder)
+    assert done.code == 0, done.err
+    assert "vllm at http://127.0.0.1" in done.out
+    assert "with this backend or engine the same seed does not give the same run" in done.out
+    lines = records(folder / "logs/tiny/metrics.jsonl")
+    assert len(lines) == 5
+    for line in lines:
+        assert line["probe_gap_max"] < 1e-4
+        assert line["inference_retries"] == 0
+    trained = [line for line in lines if line["loss"] is not None]
+    assert trained
+    for line in trained:
+        assert line["logprob_gap_max"] < 1e-4
+        assert line["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_server_before_temperature_is_refused_or_recomputed(folder: Path) -> None:
+    with tiny_serving(TINY, "--raw") as url:
+        refused = retrain(*through(url, "--max-steps", "2", "--temperature", "0.7"), cwd=folder)
+        assert refused.code == 2
+        assert "--logprobs-mode processed_logprobs" in refused.err
+        assert "Traceback" not in refused.err
+        assert not (folder / "logs").exists()
+        run = through(url, "--max-steps", "2", "--temperature", "0.7", "--inference-logprobs", "trainer")
+        done = retrain(*run, cwd=folder)
+    assert done.code == 0, done.err
+    for line in records(folder / "logs/tiny/metrics.jsonl"):
+        assert 0 < line["engine_gap_max"] < 1e-4
+        assert line.get("logprob_gap_max", 0.0) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_importance_weight_is_that_of_the_engine(folder: Path) -> None:
+    with tiny_serving(TINY) as url:
+        run = ("--inference-logprobs", "trainer", "--tis-cap", "2.0", "--temperature", "0.7")
+        done = retrain(*through(url, "--max-steps", "2", *run), cwd=folder)
+    assert done.code == 0, done.err
+    for line in records(folder / "logs/tiny/metrics.jsonl"):
+        assert 0 < line["engine_gap_mean"] < 1e-4
+
+
+def test_a_run_recovers_from_all_passing_faults_and_trains_on_none(folder: Path) -> None:
+    with tiny_serving(TINY, "--fault", "mixed", "--every", "5") as url:
+        done = retrain(*through(url, "--max-steps", "4"), cwd=folder)
+    assert done.code == 0, done.err
+    lines = records(folder / "logs/tiny/metrics.jsonl")
+    assert sum(line["inference_retries"] for line in lines) >= 6
+    for line in lines:
+        assert line.get("logprob_gap_max", 0.0) < 1e-4
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.02)
+
+
+def steps_done(folder: Path) -> int:
+    file = folder / "logs/tiny/metrics.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def test_a_server_killed_and_started_again_in_the_middle_of_a_run(folder: Path) -> None:
+    process, port = start(TINY)
+    try:
+        command = [str(SCRIPT), *through(f"http://127.0.0.1:{port}", "--max-steps", "6", "--inference-retry-s", "120")]
+        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: steps_done(folder) >= 2)
+        process.kill()
+        process.wait()
+        process, _ = start(TINY, port=port)
+        _, told = run.communicate(timeout=240)
+    finally:
+        process.kill()
+        process.wait()
+    assert run.returncode == 0, told
+    lines = records(folder / "logs/tiny/metrics.jsonl")
+    assert len(lines) == 6
+    for line in lines:
+        assert line.get("logprob_gap_max", 0.0) < 1e-4
+        assert line["probe_gap_max"] < 1e-4
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_for_good_leaves_a_valid_checkpoint(folder: Path) -> None:
+    process, port = start(TINY)
+    run = through(f"http://127.0.0.1:{port}", "--max-steps", "50", "--inference-retry-s", "2")
+    trainer = subprocess.Popen(
+        [str(SCRIPT), *run], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: steps_done(folder) >= 2)
+    finally:
+        process.kill()
+        process.wait()
+    _, told = trainer.communicate(timeout=120)
+    assert trainer.returncode == 1
+    assert "Traceback" not in told
+    assert "[inference] retry_s = 2 ended it" in told
+    done = steps_done(folder)
+    with tiny_serving(TINY) as url:  # another port: where the server is, is free on resume
+        resumed = retrain(
+            *through(url, "--max-steps", str(done + 2), "--resume", str(folder / "logs/tiny")), cwd=folder
+        )
+    assert resumed.code == 0, resumed.err
+    lines = records(folder / "logs/tiny/metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(done + 2))
+    for line in lines:
+        assert line.get("logprob_gap_max", 0.0) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_signal_during_a_hanging_request_saves_and_says_resume_me(folder: Path) -> None:
+    process, port = start(TINY)
+    try:
+        command = [str(SCRIPT), *through(f"http://127.0.0.1:{port}", "--max-steps", "500")]
+        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: steps_done(folder) >= 2)
+        os.kill(process.pid, signal.SIGSTOP)  # from now on it answers nothing
+        time.sleep(1.0)
+        run.send_signal(signal.SIGTERM)
+        _, told = run.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert run.returncode == 75, told
+    assert list((folder / "logs/tiny/adapter").glob("checkpoint_step_*"))
+
+
+def test_no_server_is_one_short_error(folder: Path) -> None:
+    done = retrain(*through("http://127.0.0.1:9"), cwd=folder)
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert "start the server, or correct [inference] url" in done.err
+
+
+def test_entropy_cannot_be_had_from_a_server_and_that_is_told_before_anything_loads(folder: Path) -> None:
+    done = retrain(*through("http://127.0.0.1:9", "--uncertainty-kind", "shannon_entropy"), cwd=folder)
+    assert done.code == 2
+    assert "needs entropies" in done.err
+
+
+def test_torch_is_not_imported_by_the_client() -> None:
+    statement = "import sys, retrain.inference.vllm, retrain.inference.sglang; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", statement], check=False).returncode == 0

@@ -1,0 +1,313 @@
+"""Engine `mlx` through the whole command and by itself, against the real server of MLX-LM on a CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer
+
+from retrain.api import BackendError, PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
+from retrain.config import schema
+from retrain.config.resolved import Config
+from retrain.inference.engine import ServerEngine
+from retrain.inference.gap import probe_prompts
+from retrain.inference.mlx import create_engine
+from retrain.inference.mlx_adapter import convert
+from retrain.inference.table import InferenceTable
+from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.plugin import BUILTIN_MODELS
+from tests import engine_record
+from tests.end_to_end.running import records, retrain
+from tests.mlx_server import float32_copy, mlx_serving
+
+TINY = BUILTIN_MODELS["tiny"]
+EXACT = 1e-4  # nats, both sides in float32
+BFLOAT16 = 0.3  # and of one token in bfloat16
+STEPS = ("--max-steps", "5", "--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0")
+CURVES = ("loss", "mean_reward", "correct_rate", "grad_norm", "exec_surprisal_mean", "ratio_mean", "trained_tokens")
+
+
+@pytest.fixture(scope="module")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return float32_copy(TINY, tmp_path_factory.mktemp("models") / "tiny-float32")
+
+
+@pytest.fixture(scope="module")
+def url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server started with another adapter path and other defaults of sampling than any request may get."""
+    home = tmp_path_factory.mktemp("mlx")
+    with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
+        yield url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    shutil.copy(engine_record.__file__, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def make_backend(exact_model: Path, url: str) -> Iterator[Callable[..., tuple[LocalBackend, ServerEngine]]]:
+    """A local backend with the engine `mlx`, and that engine; `lr` is that of its optimizer."""
+    opened = []
+
+    def make(*, temperature: float = 1.0, url: str = url, **inference: Any) -> tuple[LocalBackend, ServerEngine]:
+        tables = {
+            "model": schema.ModelTable(model=str(exact_model), lora_rank=4),
+            "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0, **inference),
+            "training": schema.TrainingTable(temperature=temperature),
+        }
+        tokenizer = AutoTokenizer.from_pretrained(exact_model)
+        context = PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+        backend = create_backend(context)
+        opened.append(backend)
+        return backend, backend._engine
+
+    yield make
+    for backend in opened:
+        backend.close()
+
+
+def complete(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={"max_tokens": 1} | body, timeout=60.0, trust_env=False)
+
+
+def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
+    folder: Path, exact_model: Path, url: str
+) -> None:
+    through = ("--inference-engine", "engine_record.recording", "--inference-url", url, "--model", str(exact_model))
+    environ = {"RECORDED_ENGINE": "retrain.inference.mlx.create_engine"}
+    done = retrain(*through, *STEPS, "--log-dir", "logs/mlx", cwd=folder, environ=environ)
+    assert done.code == 0, done.err
+    lines = records(folder / "logs/mlx/metrics.jsonl")
+    drawn = records(folder / "samples.jsonl")
+    assert [line["version"] for line in drawn] == sorted({line["version"] for line in drawn})  # one per step, all new
+    assert len(lines) == len(drawn) == 5
+    for line in drawn:
+        assert 0.0 < line["gap"] < EXACT
+        assert line["gap_tokens"] > 8
+    trained = [line for line in lines if line["loss"] is not None]
+    assert len(trained) >= 3
+    assert all(line["logprob_gap_max"] < EXACT for line in trained)
+    replay = ("--inference-engine", "engine_record.replaying", "--model", str(exact_model), "--log-dir", "logs/again")
+    again = retrain(*replay, *STEPS, cwd=folder)
+    assert again.code == 0, again.err
+    for ours, theirs in zip(records(folder / "logs/again/metrics.jsonl"), lines, strict=True):
+        for name in CURVES:
+            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
+
+
+def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_path: Path) -> None:
+    with mlx_serving(TINY, tmp_path) as url:
+        through = ("--inference-engine", "mlx", "--inference-url", url, *STEPS, "--max-steps", "2")
+        done = retrain(*through, cwd=folder)
+    assert done.code == 0, done.err
+    lines = records(folder / "logs/tiny/metrics.jsonl")
+    assert all(1e-3 < line["logprob_gap_max"] < BFLOAT16 for line in lines if line["loss"] is not None)
+
+
+def test_below_temperature_one_its_numbers_are_refused_or_recomputed(folder: Path, exact_model: Path, url: str) -> None:
+    through = ("--inference-engine", "mlx", "--inference-url", url, "--model", str(exact_model), *STEPS)
+    refused = retrain(*through, "--temperature", "0.7", cwd=folder)
+    assert refused.code == 2
+    assert "mlx reports log-probabilities before temperature, and [training] temperature = 0.7" in refused.err
+    assert 'logprobs = "trainer"' in refused.err
+    assert "Traceback" not in refused.err
+    keys = ("--temperature", "0.7", "--inference-logprobs", "trainer", "--max-steps", "2")
+    done = retrain(*through, *keys, cwd=folder)
+    assert done.code == 0, done.err
+    for line in records(folder / "logs/tiny/metrics.jsonl"):
+        assert 0.0 < line["engine_gap_max"] < EXACT
+        assert line.get("logprob_gap_max", 0.0) < EXACT
+
+
+def perturb(backend: LocalBackend, seed: int) -> None:
+    """As if steps had been trained: every matrix of the adapter gets new random numbers."""
+    import torch
+
+    twins, _ = backend._open()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in twins.peft.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    backend._version += 1
+    backend.publish()
+
+
+def gap_of(backend: LocalBackend, prompts: list[np.ndarray], *, max_tokens: int = 24) -> float:
+    requests = [SampleRequest(prompt_T=prompt_T, seeds_G=(1, 2)) for prompt_T in prompts]
+    samples = backend.sample(requests, SamplingParams(max_tokens=max_tokens, temperature=1.0))
+    pairs = [(request.prompt_T, one) for request, group in zip(requests, samples, strict=True) for one in group]
+    rows = [
+        (np.concatenate([prompt_T, one.tokens_T]), np.arange(len(prompt_T) + len(one.tokens_T)) >= len(prompt_T))
+        for prompt_T, one in pairs
+    ]
+    ours = backend.logprobs(rows, 1.0)
+    return max(
+        float(np.abs(values_T[action_T] - one.logprobs_T).max())
+        for values_T, (_, action_T), (_, one) in zip(ours, rows, pairs, strict=True)
+    )
+
+
+def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> None:
+    backend, engine = make_backend()
+    prompts = probe_prompts(engine._context.tokenizer, 1024)
+    for seed in (1, 2, 3):
+        perturb(backend, seed)
+        assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
+
+
+def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
+    make_backend, exact_model, url, tmp_path
+) -> None:
+    """What the server does, and why each version has a path of its own."""
+    backend, engine = make_backend()
+    for seed in (1, 2):
+        perturb(backend, seed)
+        (tmp_path / f"peft-{seed}").mkdir()
+        backend.save_adapter(tmp_path / f"peft-{seed}")
+    prompt = engine._context.tokenizer.decode(probe_prompts(engine._context.tokenizer, 1024)[-1])
+
+    def likeliest(path: Path | None) -> float:
+        asked = {"model": str(exact_model), "prompt": prompt, "logprobs": True, "top_logprobs": 1}
+        answer = complete(url, **asked, adapters=None if path is None else str(path)).json()
+        return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
+
+    reused, fresh = tmp_path / "reused", tmp_path / "fresh"
+    convert(tmp_path / "peft-1", reused)
+    old = likeliest(reused)
+    shutil.rmtree(reused)
+    convert(tmp_path / "peft-2", reused)
+    assert likeliest(reused) == pytest.approx(old, abs=1e-5)  # the old weights still
+    convert(tmp_path / "peft-2", fresh)
+    right = likeliest(fresh)
+    assert abs(likeliest(reused) - right) > 1e-3  # the new weights, with keys and values of the old ones
+
+
+def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, url, tmp_path) -> None:
+    backend, engine = make_backend()
+    perturb(backend, 4)
+    adapter = str(engine._caller.dialect._adapters[engine._adapters.current.name])
+    asked = {"prompt": "1 + 2 =", "logprobs": True, "top_logprobs": 5, "temperature": 1.0, "adapters": adapter}
+
+    def tops(model: str, **changes: Any) -> dict[int, float]:
+        answer = complete(url, **asked | {"model": model} | changes).json()
+        return {top["id"]: top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+
+    assert tops("default_model") == tops(str(exact_model), adapters=None)
+    assert tops(str(exact_model)) != tops(str(exact_model), adapters=None)
+    body = engine._caller.completion(np.asarray([5, 6]), seed=1, max_tokens=2, temperature=1.0).body
+    assert body is not None
+    assert body["model"] == str(exact_model)
+
+
+def test_completions_follow_the_models_distribution_whatever_the_servers_defaults(make_backend) -> None:
+    """Batched requests without a seed are independent draws: the first tokens have the frequencies they should."""
+    backend, engine = make_backend()
+    prompt_T = np.asarray(engine._context.tokenizer("Q", add_special_tokens=False)["input_ids"])
+    (group,) = backend.sample(
+        [SampleRequest(prompt_T=prompt_T, seeds_G=tuple(range(400)))], SamplingParams(max_tokens=1, temperature=1.0)
+    )
+    tokens_N = np.asarray([one.tokens_T[0] for one in group])
+    expected = {int(one.tokens_T[0]): float(np.exp(one.logprobs_T[0])) for one in group}
+    assert len(expected) > 5
+    for token, probability in expected.items():
+        deviation = np.sqrt(probability * (1 - probability) / len(group))
+        assert abs(float((tokens_N == token).mean()) - probability) < 5 * deviation + 0.01
+
+
+def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
+    backend, engine = make_backend()
+    tokenizer = engine._context.tokenizer
+    byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
+    for prompt_T in (np.asarray([5, byte]), np.asarray([*tokenizer("1")["input_ids"], byte, 7])):
+        with pytest.raises(BackendError, match="cannot be sent exactly"):
+            backend.sample([SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"prompt": [5, 6, 7]}, 404, "text input must be of type"),
+        ({"logprobs": 1}, 400, "logprobs must be of type bool"),
+        ({"adapters": "/nowhere"}, 404, "adapter path does not exist"),
+    ],
+)
+def test_what_the_server_does_not_take(exact_model, url, changes, status, said) -> None:
+    answer = complete(url, **{"model": str(exact_model), "prompt": "1", "logprobs": True} | changes)
+    assert answer.status_code == status
+    assert said in answer.text
+
+
+def test_n_is_ignored_so_each_completion_is_a_request(exact_model, url) -> None:
+    answer = complete(url, model=str(exact_model), prompt="1", n=4, logprobs=True).json()
+    assert len(answer["choices"]) == 1
+
+
+def test_alternatives_hide_the_drawn_token(exact_model, url) -> None:
+    """With `top_logprobs` the ids are those of likely tokens: whoever trains on them trains on what was never drawn."""
+    asked = {"model": str(exact_model), "prompt": "1", "logprobs": True, "temperature": 1.0, "logit_bias": {"70": 1e3}}
+    plain, with_tops = complete(url, **asked).json(), complete(url, **asked, top_logprobs=5).json()
+    assert plain["choices"][0]["logprobs"]["content"][0]["id"] == 70
+    entry = with_tops["choices"][0]["logprobs"]["content"][0]
+    assert {"id", "logprob"} <= entry.keys()
+    assert entry["id"] == entry["top_logprobs"][0]["id"]
+
+
+def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend, monkeypatch) -> None:
+    backend, engine = make_backend()
+    dialect = engine._caller.dialect
+    monkeypatch.setattr("retrain.inference.mlx.convert", lambda source, folder: None)
+    with pytest.raises(BackendError) as caught:
+        perturb(backend, 5)
+    assert "The adapter path does not exist" in str(caught.value)
+    assert "adapter_dir" in str(caught.value)
+    assert dialect.name == "mlx"
+
+
+def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(make_backend, exact_model, url, tmp_path):
+    """Trained matrices from outside, and alpha unlike the rank: scale, transposition and names are all seen."""
+    backend, engine = make_backend()
+    perturb(backend, 6)
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    backend.save_adapter(folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in tensors)
+    save_file({name: 2.0 * tensor for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    prompt = "12 + 30 ="
+    ids = engine._context.tokenizer(prompt)["input_ids"]
+    config = (folder / "adapter_config.json").read_text()
+    (folder / "adapter_config.json").write_text(config.replace('"lora_alpha": ', '"lora_alpha": 1'))
+    convert(folder, tmp_path / "mlx")
+    answer = complete(
+        url, model=str(exact_model), adapters=str(tmp_path / "mlx"), prompt=prompt, logprobs=True, max_tokens=8
+    ).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    tokens = [entry["id"] for entry in content]
+    assert reference_logprobs(exact_model, folder, ids, tokens) == pytest.approx(
+        [entry["logprob"] for entry in content], abs=EXACT
+    )
+
+
+def reference_logprobs(model: Path, adapter: Path, ids: list[int], tokens: list[int]) -> list[float]:
+    """By transformers and PEFT."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(base, str(adapter)).eval()
+    with torch.no_grad():
+        logits = peft(torch.tensor([ids + tokens])).logits[0].double().log_softmax(-1)
+    return [float(logits[len(ids) - 1 + place, token]) for place, token in enumerate(tokens)]

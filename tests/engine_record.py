@@ -1,0 +1,86 @@
+"""Engines for runs of the whole command: one writes down what a real one drew, the other plays it back.
+
+Copy this file into the folder of a run and name `engine_record.recording` (around the engine in RECORDED_ENGINE, a
+dotted path of its factory) or `engine_record.replaying` as `[inference] engine`. Both use `samples.jsonl` there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from retrain.api import Deliver, Engine, PluginContext, Policy, Sample, SampleRequest, SamplingParams
+from retrain.inference.gap import measure, row_of
+from retrain.types import StopReason
+
+FILE = Path("samples.jsonl")
+
+
+def recording(context: PluginContext, policy: Policy) -> Engine:
+    """The real engine, compared with the trainer on eight prompts of 8 to 420 tokens before each batch."""
+    module, _, name = os.environ["RECORDED_ENGINE"].rpartition(".")
+    return _Recording(context, policy, getattr(importlib.import_module(module), name)(context, policy))
+
+
+def replaying(context: PluginContext, policy: Policy) -> Engine:
+    """The recorded tokens, with the log-probabilities of the training model."""
+    return _Replaying(policy)
+
+
+class _Recording:
+    def __init__(self, context: PluginContext, policy: Policy, engine: Any) -> None:
+        self._context, self._policy, self._engine = context, policy, engine
+        self.publish, self.metrics, self.close = engine.publish, engine.metrics, engine.close
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
+        limit = self._policy.context_limit
+        gap = measure(sides, self._context.tokenizer, params.temperature, context_limit=limit)
+        assert gap is not None
+        samples: list[list[Sample]] = self._engine.sample(requests, params, deliver)
+        drawn = [[{"tokens": one.tokens_T.tolist(), "stop": str(one.stop_reason)} for one in row] for row in samples]
+        line = {"version": self._policy.version, "gap": gap.max, "gap_tokens": gap.num_tokens, "drawn": drawn}
+        with FILE.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return samples
+
+
+class _Replaying:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lines = iter(FILE.read_text(encoding="utf-8").splitlines())
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        drawn = json.loads(next(self._lines))["drawn"]
+        samples: list[list[Sample]] = []
+        for group, (request, row) in enumerate(zip(requests, drawn, strict=True)):
+            prompt_T = np.asarray(request.prompt_T, dtype=np.int64)
+            rows = [row_of(prompt_T, np.asarray(one["tokens"], dtype=np.int64)) for one in row]
+            found = self._policy.logprobs(rows, params.temperature)
+            assert found is not None
+            samples.append([])
+            for index, (one, values_T, (tokens_T, action_T)) in enumerate(zip(row, found, rows, strict=True)):
+                sample = Sample(
+                    tokens_T=tokens_T[action_T],
+                    logprobs_T=values_T[action_T],
+                    stop_reason=StopReason(one["stop"]),
+                    policy_version=self._policy.version,
+                )
+                samples[group].append(sample)
+                if deliver is not None:
+                    deliver(group, index, sample)
+        return samples
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,151 @@
+"""Batches of rows, and backends around a transport without a trainer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from retrain.api import Sample, SampleRequest, SamplingParams, StopReason, TrainBatch, TrainRow
+from retrain_prime_rl.backend import PrimeRlBackend
+from retrain_prime_rl.options import PrimeRlOptions
+from retrain_prime_rl.packing import Layout, pack
+from retrain_prime_rl.plugin import CAPABILITIES
+from retrain_prime_rl.policy import RemotePolicy
+from retrain_prime_rl.transport import FileTransport, rank_files
+from retrain_prime_rl.wire import encode
+
+ADAPTER = save({"lora_A": np.ones((4, 8), np.float32)})
+
+
+def make_row(length: int, *, prompt: int | None = None, seed: int = 0, varying: bool = True) -> TrainRow:
+    """A row whose tokens tell where they come from: 1000 x seed + position."""
+    stream = np.random.default_rng(seed)
+    start = max(1, length // 2) if prompt is None else prompt
+    action_T = np.arange(length) >= min(start, length - 1)
+    advantages_T = stream.normal(size=length) if varying else np.full(length, 0.5)
+    return TrainRow(
+        tokens_T=np.arange(length, dtype=np.int64) + 1000 * seed,
+        action_T=action_T,
+        logprobs_T=np.where(action_T, -stream.exponential(size=length), 0.0),
+        advantages_T=np.where(action_T, advantages_T, 0.0),
+    )
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., TrainBatch]:
+    """A batch of rows of these lengths."""
+
+    def make(lengths: Sequence[int], *, step: int = 0, temperature: float = 0.7, varying: bool = True) -> TrainBatch:
+        rows = tuple(make_row(length, seed=number + 1, varying=varying) for number, length in enumerate(lengths))
+        return TrainBatch(step=step, rows=rows, temperature=temperature)
+
+    return make
+
+
+@pytest.fixture
+def free_ports() -> int:
+    """A port that is free, and so is the next one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass
+class NotingEngine:
+    """An engine that takes weights and samples from the last it took."""
+
+    loaded: list[tuple[str, str, int]] = field(default_factory=list)
+    version: int = 0
+    is_stuck: bool = False
+    is_closed: bool = False
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams, deliver=None) -> list[list[Sample]]:
+        def drawn() -> Sample:
+            return Sample(
+                tokens_T=np.array([3]),
+                logprobs_T=np.array([-0.5]),
+                stop_reason=StopReason.EOS,
+                policy_version=self.version,
+            )
+
+        return [[drawn() for _ in request.seeds_G] for request in requests]
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        self._load("adapter", folder, version)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self._load("weights", folder, version)
+
+    def _load(self, kind: str, folder: Path, version: int) -> None:
+        self.loaded.append((kind, folder.name, version))
+        self.version = self.version if self.is_stuck else version
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def broadcast() -> Callable[..., Path]:
+    """Writes the weights of a step as a trainer does; returns their folder."""
+
+    def write(folder: Path, step: int, *, is_adapter: bool = True) -> Path:
+        target = folder / "broadcasts" / f"step_{step}"
+        target.mkdir(parents=True, exist_ok=True)
+        if is_adapter:
+            (target / "adapter_config.json").write_text("{}", encoding="utf-8")
+        (target / ("adapter_model.safetensors" if is_adapter else "model.safetensors")).write_bytes(ADAPTER)
+        (target / "STABLE").touch()
+        return target
+
+    return write
+
+
+@pytest.fixture
+def sent() -> Callable[[Path], list[str]]:
+    """Names of the steps in an output folder."""
+    return lambda folder: sorted(path.name for path in (folder / "rollouts").glob("step_*"))
+
+
+@pytest.fixture
+def batch(make_batch: Callable[..., TrainBatch]) -> TrainBatch:
+    return make_batch([6, 9, 5])
+
+
+@pytest.fixture
+def drawing() -> tuple[list[SampleRequest], SamplingParams]:
+    """What `sample` is asked for: two completions of one prompt."""
+    return [SampleRequest(prompt_T=np.array([1, 2]), seeds_G=(5, 6))], SamplingParams(max_tokens=4, temperature=0.7)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Callable[..., tuple[PrimeRlBackend, NotingEngine]]:
+    """A backend over files, two ranks, and its engine; it does not wait unless told to."""
+
+    def make(next_step: int = 0, **options: object) -> tuple[PrimeRlBackend, NotingEngine]:
+        settings = PrimeRlOptions(**({"sync_wait_s": 0.0, "sync_poll_s": 0.01, "seq_len": 64} | options))
+        engine = NotingEngine()
+        made = PrimeRlBackend(
+            options=settings,
+            output_dir=tmp_path,
+            transport=FileTransport(tmp_path, rank_files(2)),
+            encode=lambda batch, step: [encode(part) for part in pack(batch, Layout(seq_len=64, ranks=2))],
+            engine=engine,
+            policy=RemotePolicy(model_path="m", stop_ids=frozenset({0}), context_limit=64),
+            capabilities=CAPABILITIES,
+            next_step=next_step,
+        )
+        return made, engine
+
+    return make

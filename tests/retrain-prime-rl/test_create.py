@@ -1,0 +1,101 @@
+"""The factory as the kernel calls it, with a real inference server: each wire over each transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from transformers import AutoTokenizer
+
+from retrain.api import BackendError, ConfigError, PluginContext, Seeds, load_plugins
+from retrain.config.load import load_config
+from retrain.plugins.check import registered_tables
+from retrain_local.plugin import BUILTIN_MODELS
+from retrain_prime_rl.backend import PrimeRlBackend
+from retrain_prime_rl.create import create_backend
+from retrain_prime_rl.options import PrimeRlOptions
+from tests.inference_server import serving
+from tests.toy_policy import ToyModel
+
+TINY = BUILTIN_MODELS["tiny"]
+
+
+@pytest.fixture
+def create(tmp_path: Path) -> Iterator[Callable[..., PrimeRlBackend]]:
+    """`create(toml, option=value)`: the backend of a configuration, closed when the test is over."""
+    made: list[PrimeRlBackend] = []
+    with serving(ToyModel(root=str(TINY))) as server:
+
+        def build(toml: str = "", url: str = server.url, **options: object) -> PrimeRlBackend:
+            file = tmp_path / "retrain.toml"
+            file.write_text(
+                '[model]\nmodel = "builtin:tiny"\n[backend]\nbackend = "prime_rl"\n'
+                f'[inference]\nengine = "vllm"\nurl = "{url}"\nretry_s = 5\n{toml}',
+                encoding="utf-8",
+            )
+            plugins = load_plugins(environ={})
+            config, problems = load_config(file, tables=registered_tables(plugins))
+            assert not problems
+            settings = {"output_dir": str(tmp_path / "out"), "sync_wait_s": 0, "sync_timeout": "stale"} | options
+            context = PluginContext(
+                config=config,
+                seeds=Seeds(1),
+                plugins=plugins,
+                params=PrimeRlOptions(**settings),
+                tokenizer=AutoTokenizer.from_pretrained(TINY),
+            )
+            made.append(create_backend(context))
+            return made[-1]
+
+        yield build
+        for backend in made:
+            backend.close()
+
+
+def test_micro_batches_become_a_file_per_rank(create, make_batch, tmp_path):
+    backend = create(data_world_size=2)
+    assert backend.capabilities.preserves_token_advantages
+    backend.train(make_batch([6, 9, 5]))
+    files = (tmp_path / "out" / "rollouts" / "step_0").iterdir()
+    assert sorted(file.name for file in files) == ["rank_0.bin", "rank_1.bin"]
+
+
+def test_samples_of_the_older_wire_become_one_file(create, make_batch, tmp_path):
+    backend = create(wire="scalar")
+    assert not backend.capabilities.preserves_token_advantages
+    backend.train(make_batch([6, 9, 5], varying=False))
+    (file,) = (tmp_path / "out" / "rollouts" / "step_0").iterdir()
+    assert file.name == "rollouts.bin"
+    samples, step = msgspec.msgpack.decode(file.read_bytes())
+    assert (len(samples), step) == (3, 0)
+
+
+def test_samples_of_the_older_wire_are_pushed_under_the_name_of_the_folder(create, make_batch, free_ports):
+    context = zmq.Context()
+    packer = context.socket(zmq.PULL)
+    packer.bind(f"tcp://127.0.0.1:{free_ports}")
+    create(wire="scalar", transport="zmq", zmq_host="127.0.0.1", zmq_port=free_ports).train(
+        make_batch([6], varying=False)
+    )
+    assert packer.poll(20_000)
+    assert packer.recv_multipart()[0] == b"out"
+    packer.close(linger=0)
+    context.term()
+
+
+def test_the_next_step_is_found_on_a_resume_and_refused_to_a_new_run(create, make_batch, tmp_path):
+    for _ in range(2):
+        create("[resume]\nfrom = 'earlier'\n").train(make_batch([6]))
+    assert (tmp_path / "out" / "rollouts" / "step_1").is_dir()
+    with pytest.raises(ConfigError, match="its trainer was sent 2 steps"):
+        create()
+
+
+def test_ports_are_free_again_when_the_inference_server_cannot_be_reached(create, free_ports):
+    options = {"transport": "zmq", "zmq_port": free_ports}
+    with pytest.raises(BackendError, match="the list of models failed"):
+        create(url="http://127.0.0.1:1", **options)
+    create(**options)

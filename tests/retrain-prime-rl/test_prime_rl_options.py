@@ -1,0 +1,168 @@
+"""Options and the keys of other tables: what cannot be honoured is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from retrain.api import Config, ConfigError, Plugins, load_plugins
+from retrain.config.load import load_config
+from retrain.config.schema import PrimeRlOptions as Documented
+from retrain.loop.assemble import check
+from retrain.plugins.check import registered_tables
+from retrain_prime_rl import checks
+from retrain_prime_rl.create import task_name
+from retrain_prime_rl.options import PrimeRlOptions
+
+ROOM = '[inference]\nengine = "vllm"\n[training]\nmax_tokens = 64\n'
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins(environ={})
+
+
+@pytest.fixture
+def configured(tmp_path: Path, plugins: Plugins) -> Callable[..., Config]:
+    """The configuration in a TOML text with these options."""
+
+    def make(toml: str, **options: object) -> Config:
+        file = tmp_path / "retrain.toml"
+        listed = {"output_dir": str(tmp_path / "out")} | options
+        lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in listed.items())
+        text = f'[backend]\nbackend = "prime_rl"\n[backend.options]\n{lines}{toml}'
+        file.write_text(text, encoding="utf-8")
+        config, problems = load_config(file, tables=registered_tables(plugins))
+        assert not problems
+        return config
+
+    return make
+
+
+@pytest.fixture
+def refused(plugins: Plugins) -> Callable[[Config], str]:
+    """What the kernel's check says of a configuration, before anything is loaded; empty when nothing is wrong."""
+
+    def check_all(config: Config) -> str:
+        return "\n".join(map(str, check(config, plugins, registered_tables(plugins))[1]))
+
+    return check_all
+
+
+def test_defaults_are_those_of_the_documentation():
+    ours = PrimeRlOptions()
+    for name, field in Documented.model_fields.items():
+        assert getattr(ours, name) == field.default, name
+
+
+def test_strict_advantages_cannot_be_turned_off():
+    with pytest.raises(ValidationError, match="would train on averages"):
+        PrimeRlOptions(strict_advantages=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transport": "carrier pigeon"},
+        {"zmq_port": 0},
+        {"zmq_port": 65535},
+        {"zmq_hwm": 0},
+        {"sync_wait_s": -1},
+        {"sync_poll_s": 0},
+        {"data_world_size": 0},
+        {"seq_len": 100, "pad_to_multiple_of": 64},
+        {"sync_timeout": "ignore"},
+        {"first_step": -2},
+        {"wire": "0.8"},
+        {"zmq_prot": 5},
+        {"sync_wait_s": float("nan")},
+    ],
+)
+def test_values_without_meaning_are_refused(options):
+    with pytest.raises(ValidationError):
+        PrimeRlOptions(**options)
+
+
+def test_the_smallest_useful_configuration_passes(configured, refused):
+    assert refused(configured(ROOM)) == ""
+
+
+@pytest.mark.parametrize(
+    ("toml", "key"),
+    [
+        (ROOM + "lr = 1e-5\n", "[training] lr"),
+        (ROOM + "weight_decay = 0.1\n", "[training] weight_decay"),
+        (ROOM + "[optimizer]\nbeta2 = 0.99\n", "[optimizer] beta2"),
+        (ROOM + "[optimizer]\ngrad_clip_norm = 1.0\n", "[optimizer] grad_clip_norm"),
+        (ROOM + "[model]\nlora_rank = 8\n", "[model] lora_rank"),
+        (ROOM + "[lora]\nalpha = 8\n", "[lora] alpha"),
+        (ROOM + '[algorithm]\nloss = "ppo"\n', "[algorithm] loss"),
+        (ROOM + "[algorithm]\ntis_cap = 2.0\n", "[algorithm] tis_cap"),
+    ],
+)
+def test_what_only_the_trainers_own_file_can_set_is_refused_by_name(configured, refused, toml, key):
+    text = refused(configured(toml))
+    assert key in text
+    assert "retrain.toml:" in text
+    assert "configuration of PRIME-RL's trainer" in text
+
+
+def test_the_default_said_aloud_is_no_fault(configured, refused):
+    assert refused(configured(ROOM + "lr = 4e-5\n[model]\nlora_rank = 32\n")) == ""
+
+
+def test_all_problems_come_at_once(configured, refused):
+    text = refused(configured('[training]\nlr = 1.0\n[inference]\nengine = "sglang"\n', output_dir=""))
+    assert all(word in text for word in ("lr", "engine = 'sglang'", "max_tokens", "output_dir"))
+
+
+def test_another_backend_is_left_alone(configured, refused):
+    config = configured("[training]\nlr = 1.0\n")
+    table = config.backend.model_copy(update={"backend": "local", "options": {}})
+    local = Config(tables={**config.tables, "backend": table})
+    assert refused(local) == ""
+
+
+@pytest.mark.parametrize("table", ["", '[inference]\nengine = "sglang"\n'], ids=["default", "sglang"])
+def test_another_engine_is_refused_even_by_default_so_that_records_say_who_sampled(configured, refused, table):
+    assert 'set engine = "vllm"' in refused(configured("[training]\nmax_tokens = 64\n" + table))
+
+
+@pytest.mark.parametrize(("max_tokens", "seq_len"), [(2048, 2048), (10240, 2048)])
+def test_completions_must_leave_room_for_their_prompt(configured, refused, max_tokens, seq_len):
+    assert f"seq_len = {seq_len}" in refused(configured(f"[training]\nmax_tokens = {max_tokens}\n", seq_len=seq_len))
+
+
+@pytest.mark.parametrize("name", ["gtpo", "gtpo_sepa", "gtpo_hicra"])
+def test_token_credit_on_the_older_wire_is_refused_before_anything_is_sampled(configured, refused, name):
+    text = refused(configured(ROOM + f'[algorithm]\ntransform_mode = "{name}"\n', wire="scalar"))
+    assert name in text
+    assert 'wire = "per_token"' in text
+
+
+@pytest.mark.parametrize("wire", ["scalar", "per_token"])
+def test_one_number_per_sample_travels_on_either_wire(configured, refused, wire):
+    assert refused(configured(ROOM + '[algorithm]\ntransform_mode = "none"\n', wire=wire)) == ""
+
+
+def test_output_dir_may_be_given_as_adapter_path_and_must_be_given(configured, tmp_path):
+    config = configured(ROOM)
+    old_way = config.backend.model_copy(update={"adapter_path": f"{tmp_path}/a"})
+    given = Config(tables={**config.tables, "backend": old_way})
+    assert checks.output_dir(given, PrimeRlOptions()) == (tmp_path / "a").resolve()
+    assert checks.output_dir(given, PrimeRlOptions(output_dir=f"{tmp_path}/b")) == (tmp_path / "b").resolve()
+    with pytest.raises(ConfigError, match="needs output_dir"):
+        checks.output_dir(config, PrimeRlOptions())
+
+
+@pytest.mark.parametrize("source", ["arithmetic", "files"])
+def test_the_task_is_named_after_its_source(configured, source):
+    assert task_name(configured(f'[data]\nsource = "{source}"\n')) == source
+
+
+def test_the_trainers_own_word_for_everything_is_not_used(configured):
+    assert task_name(configured('[environment]\nprovider = "verifiers"\nid = "all"\n')) == "all_tasks"

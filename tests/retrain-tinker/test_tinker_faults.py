@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.api import (
+    BackendError,
+    NonFiniteError,
+    PluginContext,
+    SampleRequest,
+    SamplingParams,
+    TrainBatch,
+)
+from retrain_tinker.backend import TinkerBackend, create_backend
+from tests.tinker_rows import PROMPT, batch_of, drawn
+from tests.tinker_server import serving
+from tests.tinker_toy import Toy
+
+Make = Callable[..., TinkerBackend]
+
+
+# ---------------------------------------------------------------- while sampling
+
+
+@pytest.mark.parametrize("statuses", [[429, 429], [500, 502, 504], [408]], ids=str)
+def test_a_storm_of_refusals_is_weathered(backend: Make, toy: Toy, statuses: list[int]) -> None:
+    made = backend()
+    toy.faults.statuses["asample" if 429 in statuses else "retrieve_future"] = list(statuses)
+    _, samples = drawn(made)
+    assert [len(group) for group in samples] == [4, 4]
+
+
+def test_completions_that_never_come_meet_our_deadline(backend: Make, toy: Toy) -> None:
+    made = backend(options__timeout_s=1.0)
+    toy.faults.hang.add("retrieve_future")
+    with pytest.raises(BackendError, match="8 of 8 completions are missing: no answer within 1 s"):
+        drawn(made)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("no_sample_logprobs", "tokens with no log-probabilities"), ("drop_stop_token", "without returning the token")],
+)
+def test_completions_that_cannot_be_trained_on_are_refused(backend: Make, toy: Toy, fault: str, words: str) -> None:
+    made = backend()
+    setattr(toy.faults, fault, True)
+    with pytest.raises(BackendError, match=words):
+        drawn(made, count=16, max_tokens=60)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(backend: Make) -> None:
+    made = backend()
+    made._sampler = replace(made._sampler, context_limit=5)
+    params = SamplingParams(max_tokens=10, temperature=1.0)
+    (group,) = made.sample([SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))], params)
+    assert max(len(sample.tokens_T) for sample in group) <= 2
+    with pytest.raises(BackendError, match="leaves no room in a context of 5"):
+        made.sample([SampleRequest(prompt_T=np.arange(1, 6), seeds_G=(1,))], params)
+
+
+def test_a_service_that_is_gone_is_told_within_our_deadline(toy: Toy, context: Callable[..., PluginContext]) -> None:
+    with serving(toy) as address:
+        made = create_backend(context(model__base_url=address, options__timeout_s=2.0))
+    with pytest.raises(BackendError, match="completions are missing: no answer within 2 s"):
+        drawn(made)
+    made.close()
+
+
+def test_a_service_that_comes_back_in_mid_step_is_waited_for(toy: Toy, context: Callable[..., PluginContext]) -> None:
+    with serving(toy) as address:
+        made = create_backend(context(model__base_url=address))
+        requests, samples = drawn(made)
+    port = int(address.rpartition(":")[2])
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(drawn(made, first_seed=9)))
+    waiting.start()
+    time.sleep(0.5)
+    with serving(toy, port):
+        waiting.join()
+        assert [len(group) for group in found[0][1]] == [4, 4]
+        made.train(batch_of(requests, samples))
+        made.close()
+
+
+def test_all_completions_are_in_flight_at_once(backend: Make, toy: Toy) -> None:
+    """The service gives nothing out before 64 results are waited for, so fewer at a time would wait for ever."""
+    made = backend(options__timeout_s=120.0)
+    toy.faults.gate = threading.Barrier(64)
+    _, samples = drawn(made, count=64, prompts=2, max_tokens=2)
+    assert [len(group) for group in samples] == [64, 64]
+
+
+# ---------------------------------------------------------------- while training
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_its_gradient_is_dropped(backend: Make, toy: Toy) -> None:
+    made = backend()
+    batch = batch_of(*drawn(made))
+    made.train(batch)
+    made.publish()
+    (before,) = toy.adapters.values()
+    kept, moments, steps = before.delta.copy(), before.first.copy(), before.steps
+    next_batch = batch_of(*drawn(made, first_seed=50))
+    toy.faults.nan_logprobs = True
+    with pytest.raises(NonFiniteError, match="row 0 are not finite"):
+        made.train(next_batch)
+    toy.faults.nan_logprobs = False
+    (after,) = toy.adapters.values()
+    assert after.delta == pytest.approx(kept)
+    assert after.first == pytest.approx(moments)
+    assert after.steps == steps
+    drawn(made)
+    made.train(next_batch)
+    assert made.publish() == 2
+    drawn(made)
+
+
+def test_numbers_that_are_none_are_never_sent(backend: Make, toy: Toy) -> None:
+    made = backend()
+    batch = batch_of(*drawn(made))
+    broken = replace(batch.rows[0], advantages_T=np.where(batch.rows[0].action_T, np.nan, 0.0))
+    calls = toy.count("forward_backward")
+    with pytest.raises(NonFiniteError, match="row 0: the advantage of token"):
+        made.train(TrainBatch(step=0, rows=(broken, *batch.rows[1:]), temperature=1.0))
+    assert toy.count("forward_backward") == calls
+
+
+def test_answers_of_other_lengths_are_refused(backend: Make, toy: Toy) -> None:
+    made = backend()
+    batch = batch_of(*drawn(made))
+    toy.faults.short_logprobs = True
+    steps = toy.count("optim_step")
+    with pytest.raises(BackendError, match="other lengths"):
+        made.train(batch)
+    assert toy.count("optim_step") == steps
+
+
+def test_a_failed_gradient_never_gets_into_a_later_step(backend: Make, toy: Toy) -> None:
+    """The service may have added it although no answer came, so the client is replaced before the next step."""
+    made = backend()
+    batch = batch_of(*drawn(made))
+    toy.faults.short_logprobs = True
+    with pytest.raises(BackendError):
+        made.train(batch)
+    toy.faults.short_logprobs = False
+    other = batch_of(*drawn(made, first_seed=70))
+    made.train(other)
+    made.publish()
+    (found,) = toy.adapters.values()
+    clean = Toy()
+    with serving(clean) as address:
+        second = backend(model__base_url=address)
+        second.train(other)
+        (wanted,) = clean.adapters.values()
+        assert found.delta == pytest.approx(wanted.delta)
+        second.close()
+
+
+# ---------------------------------------------------------------- together with other runs
+
+
+def test_a_throttle_bounds_the_runs_that_call_at_a_time(
+    backend: Make, toy: Toy, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [backend(backend__throttle_dir=str(tmp_path), backend__max_concurrent=1) for _ in range(2)]
+    toy.faults.latency_s = 0.05
+    spans: list[tuple[float, float]] = []
+
+    def watched(each: TinkerBackend) -> None:
+        draw = each._sampler.draw
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return draw(*args, **kwargs)
+            finally:
+                spans.append((started, time.monotonic()))
+
+        object.__setattr__(each, "_sampler", _Delegate(timed))
+
+    for each in made:
+        watched(each)
+    threads = [threading.Thread(target=drawn, args=(each,)) for each in made for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans.sort()
+    assert len(spans) == 4
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+class _Delegate:
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw

@@ -1,0 +1,202 @@
+"""A real vLLM samples the trained policy with the right numbers. `nox -s server-vllm` installs it and runs this."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    PluginContext,
+    SampleRequest,
+    SamplingParams,
+    Seeds,
+    TrainBatch,
+    TrainRow,
+    load_plugins,
+)
+from retrain.config import schema
+from retrain.config.resolved import Config
+from retrain.inference.gap import measure, row_of
+from retrain.inference.table import InferenceTable
+from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.end_to_end.running import records, retrain
+from tests.servers.vllm_server import python, vllm_serving
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not python(), reason="RETRAIN_VLLM_PYTHON names no Python with vLLM; `nox -s server-vllm` does"),
+]
+TINY = BUILTIN_MODELS["tiny"]
+EXACT = 1e-4
+SMALL = ("--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0", "--seed", "5")
+
+
+@pytest.fixture(scope="module")
+def processed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that gives log-probabilities after temperature."""
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
+    with vllm_serving(TINY, log, "--logprobs-mode", "processed_logprobs") as url:
+        yield url
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+def context_for(url: str, tokenizer: Any, *, temperature: float = 0.7, **inference: Any) -> PluginContext:
+    tables = {
+        "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
+        "backend": schema.BackendTable(devices="cpu"),
+        "training": schema.TrainingTable(temperature=temperature, lr=5e-3),
+        "inference": InferenceTable(engine="vllm", url=url, retry_s=60.0, **inference),
+    }
+    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+
+
+@pytest.fixture
+def backend(processed: str, tokenizer: Any) -> Iterator[LocalBackend]:
+    built = create_backend(context_for(processed, tokenizer))
+    yield built
+    built.close()
+
+
+def train_a_step(backend: LocalBackend, step: int) -> None:
+    """A real gradient on what the server drew, with advantages that mean nothing."""
+    stream = np.random.default_rng(step)
+    request = SampleRequest(prompt_T=stream.integers(3, 500, size=20), seeds_G=tuple(range(4)))
+    (group,) = backend.sample([request], SamplingParams(max_tokens=24, temperature=0.7))
+    rows = []
+    for sample in group:
+        tokens_T = np.concatenate([request.prompt_T, sample.tokens_T])
+        action_T = np.arange(len(tokens_T)) >= 20
+        logprobs_T = np.concatenate([np.zeros(20), sample.logprobs_T])
+        advantages_T = np.where(action_T, stream.normal(), 0.0)
+        rows.append(TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=logprobs_T, advantages_T=advantages_T))
+    report = backend.train(TrainBatch(step=step, rows=tuple(rows), temperature=0.7))
+    assert report.gap_max < EXACT
+    backend.publish()
+
+
+def test_eight_prompts_after_every_step(backend: LocalBackend, tokenizer: Any) -> None:
+    seen = []
+    for step in range(5):
+        gap = measure(backend, tokenizer, 0.7, context_limit=640)  # its longest prompt has 420 tokens
+        assert gap is not None
+        assert gap.max < EXACT
+        seen.append(gap)
+        train_a_step(backend, step)
+    gap = measure(backend, tokenizer, 0.7, context_limit=640)
+    assert gap is not None
+    assert gap.max < EXACT
+    print("gap, max of each step:", [f"{gap.max:.1e}" for gap in seen])
+
+
+def test_five_steps_of_the_whole_command(processed: str, tmp_path: Path) -> None:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    url = ("--inference-engine", "vllm", "--inference-url", processed)
+    done = retrain(*url, *SMALL, "--max-steps", "5", "--temperature", "0.7", cwd=tmp_path)
+    assert done.code == 0, done.err
+    lines = records(tmp_path / "logs/tiny/metrics.jsonl")
+    assert len(lines) == 5
+    assert {line["condition"] for line in lines} == {"maxrl+gtpo_sepa"}
+    assert any(line["loss"] is not None for line in lines)
+    for line in lines:
+        assert line["probe_gap_max"] < EXACT
+        assert line.get("logprob_gap_max", 0.0) < EXACT
+
+
+def test_curves_equal_those_of_the_pytorch_side_given_the_same_tokens(
+    processed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLAY_TAPE", str(tmp_path / "tape.jsonl"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    url = ("--inference-url", processed, *SMALL, "--max-steps", "5", "--temperature", "0.7")
+    curves = []
+    for engine in ("Recording", "Replaying"):
+        run = (*url, "--inference-engine", f"tests.servers.replaying.{engine}", "--log-dir", f"logs/{engine}")
+        done = retrain(*run, cwd=tmp_path)
+        assert done.code == 0, done.err
+        curves.append(records(tmp_path / f"logs/{engine}/metrics.jsonl"))
+    assert any(line["loss"] is not None for line in curves[0])
+    for ours, theirs in zip(*curves, strict=True):
+        for name in ("loss", "grad_norm", "correct_rate", "mean_tokens", "exec_surprisal_mean", "sepa_lambda"):
+            if ours.get(name) is None:
+                assert theirs.get(name) is None
+            else:
+                assert theirs[name] == pytest.approx(ours[name], abs=EXACT, rel=1e-3), name
+
+
+def test_a_stale_prefix_cache_is_what_in_place_would_give_and_the_probe_sees_it(
+    backend: LocalBackend, processed: str
+) -> None:
+    train_a_step(backend, 0)
+    adapters = backend._engine._adapters  # type: ignore[attr-defined]
+    adapters.verify(adapters.caller.servers)
+    fixed = adapters.current
+    for step in range(1, 4):
+        train_a_step(backend, step)
+    shutil.copytree(adapters.current.folder, fixed.folder, dirs_exist_ok=True)
+    adapters.versions.append(fixed)
+    body = {"lora_name": fixed.name, "lora_path": str(fixed.folder)}
+    refused = httpx.post(f"{processed}/v1/load_lora_adapter", json=body, timeout=60.0)
+    if refused.status_code == 400:  # the same name twice: refused, and the old weights go on serving
+        with pytest.raises(BackendError, match="does not sample from policy version"):
+            adapters.verify(adapters.caller.servers)
+    in_place = httpx.post(f"{processed}/v1/load_lora_adapter", json={**body, "load_inplace": True}, timeout=60.0)
+    assert in_place.status_code == 200
+    short, long = adapters.probes
+    servers = adapters.caller.servers
+    (short_gap,), (long_gap,) = (adapters.measure(servers, [prompt]).values() for prompt in (short, long))
+    assert short_gap.max < EXACT
+    assert long_gap.max > 100 * EXACT
+    with pytest.raises(BackendError, match="does not sample from policy version"):
+        adapters.verify(servers)
+
+
+def test_what_the_server_refuses(processed: str) -> None:
+    base = {"model": str(TINY), "prompt": [5, 6, 7], "max_tokens": 2}
+    unknown = httpx.post(f"{processed}/v1/completions", json={**base, "model": "nobody"}, timeout=60.0)
+    assert unknown.status_code == 404
+    outside = httpx.post(f"{processed}/v1/completions", json={**base, "prompt": [512]}, timeout=60.0)
+    assert outside.status_code == 400
+    missing = {"lora_name": "x", "lora_path": "/nowhere"}
+    assert httpx.post(f"{processed}/v1/load_lora_adapter", json=missing, timeout=60.0).status_code == 404
+
+
+def test_texts_alone_do_not_name_tokens(processed: str, tokenizer: Any) -> None:
+    """Why ids are asked for: some tokens of a byte-level vocabulary read the same."""
+    shown = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    assert len(set(shown)) < len(shown)
+    body = {"model": str(TINY), "prompt": [5, 6], "max_tokens": 3, "return_token_ids": True, "logprobs": 0}
+    (choice,) = httpx.post(f"{processed}/v1/completions", json=body, timeout=60.0).json()["choices"]
+    assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"])
+
+
+def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) -> None:
+    with vllm_serving(TINY, tmp_path / "server.log") as url:
+        with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+            create_backend(context_for(url, tokenizer))
+        for options in ({"temperature": 1.0}, {"temperature": 0.7, "logprobs": "trainer"}):
+            backend = create_backend(context_for(url, tokenizer, **options))
+            request = SampleRequest(prompt_T=np.arange(5, 30), seeds_G=(1, 2))
+            temperature = float(options["temperature"])  # type: ignore[arg-type]
+            (group,) = backend.sample([request], SamplingParams(max_tokens=16, temperature=temperature))
+            rows = [row_of(np.asarray(request.prompt_T), sample.tokens_T) for sample in group]
+            for ours_T, (_, action_T), sample in zip(backend.logprobs(rows, temperature), rows, group, strict=True):
+                np.testing.assert_allclose(ours_T[action_T], sample.logprobs_T, atol=EXACT)
+            print(json.dumps(dict(backend.metrics())))
+            backend.close()

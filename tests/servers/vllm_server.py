@@ -1,0 +1,75 @@
+"""Starts a real vLLM on the CPU, from the Python of its own virtualenv that the variable RETRAIN_VLLM_PYTHON
+names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_S = 300.0
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "2",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OPTIONS = (
+    *("--dtype", "float32", "--max-model-len", "640", "--max-num-seqs", "16", "--enforce-eager"),
+    *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
+)
+
+
+def python() -> str:
+    """The server's Python; empty when there is none."""
+    return os.environ.get("RETRAIN_VLLM_PYTHON", "")
+
+
+@contextmanager
+def vllm_serving(model: Path, log: Path, *options: str) -> Iterator[str]:
+    """The URL of a server that runs for the duration of the block; what it says goes into a file."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
+    with log.open("w", encoding="utf-8") as stream:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), *OPTIONS, *options],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url, process, log)
+        yield url
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # its engine is a process of its own
+            try:
+                os.killpg(process.pid, number)
+                process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    limit = time.monotonic() + START_S
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            raise AssertionError(f"vLLM has ended: {log.read_text(encoding='utf-8')[-3000:]}")
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"vLLM did not start: {log.read_text(encoding='utf-8')[-3000:]}")

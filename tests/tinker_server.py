@@ -1,0 +1,111 @@
+"""A small Tinker service over real HTTP, around `tests.tinker_toy`: the wire of SkyRL-tx 0.3 and SDK 0.16.1."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.tinker_toy import Toy
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def do_GET(self) -> None:
+        toy, parts = self.server.toy, self.path.split("/")
+        toy.calls.append((parts[-1], None))
+        if parts[-1] == "healthz":
+            self._answer(200, {"status": "ok"})
+        elif parts[-1] == "get_server_capabilities":
+            self._answer(200, {"supported_models": [{"model_name": name} for name in toy.models]})
+        elif parts[-1] == "archive" and (parts[-4], parts[-2]) in toy.exports:
+            host = self.headers["Host"]
+            self._answer(302, {}, {"Location": f"http://{host}{self.path.removesuffix('archive')}download"})
+        elif parts[-1] == "download":
+            self._send(200, toy.archive(parts[-4], parts[-2]), {"Content-Type": "application/octet-stream"})
+        else:
+            self._answer(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        toy, path = self.server.toy, self.path.rsplit("/", 1)[-1]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.headers.get("X-API-Key", "").startswith("tml-"):
+            self._answer(401, {"detail": "Invalid API key"})
+            return
+        if toy.faults.statuses[path]:
+            self._answer(toy.faults.statuses[path].pop(0), {"detail": "made to fail"})
+            return
+        if path in toy.faults.hang:
+            self.server.stopped.wait(60)
+            return
+        if path == "retrieve_future":
+            time.sleep(toy.faults.latency_s)
+            if toy.faults.gate is not None:
+                toy.faults.gate.wait(60)
+        try:
+            answer = toy.handle(path, body)
+        except KeyError as error:
+            self._answer(404, {"detail": f"Checkpoint not found: {error}"})
+            return
+        failed = path == "retrieve_future" and isinstance(answer, dict) and "error" in answer
+        self._answer(400 if failed else 200, {"detail": answer["error"]} if failed else answer)
+
+    def _answer(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
+        self._send(status, json.dumps(document).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        try:
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(content))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Silence."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, toy: Toy, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.toy = toy
+        self.stopped = threading.Event()
+        self.connections: set[socket.socket] = set()
+
+    def die(self) -> None:
+        """Stop listening and cut every connection, as a killed process does."""
+        self.stopped.set()
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def serving(toy: Toy, port: int = 0) -> Iterator[str]:
+    """Serve a toy on loopback; gives its URL."""
+    server = _Server(toy, port)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.die()
+        thread.join()
