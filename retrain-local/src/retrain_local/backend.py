@@ -12,11 +12,14 @@ from pathlib import Path
 import torch
 
 from retrain.api import (
+    ActionRow,
     BackendError,
     Deliver,
     Engine,
+    Floats,
     Kind,
     PluginContext,
+    Problem,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -118,6 +121,12 @@ class LocalBackend:
         self._version += 1
         return report
 
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """What the trained policy says of each row; see `Trainer.logprobs`."""
+        _, trainer = self._open()
+        with limited_threads(self._threads):
+            return trainer.logprobs(rows, temperature)
+
     def publish(self) -> int:
         """Let `sample` use what was trained; returns the number of optimizer steps in it."""
         twins, _ = self._open()
@@ -158,5 +167,5 @@ class LocalBackend:
 
     def _open(self) -> tuple[Twins, Trainer]:
         if self._twins is None or self._trainer is None:
-            raise BackendError("the local backend is closed")
+            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
         return self._twins, self._trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,17 @@ from peft import PeftModel
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retrain.api import BackendError, Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
+from retrain.api import (
+    ActionRow,
+    BackendError,
+    Config,
+    Floats,
+    NonFiniteError,
+    Problem,
+    TrainBatch,
+    TrainReport,
+    TrainRow,
+)
 from retrain_local.head import LogitsAt
 from retrain_local.lora import trainable
 from retrain_local.loss import MAX_LOG_RATIO, LossSettings, policy_loss, selected_logprobs
@@ -88,7 +98,8 @@ class Trainer:
         vocabulary = self._model.get_input_embeddings().num_embeddings
         check_rows(batch.rows, vocabulary)
         if not batch.num_actions:
-            raise BackendError("nothing to train on: no row of the batch has an action token")
+            what = "nothing to train on: no row of the batch has an action token"
+            raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         loss, clipped, gaps = 0.0, 0, []
         sizes = {
             "max_tokens": self._limits.train_tokens or self._micro_batch_tokens,
@@ -108,6 +119,22 @@ class Trainer:
             self._check_stop()  # nothing has changed yet: the gradient is dropped by whoever catches it
             gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
         return loss, clipped, np.concatenate(gaps)
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Log-probability, under the weights that are trained, of every action token of each row; 0 elsewhere.
+
+        A row at a time: the least memory, and no padding. BackendError on a token that the model does not have.
+        """
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        found = []
+        for row in map(_unscored, rows):
+            check_rows([row], vocabulary)
+            logprobs_T = np.zeros(len(row.tokens_T))
+            with torch.no_grad(), _deterministic(self._device):
+                for part in micro_batches([row], device=self._device, vocabulary=vocabulary):
+                    logprobs_T[row.action_T] = self._logprobs(part, temperature).double().cpu().numpy()
+            found.append(logprobs_T)
+        return found
 
     def _accumulate_in_memory(self, batch: TrainBatch) -> tuple[float, int, Floats]:
         """`accumulate`, begun again once in half the memory; BackendError when that is not enough."""
@@ -162,6 +189,11 @@ class Trainer:
                 break
         why = "weights and optimizer are left as they were"
         return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+
+
+def _unscored(row: ActionRow) -> TrainRow:
+    zeros_T = np.zeros(len(row.tokens_T))
+    return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
 
 
 def _report(loss: float, grad_norm: float, clipped: int, gaps_N: Floats) -> TrainReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrain.config.keys import Table, key
-from retrain.types import Kind
+from retrain.declared import Kind
 
 KERNEL_CHOICE = "only the default attention of the model is built"
 DTYPE_CHOICE = "only the training dtype is built"
