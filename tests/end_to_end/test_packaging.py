@@ -11,7 +11,20 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = ("inference", "backpressure", "campaign", "squeeze", "insight", "recorders", "health", "capacity")
+ROOMS = (
+    "inference",
+    "backpressure",
+    "campaign",
+    "squeeze",
+    "insight",
+    "recorders",
+    "health",
+    "capacity",
+    "manual",
+    "scaffold",
+    "doctor",
+    "testing",
+)
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0")
 HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify", "tinker", "zmq")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+from importlib import import_module
+from pathlib import Path
+
 from retrain import advantages, api
 
 API = """
-Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
-ControllerView CreditError DataSource Deliver Determinism Ending Engine EngineTraits Environment Example Finding Floats Found Group
-HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring Message NonFiniteError Outcome OutOfMemoryError PaceView Pacer
-PlanningDetector PluginContext PluginError Plugins PluginSpec Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward
-RewardError RunningJob Sample SampleRequest SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens
-TrainBatch TrainReport TrainRow generator hookimpl key load_plugins resolve
+ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
+ControllerView CreditError DataSource Deliver Determinism Diagnosis Ending Engine EngineTraits Environment Example
+Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring Message MetricSpec
+NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext PluginError Plugins PluginSpec
+Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
+SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens TrainBatch TrainReport TrainRow
+diagnose_extra diagnose_server generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec AlgorithmSpec TransformContext TransformOutput TransformSpec UncertaintyContext
@@ -33,5 +38,16 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
 def test_nothing_else_is_public_by_accident() -> None:
     for module in (api, advantages):
-        names = {name for name in vars(module) if not name.startswith("_")}
+        names = {name for name in dir(module) if not name.startswith("_")}
         assert names == set(module.__all__)
+
+
+def test_what_is_imported_late_is_what_a_type_checker_sees() -> None:
+    tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
+    assert sorted(alias.name for node in imports for alias in node.names) == sorted(api.__all__)
+    for node in imports:
+        for alias in node.names:
+            assert getattr(api, alias.name) is getattr(import_module(node.module or ""), alias.name), alias.name
+    assert not hasattr(api, "PluginSpecs")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from retrain.api import BackendError, Determinism, EngineTraits, SampleRequest, SamplingParams, TrainBatch
+from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, SampleRequest, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.microbatch import TOKEN_BUDGET
 from retrain_local.plugin import CAPABILITIES
@@ -27,7 +27,7 @@ def test_log_probabilities_are_those_that_sampling_gave(
     backend = make_backend()
     for step in range(3):
         batch = roll(backend, requests, step=step, temperature=temperature)
-        rows = [(row.tokens_T, row.action_T) for row in batch.rows]
+        rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch.rows]
         for found_T, row in zip(backend.logprobs(rows, temperature), batch.rows, strict=True):
             np.testing.assert_allclose(found_T, row.logprobs_T, atol=1e-5)
             assert not found_T[~row.action_T].any()
@@ -41,7 +41,7 @@ def test_asking_leaves_the_training_as_it_was(
     plain, asked = make_backend(), make_backend()
     for step in range(2):
         batch = roll(plain, requests, step=step)
-        asked.logprobs([(row.tokens_T, row.action_T) for row in batch.rows], 0.5)
+        asked.logprobs([LogprobRow(row.tokens_T, row.action_T) for row in batch.rows], 0.5)
         assert plain.train(batch) == asked.train(batch)
         plain.publish()
         asked.publish()
@@ -54,7 +54,7 @@ def test_the_order_and_the_cut_do_not_matter(
 ) -> None:
     backend = make_backend()
     batch = roll(backend, requests)
-    rows = [(row.tokens_T, row.action_T) for row in batch.rows]
+    rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch.rows]
     whole = backend.logprobs(rows, 1.0)
     monkeypatch.setitem(TOKEN_BUDGET, "cpu", 40)
     for one, other in zip(whole, reversed(backend.logprobs(rows[::-1], 1.0)), strict=True):
@@ -64,17 +64,17 @@ def test_the_order_and_the_cut_do_not_matter(
 def test_rows_without_actions_and_no_rows(make_backend: MakeBackend) -> None:
     backend = make_backend()
     assert backend.logprobs([], 1.0) == []
-    (zeros_T,) = backend.logprobs([(np.arange(5), np.zeros(5, dtype=bool))], 1.0)
+    (zeros_T,) = backend.logprobs([LogprobRow(np.arange(5), np.zeros(5, dtype=bool))], 1.0)
     assert zeros_T.tolist() == [0.0] * 5
     with pytest.raises(BackendError, match="outside the model's"):
-        backend.logprobs([(np.array([1, 10**6]), np.array([False, True]))], 1.0)
+        backend.logprobs([LogprobRow(np.array([1, 10**6]), np.array([False, True]))], 1.0)
 
 
 def test_out_of_memory_is_answered_by_smaller_pieces(
     make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = make_backend()
-    rows = [(row.tokens_T, row.action_T) for row in roll(backend, requests).rows]
+    rows = [LogprobRow(row.tokens_T, row.action_T) for row in roll(backend, requests).rows]
     expected = backend.logprobs(rows, 1.0)
     trainer = backend._trainer
     assert trainer is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.api import BackendError, SampleRequest, SamplingParams, StopReason, TrainBatch
+from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams, StopReason, TrainBatch
 from retrain_tinker.backend import STATE_FILE, TinkerBackend
 from tests.tinker_rows import EOS, PROMPT, batch_of, drawn
 from tests.tinker_toy import Toy
@@ -205,7 +205,7 @@ def test_the_trainers_own_logprobs_of_any_row(backend: Make, toy: Toy) -> None:
     requests, samples = drawn(made)
     made.train(batch_of(requests, samples))
     made.publish()
-    rows = [(row.tokens_T, row.action_T) for row in batch_of(requests, samples).rows]
+    rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch_of(requests, samples).rows]
     table = toy.logprobs(weights(toy))
     for (tokens, action), found in zip(rows, made.logprobs(rows, 1.0), strict=True):
         wanted = np.concatenate([[0.0], table[tokens[:-1], tokens[1:]]])

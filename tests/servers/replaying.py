@@ -49,11 +49,11 @@ class Replaying:
 
     def _sample(self, request: SampleRequest, seed: int, params: SamplingParams) -> Sample:
         tokens_T, reason = self._known[seed]
-        tokens, action_T = row_of(np.asarray(request.prompt_T), tokens_T)
-        (logprobs_T,) = self._policy.logprobs([(tokens, action_T)], params.temperature)
+        row = row_of(np.asarray(request.prompt_T), tokens_T)
+        (logprobs_T,) = self._policy.logprobs([row], params.temperature)
         return Sample(
             tokens_T=tokens_T,
-            logprobs_T=logprobs_T[action_T],
+            logprobs_T=logprobs_T[row.action_T],
             stop_reason=reason,
             policy_version=self._policy.version,
         )

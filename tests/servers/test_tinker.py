@@ -17,6 +17,7 @@ from retrain.api import (
     BackendError,
     Config,
     ConfigError,
+    LogprobRow,
     PluginContext,
     SampleRequest,
     SamplingParams,
@@ -144,7 +145,7 @@ def test_the_downloaded_adapter_gives_the_services_logprobs(
     rows = []
     for p, (sample,) in zip(prompts, samples, strict=True):
         tokens = np.concatenate([p, sample.tokens_T])
-        rows.append((tokens, np.arange(len(tokens)) >= len(p)))
+        rows.append(LogprobRow(tokens, np.arange(len(tokens)) >= len(p)))
         with torch.no_grad():
             raw = logprobs(model, tokens)[len(p) - 1 :].numpy()
             tempered = logprobs(model, tokens, temperature)[len(p) - 1 :].numpy()

@@ -9,7 +9,7 @@ a missing name), and an exception in a life-cycle hook stops the run with the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from retrain.config.resolved import Config
     from retrain.errors import Problem
+    from retrain.plugins.diagnosis import Diagnosis
     from retrain.plugins.manager import Plugins
-    from retrain.plugins.spec import ConfigClaim, PluginSpec
+    from retrain.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.views import BatchView, GroupsView, RunView
 
     Register = Callable[[PluginSpec], None]
@@ -132,6 +133,17 @@ def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
 
 
+# ---------------------------------------------------------------- the manual: once per command
+
+
+@hookspec
+def retrain_describe_metrics() -> Iterable[MetricSpec] | None:
+    """Explain the fields that this plugin adds to `metrics.jsonl`: the manual and the pages of metrics are made of it.
+
+    Nothing heavy may be imported for it.
+    """
+
+
 # ---------------------------------------------------------------- a configuration file: once per command
 
 
@@ -154,6 +166,16 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem] 
 @hookspec
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
     """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
+
+
+@hookspec
+def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis] | None:
+    """What `retrain doctor` should tell about this plugin's part of the machine: extras, devices, servers, keys.
+
+    `config` is what the user wants to run, None when there is no configuration: then nothing is `needed`. Libraries may
+    be imported, models may not be loaded, and no question may take longer than some seconds. An exception becomes a
+    failed finding with the plugin's name.
+    """
 
 
 # ---------------------------------------------------------------- a run: each once, unless said otherwise

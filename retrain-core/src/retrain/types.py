@@ -10,10 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from retrain.declared import Capabilities as Capabilities
+from retrain.declared import CheckpointMode as CheckpointMode
+from retrain.declared import Determinism as Determinism
+from retrain.declared import Kind as Kind
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,29 +41,6 @@ class Example:
     reference: str
     task: str = ""
     info: Mapping[str, object] = field(default_factory=dict)
-
-
-class Kind(StrEnum):
-    """Every kind of part that a TOML can name; the value is the word used in messages."""
-
-    ADVANTAGE = "advantage"
-    TRANSFORM = "transform"
-    UNCERTAINTY = "uncertainty"
-    ALGORITHM = "algorithm"
-    PLANNING_DETECTOR = "planning detector"
-    CONTROLLER = "controller"
-    REWARD = "reward"
-    DATA_SOURCE = "data source"
-    ENVIRONMENT = "environment"
-    BACKEND = "backend"
-    INFERENCE_ENGINE = "inference engine"
-    RECORDER = "recorder"
-    HEALTH_MONITOR = "health monitor"
-    PACER = "pacer"
-    LAUNCHER = "launcher"
-    CONFIG_TABLE = "config table"
-    COMMAND = "command"
-    TEMPLATE = "init template"
 
 
 class StopReason(StrEnum):
@@ -112,10 +94,10 @@ class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
-    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the sampled tokens, never trained on.
-    `starts` are the positions at which the policy was given a context afresh: usually 0 alone, and more when an
-    episode rewrote its history. What stands before a start was not seen after it, so each part is trained as a row of
-    its own. `turns` counts how often the policy was asked.
+    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the
+    sampled tokens, never trained on. `starts` are the positions at which the policy was given a context afresh: usually
+    0 alone, and more when an episode rewrote its history. What stands before a start was not seen after it, so each
+    part is trained as a row of its own. `turns` counts how often the policy was asked.
     """
 
     tokens_T: Tokens
@@ -184,6 +166,18 @@ class Group:
     scores: tuple[Score, ...]
 
 
+class ActionRow(Protocol):
+    """A row of tokens and which of them the policy sampled: a `TrainRow`, a `Completion` or something like them."""
+
+    @property
+    def tokens_T(self) -> Tokens:
+        """Token ids."""
+
+    @property
+    def action_T(self) -> Mask:
+        """True where the policy sampled; never at the first token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainRow:
     """One row with its credit; all arrays have the row's length, `advantages_T` is 0 where `action_T` is False.
@@ -235,31 +229,3 @@ class TrainReport:
     ess_frac: float | None
     clip_fraction: float | None = 0.0
     loss_is_placeholder: bool = False
-
-
-class CheckpointMode(StrEnum):
-    """What a backend can bring back after a restart."""
-
-    EXACT = "exact"
-    ADAPTER_ONLY = "adapter_only"
-    UNSUPPORTED = "unsupported"
-
-
-class Determinism(StrEnum):
-    """When the same seed gives the same run."""
-
-    EXACT = "exact"
-    SAME_MACHINE = "same_machine"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What a backend promises; the kernel refuses configurations that need more, before anything heavy loads."""
-
-    reports_sync_loss: bool
-    preserves_token_advantages: bool
-    supports_checkpoint_resume: bool
-    checkpoint_resume_mode: CheckpointMode
-    determinism: Determinism
-    provides_entropy: bool

@@ -12,15 +12,16 @@ from pathlib import Path
 import torch
 
 from retrain.api import (
+    ActionRow,
     BackendError,
     Deliver,
     Engine,
     EngineTraits,
     Floats,
     Kind,
-    LogprobRow,
     Measuring,
     PluginContext,
+    Problem,
     Publishing,
     Sample,
     SampleRequest,
@@ -141,6 +142,12 @@ class LocalBackend:
         self._version += 1
         return report
 
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """What the trained policy says of each row; see `Trainer.logprobs`."""
+        _, trainer = self._open()
+        with limited_threads(self._threads):
+            return trainer.logprobs(rows, temperature)
+
     def publish(self) -> int:
         """Let `sample` use what was trained; returns the number of optimizer steps in it."""
         twins, _ = self._open()
@@ -150,12 +157,6 @@ class LocalBackend:
             if isinstance(self._engine, Publishing):
                 self._engine.publish()
         return self._version
-
-    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
-        """The trained policy's log-probabilities at the action tokens of (tokens_T, action_T), 0 elsewhere."""
-        _, trainer = self._open()
-        with limited_threads(self._threads):
-            return trainer.logprobs(rows, temperature)
 
     def metrics(self) -> Mapping[str, float]:
         """What the engine measured since it was last asked."""
@@ -193,5 +194,5 @@ class LocalBackend:
 
     def _open(self) -> tuple[Twins, Trainer]:
         if self._twins is None or self._trainer is None:
-            raise BackendError("the local backend is closed")
+            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
         return self._twins, self._trainer

@@ -46,7 +46,8 @@ def load_base(config: Config, source: Source, device: torch.device) -> Any:
         what = f"{source.path} lacks {len(missing)} weights, first {missing[0]}; they would stay random"
         raise ConfigError(Problem(where=where, what=what, fix="use a complete checkpoint of a causal language model"))
     if model.get_output_embeddings() is None:
-        raise ConfigError(Problem(where=where, what=f"{type(model).__name__} has no language-model head"))
+        what = f"{type(model).__name__} has no language-model head"
+        raise ConfigError(Problem(where=where, what=what, fix="name a causal language model"))
     model.requires_grad_(False).eval()
     return _moved(model, device)
 

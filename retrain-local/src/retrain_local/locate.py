@@ -51,11 +51,14 @@ def check_folder(folder: Path, where: str) -> None:
             Problem(where=where, what=f"not a model folder, {error.filename} is missing", fix="give a complete folder")
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem(where=where, what=f"{folder} cannot be read: {error}")) from None
+        fix = "make its config.json a readable UTF-8 file"
+        raise ConfigError(Problem(where=where, what=f"{folder} cannot be read: {error}", fix=fix)) from None
     except json.JSONDecodeError as error:
-        raise ConfigError(Problem(where=where, what=f"{folder / 'config.json'} is not valid JSON: {error}")) from None
+        what = f"{folder / 'config.json'} is not valid JSON: {error}"
+        raise ConfigError(Problem(where=where, what=what, fix="take the file from the model's source again")) from None
     if not isinstance(document, dict) or "model_type" not in document:
-        raise ConfigError(Problem(where=where, what=f"{folder / 'config.json'} names no model_type"))
+        what = f"{folder / 'config.json'} names no model_type"
+        raise ConfigError(Problem(where=where, what=what, fix="give the folder of a transformers model"))
     if not any(name in ("model.safetensors", "model.safetensors.index.json") for name in names):
         pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
         why = f"it holds {pickled[0]}, and pickled weights can run code" if pickled else ""

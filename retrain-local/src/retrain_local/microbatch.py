@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import BackendError, Floats, TrainRow
+from retrain.api import BackendError, Floats, Problem, TrainRow
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # tokens per micro-batch, padding included
 LOGIT_BUDGET = 2**29  # elements of its logits
@@ -54,19 +54,23 @@ def micro_batches(
     return [_padded([kept[i] for i in cut], device) for cut in cuts]
 
 
+def _refused(what: str) -> BackendError:
+    return BackendError(Problem(what=what, fix="correct the plugin that made the rows"))
+
+
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
     """BackendError, naming row and token, on anything that would train nonsense."""
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
-            raise BackendError(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
         if length and (row.tokens_T.min() < 0 or row.tokens_T.max() >= vocabulary):
-            raise BackendError(f"row {index} holds a token id outside the model's {vocabulary}")
+            raise _refused(f"row {index} holds a token id outside the model's {vocabulary}")
         if length and row.action_T[0]:
-            raise BackendError(f"row {index}: its first token is an action, and nothing stands before it to predict it")
+            raise _refused(f"row {index}: its first token is an action, and nothing stands before it to predict it")
         engine_T = _engine_logprobs(row)
         if len(engine_T) != length:
-            raise BackendError(f"row {index}: tokens and the engine's log-probabilities differ in length")
+            raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
         for name, values_T in (
             ("log-probability", row.logprobs_T),
             ("engine's log-probability", engine_T),
@@ -74,7 +78,7 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         ):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
-                raise BackendError(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
+                raise _refused(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
 
 
 def _engine_logprobs(row: TrainRow) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrain.api import (
     Capabilities,
@@ -15,7 +16,9 @@ from retrain.api import (
     Problem,
     hookimpl,
 )
-from retrain_local.options import LocalOptions
+
+if TYPE_CHECKING:
+    from retrain.api import Config, Diagnosis, Plugins
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
@@ -36,7 +39,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name="local",
             summary="PyTorch and PEFT in this process, on the CPU or one CUDA GPU.",
             factory="retrain_local.backend:create_backend",
-            params=LocalOptions,
+            params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
         )
     )
@@ -75,3 +78,11 @@ def retrain_locate_model(model: str) -> str | None:
         what = f"there is no built-in model {model!r}"
         raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix="use builtin:tiny"))
     return str(folder)
+
+
+@hookimpl
+def retrain_diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
+    """PyTorch, its devices, weights in a folder."""
+    from retrain_local.doctor import diagnose
+
+    return diagnose(config, plugins)

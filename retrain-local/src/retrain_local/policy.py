@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrain.api import Floats, LogprobRow
+from retrain.api import ActionRow, Floats
 from retrain_local.memory import MemoryLimits
 
 
@@ -28,6 +28,6 @@ class LocalPolicy:
     stop_ids: frozenset[int]
     context_limit: int | None
     save_adapter: Callable[[Path], None]
-    logprobs: Callable[[Sequence[LogprobRow], float], list[Floats]]
+    logprobs: Callable[[Sequence[ActionRow], float], list[Floats]]
     version: int = 0
     limits: MemoryLimits = field(default_factory=MemoryLimits)

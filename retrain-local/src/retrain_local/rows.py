@@ -102,9 +102,11 @@ def new_rows(
 
 def _check(prompt_T: Tokens, index: int, limit: int | None, vocabulary: int) -> None:
     if prompt_T.ndim != 1 or not len(prompt_T):
-        raise BackendError(f"prompt {index} must be a non-empty row of token ids")
+        what = f"prompt {index} must be a non-empty row of token ids"
+        raise BackendError(Problem(what=what, fix="correct the data source or environment that made it"))
     if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
-        raise BackendError(f"prompt {index} holds a token id that is not among the model's {vocabulary}")
+        what = f"prompt {index} holds a token id that is not among the model's {vocabulary}"
+        raise BackendError(Problem(what=what, fix="use the tokenizer that belongs to the model"))
     if limit is not None and len(prompt_T) >= limit:
         what = f"prompt {index} has {len(prompt_T)} tokens, and the model's context of {limit} leaves no room to answer"
         fix = "use shorter prompts or a model with a longer context"

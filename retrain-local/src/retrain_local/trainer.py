@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.api import (
+    ActionRow,
     BackendError,
     Config,
     Floats,
-    LogprobRow,
     NonFiniteError,
     Problem,
     TrainBatch,
@@ -100,7 +100,8 @@ class Trainer:
         vocabulary = self._model.get_input_embeddings().num_embeddings
         check_rows(batch.rows, vocabulary)
         if not batch.num_actions:
-            raise BackendError("nothing to train on: no row of the batch has an action token")
+            what = "nothing to train on: no row of the batch has an action token"
+            raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         loss, clipped, gaps = 0.0, 0, []
         for part in self._cut(batch.rows, vocabulary):
             self._load = Load(rows=part.ids_BT.shape[0], width=part.ids_BT.shape[1], actions=len(part.tokens_N))
@@ -115,14 +116,11 @@ class Trainer:
             gaps.append((new_N.detach() - part.old_logprobs_N).double().cpu().numpy())
         return loss, clipped, np.concatenate(gaps)
 
-    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Log-probabilities of the action tokens as the loss would see them now, 0 elsewhere; no gradient is kept."""
         vocabulary = self._model.get_input_embeddings().num_embeddings
-        found = [np.zeros(len(tokens_T)) for tokens_T, _ in rows]
-        asked = [
-            TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
-            for (tokens_T, action_T), zeros_T in zip(rows, found, strict=True)
-        ]
+        found = [np.zeros(len(row.tokens_T)) for row in rows]
+        asked = [_unscored(row) for row in rows]
         check_rows(asked, vocabulary)
         places = [place for place, row in enumerate(asked) if row.action_T.any()]
         places.sort(key=lambda place: last_action(asked[place]), reverse=True)  # as `micro_batches` does
@@ -202,6 +200,11 @@ class Trainer:
                 break
         why = "weights and optimizer are left as they were"
         return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+
+
+def _unscored(row: ActionRow) -> TrainRow:
+    zeros_T = np.zeros(len(row.tokens_T))
+    return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
 
 
 def _report(loss: float, grad_norm: float, clipped: int, gaps_N: Floats) -> TrainReport:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.api import BackendError, Floats, LogprobRow, PluginContext, Problem
+from retrain.api import ActionRow, BackendError, Floats, PluginContext, Problem
 from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast
 
 
@@ -41,7 +41,7 @@ class RemotePolicy:
             fix = "let the trainer keep more than one broadcast"
             raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error
 
-    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats] | None:
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
         """None: the training model is in the trainer's process."""
         return None
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from retrain.api import PluginSpec, TableTraits, hookimpl
+from retrain.api import MetricSpec, PluginSpec, TableTraits, hookimpl
+
+if TYPE_CHECKING:
+    from retrain.api import Config, Diagnosis
 
 Register = Callable[[PluginSpec], None]
 
@@ -66,3 +70,26 @@ def retrain_register_environments(register: Register) -> None:
             factory="retrain_rewards.verifiers.environment:make_verifiers",
         )
     )
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """What the judge adds."""
+    rows = (
+        ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
+        ("judge_tokens_in", "Prompt tokens, as the judge's server counts them.", "tokens"),
+        ("judge_tokens_out", "Tokens that the judge wrote.", "tokens"),
+        ("judge_cost_usd", "What that cost, at [reward] judge_price_in and judge_price_out.", "USD"),
+    )
+    return [
+        MetricSpec(name=name, meaning=meaning, unit=unit, absent="without the reward judge")
+        for name, meaning, unit in rows
+    ]
+
+
+@hookimpl
+def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
+    """Its extras, the judge, files with tasks."""
+    from retrain_rewards.doctor import diagnose
+
+    return diagnose(config)

@@ -88,7 +88,7 @@ class EnvironmentTable(Table):
             raise ValueError('is read by no provider: set provider = "verifiers", or remove it')
         return id_
 
-    @field_validator("args", mode="before")
+    @field_validator("args", mode="before", json_schema_input_type=dict[str, Any] | str)
     @classmethod
     def _decoded(cls, args: object) -> object:
         if not isinstance(args, str):

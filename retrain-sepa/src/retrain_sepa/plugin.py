@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from retrain.api import PluginSpec, TableTraits, hookimpl
+from retrain.api import MetricSpec, PluginSpec, TableTraits, hookimpl
+
+if TYPE_CHECKING:
+    from retrain.api import Config, Diagnosis
 
 Register = Callable[[PluginSpec], None]
 
@@ -122,3 +126,18 @@ def retrain_register_controllers(register: Register) -> None:
             factory="retrain_sepa.controller:sepa_controller",
         )
     )
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """What the controller adds."""
+    meaning = "Whether the correct-rate gate lets lambda through."
+    return [MetricSpec(name="sepa_gate_open", meaning=meaning, unit="flag", absent="without the controller sepa")]
+
+
+@hookimpl
+def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
+    """Its extra."""
+    from retrain_sepa.doctor import diagnose
+
+    return diagnose(config)

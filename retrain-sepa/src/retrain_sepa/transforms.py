@@ -19,9 +19,9 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     """
     if uncertainty_T.shape != planning_T.shape:
         lengths = f"{len(planning_T)} entries for {len(uncertainty_T)} tokens"
-        raise CreditError(Problem(what=f"planning mask has {lengths}"))
+        raise CreditError(Problem(what=f"planning mask has {lengths}", fix="give one entry per token"))
     if np.isnan(sepa_lambda):
-        raise CreditError(Problem(what="lambda is not a number"))
+        raise CreditError(Problem(what="lambda is not a number", fix="give one in [0, 1]"))
     strength = min(max(sepa_lambda, 0.0), 1.0)
     weights_T = 1.0 - planning_T  # products and sums: several times faster than picking the entries out
     count = weights_T.sum()

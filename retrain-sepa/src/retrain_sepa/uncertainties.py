@@ -45,7 +45,8 @@ def _logprobs(ctx: UncertaintyContext) -> Floats:
 def _refuse(bad_T: np.ndarray[tuple[int], np.dtype[np.bool_]], values_T: Floats, rule: str) -> None:
     if bad_T.any():
         position = int(np.argmax(bad_T))
-        raise CreditError(Problem(what=f"{values_T[position]} at token {position}: {rule}"))
+        what = f"{values_T[position]} at token {position}: {rule}"
+        raise CreditError(Problem(what=what, fix="correct the backend or engine that gave it"))
 
 
 SURPRISAL = UncertaintySpec(name="surprisal", compute=surprisal)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from retrain.api import (
+    ActionRow,
     BackendError,
     Config,
     ConfigError,
     Deliver,
     Floats,
-    LogprobRow,
     PluginContext,
     Problem,
     Sample,
@@ -152,13 +152,11 @@ class TinkerBackend:
             self._published = self._version
         return self._version
 
-    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats]:
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """The trained policy's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
         plain = [
-            TrainRow(
-                tokens_T=tokens, action_T=action, logprobs_T=np.zeros(len(tokens)), advantages_T=np.zeros(len(tokens))
-            )
-            for tokens, action in rows
+            TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+            for row, zeros_T in zip(rows, (np.zeros(len(row.tokens_T)) for row in rows), strict=True)
         ]
         check_rows(plain)
         datums = [Datum.of(row) for row in plain]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,11 @@ def test_plugins_as_json_and_text(command: Command, toys: Path) -> None:
         "distribution": "retrain-toys",
         "version": "1.0",
         "source": "toy_parts",
+        "file": str(toys / "toy_parts.py"),
         "clash": False,
     }
     text = command("plugins").out
-    assert "(retrain-toys 1.0)" in text
+    assert re.search(r"toy +retrain-toys 1\.0 +.*toy_parts\.py", text)
     for rows in content["kinds"].values():
         assert all(row["name"] in text for row in rows)
     assert content["failures"] == []

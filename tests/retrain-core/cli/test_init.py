@@ -94,7 +94,7 @@ def test_a_plugins_template_is_written_under_its_own_file_name(
     distribution("templater", {"templater": source})
     result = command("init", "-t", "mine")
     assert result.out == "Wrote mine.toml (mine). Next:\n  retrain explain mine.toml\n  retrain mine.toml\n"
-    assert (tmp_path / "mine.toml").read_text() == "[training]\n"
+    assert (tmp_path / "mine.toml").read_text() == "#:schema ./retrain.schema.json\n[training]\n"
 
 
 def test_through_the_script(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -7,20 +7,44 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import retrain
+from retrain.cli.dispatch import RetrainGroup
+from retrain.declared import Kind
+from retrain.errors import ConfigError
+from retrain.plugins.manager import Plugins, load_plugins
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym")
+SLOW = (
+    *HEAVY,
+    "numpy",
+    "scipy",
+    "pydantic",
+    "rich",
+    "asyncio",
+    "plotly",
+    "jinja2",
+    "tomlkit",
+    "retrain.loop.configure",
+)
+COMMANDS = RetrainGroup(load_plugins({})).list_commands(click.Context(click.Command("retrain")))
 
 
-def test_version(script: Script) -> None:
+def test_version_names_every_distribution(script: Script) -> None:
     done = script("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"retrain {retrain.__version__}\n", "")
+    head, *others = done.stdout.splitlines()
+    assert (done.returncode, head, done.stderr) == (0, f"retrain {retrain.__version__}", "")
+    assert f"  retrain-sepa {version('retrain-sepa')}" in others
+    versions = json.loads(script("--version", "--json").stdout)
+    assert versions["retrain-core"] == retrain.__version__
+    assert [f"  {name} {number}" for name, number in versions.items() if name != "retrain-core"] == others
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
@@ -38,12 +62,68 @@ def test_help_names_the_commands_and_how_to_train(word: str, command: Callable[.
         assert wanted in result.out
 
 
-@pytest.mark.parametrize("name", ["init", "explain", "plugins"])
-def test_every_command_explains_itself(name: str, command: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", [*COMMANDS, "train"])
+def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, command: Callable[..., Any]) -> None:
     result = command(name, "--help")
-    assert result.code == 0
-    assert "Usage: retrain" in result.out
-    assert "--json" in result.out
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: retrain {name} ")
+    assert command(name, "-h").out == result.out
+    assert command("help", name).out == result.out
+    if "Commands:" not in result.out:  # a group: its commands tell
+        assert "Example" in result.out
+        assert "xit code" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (("diff", "--jsn"), ("retrain diff: no such option: --jsn", "fix: use --json")),
+        (("explain", "--jsn"), ("retrain explain: no such option: --jsn", "fix: use --json")),
+        (("explain", "--temperatur", "1"), ("unknown flag --temperatur", "did you mean --temperature?")),
+        (("--qiet",), ("no such option: --qiet", "fix: use --quiet")),
+        (("--versio",), ("no such option: --versio", "fix: use --version")),
+        (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
+        (("completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
+        (("init", "-i", "--json"), ("give one of them", "fix: ")),
+        (("",), ("'' is neither a command nor a file", "fix: ")),
+    ],
+)
+def test_a_usage_error_is_told_like_every_other(
+    words: tuple[str, ...], fragments: tuple[str, ...], command: Callable[..., Any]
+) -> None:
+    result = command(*words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("retrain: ")
+    assert all(fragment in result.err for fragment in fragments), result.err
+    assert result.err.count("fix: ") == 1
+
+
+def test_a_command_whose_room_is_missing_is_answered_by_name(plugins: Plugins) -> None:
+    del plugins.registries[Kind.COMMAND].entries["diff"]
+    with pytest.raises(ConfigError, match="`retrain diff` is not part of this installation"):
+        RetrainGroup(plugins).make_context("retrain", ["diff"])
+
+
+def test_quiet_is_taken_before_and_after_the_configuration(command: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("[training]\nlr = 'x'\n")
+    for words in (["-q", "my.toml"], ["my.toml", "-q"], ["--quiet", "my.toml"], ["my.toml", "--seed", "1", "--quiet"]):
+        result = command(*words)
+        assert "my.toml:2 [training] lr" in result.err
+        assert result.err.count("fix: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_colored"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": ""}, True),
+    ],
+)
+def test_color_is_as_the_environment_wishes(environ: dict[str, str], is_colored: bool, script: Script) -> None:
+    told = script("nope", environ={"NO_COLOR": "", "FORCE_COLOR": ""} | environ)
+    assert ("\x1b[31m" in told.stderr) == is_colored
 
 
 def test_help_of_training_is_reached_from_a_configuration(command: Callable[..., Any]) -> None:
@@ -56,9 +136,7 @@ def test_help_of_training_is_reached_from_a_configuration(command: Callable[...,
     ("word", "fragments"),
     [
         ("explian", ("'explian' is neither a command nor a file", "did you mean `retrain explain`?")),
-        ("zzzzz", ("'zzzzz' is neither a command nor a file", "commands: ", "explain, init, plugins")),
-        ("doctor", ("`retrain doctor` is not built in this version", "retrain --help")),
-        ("migrate-config", ("`retrain migrate-config` is not built in this version",)),
+        ("zzzzz", ("'zzzzz' is neither a command nor a file", "commands: ", "compare, completion, credit, diff")),
         ("nope.toml", ("nope.toml: file not found", "retrain init")),
         ("some/nope.toml", ("some/nope.toml: file not found",)),
     ],
@@ -127,6 +205,13 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
     modules = loaded_modules(arguments, tmp_path, tmp_path)
     assert "retrain.cli.main" in modules
     assert modules & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["help"], ["--version"], ["train", "--help"]])
+def test_help_imports_next_to_nothing(arguments: list[str], tmp_path: Path) -> None:
+    """What makes `retrain --help` quick; `benchmarks/help_time.py` measures it."""
+    (tmp_path / "retrain.toml").write_text("")
+    assert loaded_modules(arguments, tmp_path, tmp_path) & set(SLOW) == set()
 
 
 def test_a_bad_configuration_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -239,7 +240,24 @@ def test_legacy_backend_keys_are_answered_with_the_line_to_write(name: str, valu
     _, problems = load(f"[backend]\nprime_rl_{name} = {value}\n")
     problem = one(problems)
     assert problem.where.endswith(f"retrain.toml:2 [backend] prime_rl_{name}")
-    assert problem.fix == f"write under [backend.options]: {line}"
+    assert problem.what == "legacy key, removed"
+    assert problem.fix.endswith(
+        f"retrain.toml --write` writes in their place\n        [backend.options]\n        {line}"
+    )
+
+
+def test_all_legacy_keys_are_one_problem_and_an_option_that_is_set_wins(load: Load) -> None:
+    text = '[backend]\nprime_rl_zmq_port = 1\nprime_rl_transport = "zmq"\n[backend.options]\ntransport = "filesystem"\n'
+    _, problems = load(text)
+    problem = one(problems)
+    assert problem.what == "legacy keys, removed: prime_rl_zmq_port, prime_rl_transport"
+    block = problem.fix.partition("place\n")[2]
+    assert tomllib.loads(block) == {"backend": {"options": {"zmq_port": 1, "transport": "filesystem"}}}
+
+
+def test_other_keys_that_begin_like_legacy_ones_are_unknown(load: Load) -> None:
+    _, problems = load("[backend]\nprime_rl_colour = 1\n")
+    assert one(problems).what == "unknown key"
 
 
 def test_an_unknown_table_of_ours_is_answered_with_its_distribution(

@@ -93,8 +93,14 @@ def test_a_faulty_plugin_fails_alone_and_its_own_error_is_kept(
 
 
 def test_a_plugin_may_register_nothing(distribution: Distribution) -> None:
-    distribution("empty-one", {"empty_one": "VALUE = 3"})
+    distribution("empty-one", {"empty_one": f"{HEAD}@hookimpl\ndef retrain_register_rewards(register): pass"})
     assert load_plugins({}).failures == []
+
+
+def test_what_has_no_hook_is_no_plugin(distribution: Distribution) -> None:
+    distribution("empty-one", {"empty_one": "VALUE = 3"})
+    (failure,) = load_plugins({}).failures
+    assert "empty_one has no hook of retrain" in failure.error
 
 
 def test_two_owners_of_a_name_are_both_named_and_nobody_wins(distribution: Distribution) -> None:

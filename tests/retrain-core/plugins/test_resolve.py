@@ -81,6 +81,19 @@ def test_names_inside_packages_and_name_spaces(write: Write, plugins: Plugins) -
     assert find(plugins, "my_pack_c.inner:deep") == "deep"
 
 
+def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plugins: Plugins) -> None:
+    write(
+        "bundled.py",
+        "from pydantic import BaseModel\nfrom retrain.api import PluginSpec\n"
+        "class Params(BaseModel):\n    floor: float = 0.5\n"
+        "PLUGIN = PluginSpec(name='own', summary='s', factory=max, params=Params, traits='t')\n",
+    )
+    found = resolve(plugins, Kind.TRANSFORM, "bundled.PLUGIN", where=WHERE)
+    assert (found.name, found.target, found.traits, found.owner.source) == ("own", max, "t", "bundled")
+    assert found.params is not None
+    assert list(found.params.model_fields) == ["floor"]
+
+
 def test_a_missing_module_lists_where_it_was_looked_for(plugins: Plugins) -> None:
     text = message(plugins, "nowhere_mod.thing", "plugins", "more")
     assert "as a dotted path: no module found under plugins.nowhere_mod, more.nowhere_mod, nowhere_mod" in text

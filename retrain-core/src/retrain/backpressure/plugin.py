@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from retrain.config.keys import TableTraits
+from retrain.declared import TableTraits
 from retrain.hookspecs import hookimpl
-from retrain.plugins.spec import PluginSpec
+from retrain.plugins.spec import MetricSpec, PluginSpec
 
 
 @hookimpl
@@ -22,3 +22,11 @@ def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
     """One pacer; others come from plugins."""
     summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
     register(PluginSpec(name="usl", summary=summary, factory="retrain.backpressure.controller:build"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> Iterable[MetricSpec]:
+    """The `bp_*` fields."""
+    from retrain.backpressure.metric_names import METRICS
+
+    return METRICS

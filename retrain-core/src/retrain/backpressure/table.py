@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from retrain.config.keys import Table, key
-from retrain.types import Kind
+from retrain.declared import Kind
 
 
 class BackpressureTable(Table):

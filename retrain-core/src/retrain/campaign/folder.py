@@ -131,19 +131,20 @@ def _refuse_changes(path: Path, before: Mapping[str, Any], campaign: Campaign) -
     if before.get("sha256") == sha256(campaign.content()):
         return
     found = _differences(_content_of(path), campaign.content())
-    problems = [Problem(where=f"{path}", what=each) for each in found[:MOST_DIFFERENCES]]
+    told = found[:MOST_DIFFERENCES]
     if len(found) > MOST_DIFFERENCES:
-        problems.append(Problem(where=f"{path}", what=f"and {len(found) - MOST_DIFFERENCES} more differences"))
-    why = "its runs would not be comparable with those that are there"
+        told.append(f"and {len(found) - MOST_DIFFERENCES} more differences")
+    told.append("its runs would not be comparable with those that are there; nothing was changed")
     fix = "take these values back, or begin a new campaign without --resume"
-    raise ResumeError(*problems, Problem(what="nothing was changed", why=why, fix=fix))
+    raise ResumeError(Problem(where=str(path), what="it is another campaign", why="\n    ".join(told), fix=fix))
 
 
 def _content_of(path: Path) -> Any:
     try:
         return json.loads((path / CONTENT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResumeError(Problem(where=str(path / CONTENT), what=f"cannot be read: {error}")) from error
+        fix = "put the file back, or begin a new campaign without --resume"
+        raise ResumeError(Problem(where=str(path / CONTENT), what=f"cannot be read: {error}", fix=fix)) from error
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:

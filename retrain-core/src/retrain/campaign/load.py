@@ -153,7 +153,8 @@ def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -
     try:
         model = resolve(plugins, Kind.LAUNCHER, table.launcher, where=config.place("campaign.launcher")).params
     except Exception as error:  # a fault of that plugin, or an extra that is not installed
-        return list(getattr(error, "problems", ())) or [Problem(what=str(error))]
+        where, fix = config.place("campaign.launcher"), "mend that plugin, or name another launcher"
+        return list(getattr(error, "problems", ())) or [Problem(where=where, what=str(error), fix=fix)]
     return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.config.keys import TableTraits
+from retrain.declared import TableTraits
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import ConfigClaim, PluginSpec
 

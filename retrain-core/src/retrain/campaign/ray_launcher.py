@@ -92,7 +92,9 @@ class RayLauncher:
         try:
             return RayJob(task.remote(job, environ))
         except Exception as error:
-            raise BackendError(Problem(what=f"Ray refuses {job.name}: {type(error).__name__}: {error}")) from error
+            what = f"Ray refuses {job.name}: {type(error).__name__}: {error}"
+            fix = "see whether the cluster has what [campaign] launcher_options ask for: `ray status`"
+            raise BackendError(Problem(what=what, fix=fix)) from error
 
     def close(self) -> None:
         """Leave the cluster."""

@@ -18,6 +18,7 @@ from rich.text import Text
 from retrain.campaign.load import Campaign
 from retrain.campaign.outcome import progress
 from retrain.campaign.planned import PlannedRun
+from retrain.loop.lines import OUTCOME_LEVEL
 
 LOOK_EVERY_S = 1.0
 
@@ -25,8 +26,9 @@ LOOK_EVERY_S = 1.0
 class Lines:
     """Says what happens, one line at a time."""
 
-    def __init__(self, total: int, *, parallel: bool) -> None:
+    def __init__(self, total: int, *, parallel: bool, is_quiet: bool = False) -> None:
         self._total, self._parallel = total, parallel
+        self._level = OUTCOME_LEVEL if is_quiet else logging.INFO
         self._live: Live | None = None
         self._panel: _Panel | None = None
 
@@ -48,7 +50,7 @@ class Lines:
 
     @contextmanager
     def _panel_shown(self) -> Iterator[None]:
-        if not sys.stdout.isatty():
+        if self._level > logging.INFO or not sys.stdout.isatty():
             yield
             return
         self._panel = _Panel(self._total)
@@ -59,8 +61,10 @@ class Lines:
             finally:
                 self._live = self._panel = None
 
-    def say(self, text: str) -> None:
-        """One line, as it is."""
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """One line, as it is; unless it is to be quiet and the line is below the outcome."""
+        if level < self._level:
+            return
         if self._live:
             self._live.console.print(Text(text), highlight=False)
         else:
@@ -91,7 +95,9 @@ class Lines:
         if self._parallel:
             outcome = f"FAILED ({failure})" if failure else "ok"
             outcome = f"{run.name} {outcome}{f'; {note}' if note else ''} ({seconds:.1f}s)"
-        self.say(f"  {outcome}")
+        if failure and self._level > logging.INFO and not self._parallel:
+            outcome = f"{run.name} {outcome}"  # its own line, which names it, was not said
+        self.say(f"  {outcome}", logging.WARNING if failure else logging.INFO)
 
     def show(self, running: Mapping[str, PlannedRun], num_done: int) -> None:
         """For the panel: which runs go on."""
@@ -108,7 +114,7 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record, as it is."""
-        self._lines.say(self.format(record))
+        self._lines.say(self.format(record), record.levelno)
 
 
 class _Panel:

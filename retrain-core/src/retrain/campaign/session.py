@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from retrain.campaign.stops import Stops
 from retrain.errors import Problem, RetrainError
 from retrain.loop.build import build_part
 from retrain.loop.interrupts import StopRequested
+from retrain.loop.lines import OUTCOME_LEVEL
 from retrain.plugins.launching import Launcher
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import PluginContext
@@ -34,30 +36,29 @@ CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "fol
 SHOWN_FAILURES = 10
 
 
-def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False) -> None:
-    """Run what is missing of a campaign.
+def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False, is_quiet: bool = False) -> None:
+    """Run what is missing of a campaign; quiet says warnings, failures and the outcome alone.
 
     RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
     """
     folder = open_campaign(campaign, is_new=is_new)
     try:
-        _session(campaign, plugins, folder)
+        _session(campaign, plugins, folder, is_quiet=is_quiet)
     finally:
         folder.close()
 
 
-def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder) -> None:
+def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
     runs = plan_runs(campaign, folder.path)
+    lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
-        Lines(len(runs), parallel=False).say(
-            f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` begins another campaign."
-        )
+        told = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` begins another campaign."
+        lines.say(told, OUTCOME_LEVEL)
         return
     workers = workers_of(campaign)
-    lines = Lines(len(runs), parallel=campaign.table.parallel)
     lines.head(campaign, str(folder.path), workers)
     for warning in warnings_of(campaign):
-        lines.say(f"  note: {warning}")
+        lines.say(f"  note: {warning}", logging.WARNING)
     launcher = _launcher(campaign, plugins)
     stops, began = Stops(), time.monotonic()
     try:
@@ -129,10 +130,10 @@ def _conclude(
     manifest.save()
     minutes, rest = divmod(int(seconds), 60)
     counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
-    lines.say(f"Campaign {status}: {counts} ({minutes}m {rest:02d}s)")
-    lines.say(f"  manifest: {folder / 'manifest.json'}")
+    lines.say(f"Campaign {status}: {counts} ({minutes}m {rest:02d}s)", OUTCOME_LEVEL)
+    lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
     if stops.reason:
-        lines.say("  the same command finishes what is missing")
+        lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
         raise StopRequested(stops.reason)
     if failures:
         told = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]

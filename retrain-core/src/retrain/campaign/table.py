@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from retrain.campaign.plan import PlanTable
 from retrain.config.keys import Table, key
-from retrain.types import Kind
+from retrain.declared import Kind
 
 SEEDS = [42, 101, 202, 303, 404, 505, 606, 707]
 CONDITIONS = [

@@ -1,1 +1,1 @@
-"""How much memory and time a configuration needs, and what a run of it took. See `docs/capacity.md`."""
+"""How much memory and time a configuration needs, and what a run of it took. See `docs/pages/capacity.md`."""

@@ -12,12 +12,24 @@ from retrain.capacity.show import text
 from retrain.loop.configure import load_checked
 from retrain.plugins.manager import Plugins
 
+EPILOG = """\b
+Examples:
+  retrain capacity                        ./retrain.toml on this machine
+  retrain capacity --batch-size 16        with a value changed
+  retrain capacity my.toml --pilot 2      measured, with two real steps
 
-@click.command("capacity", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+\b
+Exit codes: 0 done; 1 a pilot failed; 2 usage or configuration error.
+"""
+
+
+@click.command(
+    "capacity", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
 @click.option("--pilot", type=click.IntRange(min=1), metavar="N", help="Measure with N real steps that leave no trace.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=None, help="Length of the longest prompt.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def command(
     plugins: Plugins, pilot: int | None, prompt_tokens: int | None, as_json: bool, arguments: tuple[str, ...]

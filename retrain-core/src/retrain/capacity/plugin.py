@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from retrain.capacity.meter import Meter
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
-from retrain.views import GroupsView, RunView
 
 if TYPE_CHECKING:
     from retrain.config.resolved import Config
     from retrain.plugins.manager import Plugins
+    from retrain.views import GroupsView, RunView
 
 RUNS: list[tuple[RunView, Meter]] = []  # of this process; one that is over leaves when the next one starts
 

@@ -53,18 +53,22 @@ class ModelShape:
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
 
+def _refused(where: str, what: str) -> ConfigError:
+    return ConfigError(Problem(where=where, what=what, fix="give the complete folder of a decoder-only model"))
+
+
 def read_shape(folder: Path, *, where: str) -> ModelShape:
     """The sizes of the model in a folder; ConfigError when its `config.json` does not tell them."""
     file = folder / "config.json"
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem(where=where, what=f"{file} cannot be read: {error}")) from None
+        raise _refused(where, f"{file} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(Problem(where=where, what=f"{file} is not valid JSON: {error}")) from None
+        raise _refused(where, f"{file} is not valid JSON: {error}") from None
     text = document.get("text_config", document) if isinstance(document, dict) else None
     if not isinstance(text, dict):
-        raise ConfigError(Problem(where=where, what=f"{file} holds no configuration of a model"))
+        raise _refused(where, f"{file} holds no configuration of a model")
     return shape_of(text, file=file, where=where, counted=count_parameters(folder))
 
 
@@ -77,7 +81,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
-                raise ConfigError(Problem(where=where, what=f"{file}: {name} = {value!r} is not a size"))
+                raise _refused(where, f"{file}: {name} = {value!r} is not a size")
             return value
         if default is None:
             what = f"{file} does not say {names[0]}"
@@ -86,7 +90,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
 
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head")
     if heads > hidden:
-        raise ConfigError(Problem(where=where, what=f"{file}: {heads} heads share a width of {hidden}"))
+        raise _refused(where, f"{file}: {heads} heads share a width of {hidden}")
     experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     shape = ModelShape(

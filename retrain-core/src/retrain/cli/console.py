@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from retrain.loop.lines import GROUP_LEVEL
+from retrain.loop.lines import GROUP_LEVEL, OUTCOME_LEVEL
 from retrain.plugins.manager import Plugins
 from retrain.plugins.spec import Owner
 
@@ -15,11 +15,15 @@ LOGGER = "retrain"
 
 
 @contextmanager
-def run_console(plugins: Plugins) -> Iterator[None]:
-    """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal."""
+def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
+    """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
+
+    Quiet: warnings and the last lines alone.
+    """
     logger = logging.getLogger(LOGGER)
-    if not sys.stdout.isatty():
-        with _handler(logger, logging.StreamHandler(sys.stdout), GROUP_LEVEL):
+    if is_quiet or not sys.stdout.isatty():
+        level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
+        with _handler(logger, logging.StreamHandler(sys.stdout), level):
             yield
         return
     from retrain.cli.display import LiveDisplay

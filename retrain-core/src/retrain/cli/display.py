@@ -36,7 +36,7 @@ class LiveDisplay:
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._step_started = time.perf_counter()
         self._spinner = Spinner("dots")
-        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
+        self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -73,7 +73,8 @@ class LiveDisplay:
         if "eval_correct_rate" in metrics:
             self._evals.append((metrics["step"], metrics["eval_correct_rate"]))
 
-    def _render(self) -> RenderableType:
+    def picture(self) -> RenderableType:
+        """The panel as it is now."""
         if self._run is None:
             return self._spinner
         total = self._run.config.training.max_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,19 +18,29 @@ from retrain.records.secrets import hide
 from retrain.types import Capabilities
 
 FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning; below this the run may barely move
+EPILOG = """\b
+Examples:
+  retrain explain                     what `retrain` would do here
+  retrain explain my.toml --lr 1e-4 --json
+  retrain explain --keys              every key, its flag and its default
+
+\b
+Exit codes: 0 done; 2 usage or configuration error.
+"""
 
 
-@click.command("explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.command(
+    "explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
-@click.option("--markdown", is_flag=True, help="With --keys: as the reference page of the documentation.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, arguments: tuple[str, ...]) -> None:
+def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
     """Show what CONFIG with its overrides would do, without loading model or data."""
-    if list_keys or markdown:
+    if list_keys:
         rows = _key_rows(plugins)
-        click.echo(keys_page(rows) if markdown else json.dumps(rows, indent=2) if as_json else _key_lines(rows))
+        click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
         return
     claim = claim_of(arguments, plugins)
     if claim:
@@ -43,8 +54,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, ar
     warnings = content.pop("warnings", [])
     width = max(len(name) for name in content)
     for name, value in content.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        click.echo(f"{name:<{width}} : {shown}")
+        click.echo(f"{name:<{width}} : {_shown(value)}")
     if origins:
         click.echo("\nSet, and where:")
         for path, row in origins.items():
@@ -53,6 +63,15 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, markdown: bool, ar
         click.echo("\nWarnings:")
         for warning in warnings:
             click.echo(f"  {warning}")
+
+
+def _shown(value: Any) -> str:
+    """A value for people: lists and tables on one line, `-` for nothing."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_shown(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "-"
+    return "yes" if value is True else "no" if value is False else str(value) or "-"
 
 
 def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
@@ -119,27 +138,6 @@ def _warnings(config: Config) -> list[str]:
 
 def _capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
     return asdict(capabilities) if capabilities else {}
-
-
-def keys_page(rows: list[dict[str, Any]]) -> str:
-    """The reference page of all keys, table by table, in Markdown."""
-    lines = [
-        "# Every key",
-        "",
-        "Made by `retrain explain --keys --markdown` from the schemas of all installed plugins; a test keeps it so.",
-        "Each key is a flag; `--set table.key=value` and the environment variable `RETRAIN__TABLE__KEY` work for all.",
-    ]
-    table = ""
-    for row in rows:
-        name = row["key"].partition(".")[0]
-        if name != table:
-            table = name
-            lines += ["", f"## [{table}]", "", "| key | flag | default | meaning |", "|---|---|---|---|"]
-        note = f" **Not yet:** {row['pending']}." if row["pending"] else ""
-        default = json.dumps(row["default"], ensure_ascii=False).replace("|", "\\|")
-        text = row["description"].replace("|", "\\|")
-        lines.append(f"| `{row['key'].partition('.')[2]}` | `{row['flag']}` | `{default}` | {text}{note} |")
-    return "\n".join(lines)
 
 
 def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:

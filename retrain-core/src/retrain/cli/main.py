@@ -1,43 +1,32 @@
-"""`retrain`: finds the command or the configuration that was meant, runs it, and turns errors into exit codes."""
+"""`retrain`: runs one command line, and turns whatever goes wrong into a message and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import click
 
-from retrain import __version__
-from retrain.errors import EXIT_DONE, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, Problem, RetrainError
-from retrain.loop.configure import claim_of
+from retrain.cli.completion import ASKED, answer
+from retrain.cli.dispatch import RetrainGroup
+from retrain.cli.streams import prepare_streams, wants_color
+from retrain.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, Problem, RetrainError
 from retrain.loop.interrupts import StopRequested
-from retrain.loop.lines import printable
-from retrain.plugins.first_party import promised_names
-from retrain.plugins.manager import Plugins, load_plugins
-from retrain.plugins.resolve import resolve
-from retrain.records.secrets import hide_text
-from retrain.types import Kind
+from retrain.plugins.manager import load_plugins
 
-TRAIN = "train"
 EXIT_INTERRUPTED = 130
-HELP = """Train a language model with verifiable rewards, as one TOML file says.
-
-\b
-  retrain                        train as ./retrain.toml says
-  retrain my.toml --lr 1e-4      train as my.toml says, with one value changed
-  retrain init --template tiny   write a retrain.toml that learns in a minute
-
-Every key of the file is a flag (`--seed 42`, `--gtpo-beta=0.2`); `retrain explain --keys` lists them all.
-"""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `retrain` script; leaves through `sys.exit` with the exit code of the outcome."""
+    prepare_streams()
     _prepare_process()
+    if question := os.environ.get(ASKED):
+        sys.exit(answer(question, load_plugins()))
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -45,13 +34,13 @@ def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code. Errors meant for users go to stderr without a traceback."""
     try:
         group = RetrainGroup(load_plugins())
-        with group.make_context("retrain", arguments) as context:  # not `main`, which says 1 for a closed pipe
+        # not `group.main`, which says 1 for a closed pipe
+        with group.make_context("retrain", arguments, color=wants_color()) as context:
             group.invoke(context)
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except RetrainError as error:
-        click.secho(f"retrain: {error.label}", fg="red", bold=True, err=True)
-        click.echo("\n".join(map(printable, hide_text(str(error)).split("\n"))), err=True)
+        _tell(error.label, str(error))
         return error.exit_code
     except StopRequested as stop:
         click.echo(
@@ -59,81 +48,54 @@ def run(arguments: list[str]) -> int:
         )
         return EXIT_RESUMABLE
     except click.ClickException as error:
-        error.show()
-        return EXIT_USAGE
+        return _tell_usage(error)
     except (KeyboardInterrupt, click.Abort):
         click.echo("retrain: interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader (`| head`) has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return EXIT_DONE
+    except SystemExit as leaving:  # so rich answers a closed pipe
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return EXIT_DONE
+        raise
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_stdout()
+        problem = Problem(what=f"the output cannot be written: {error.strerror}", fix="make room, or send it elsewhere")
+        _tell("error", str(problem))
+        return EXIT_FAILED
     return EXIT_DONE
 
 
-class RetrainGroup(click.Group):
-    """Commands come from plugins; anything else in first place is a configuration to train."""
+def _tell(label: str, text: str) -> None:
+    from retrain.loop.lines import printable  # only an error needs these
+    from retrain.records.secrets import hide_text
 
-    def __init__(self, plugins: Plugins) -> None:
-        super().__init__(name="retrain", help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
-        self.plugins = plugins
-        self.params.append(_version_option())
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every registered command but `train`, which needs no name."""
-        return [entry.spec.name for entry in self.plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
-        ctx.obj = self.plugins
-        if not self.plugins.find(Kind.COMMAND, cmd_name):
-            return None
-        command: click.Command = resolve(self.plugins, Kind.COMMAND, cmd_name, where="command line").target
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, from the one-line summaries: no command is imported for it."""
-        rows = [(entry.spec.name, entry.spec.summary) for entry in self.plugins.registered(Kind.COMMAND)]
-        with formatter.section("Commands"):
-            formatter.write_dl([row for row in rows if row[0] != TRAIN])
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`retrain`, `retrain FILE`, `retrain --flag ...` mean `train`, or who claims that file; `help` is `--help`."""
-        first = args[0] if args else ""
-        if first == "help":
-            args = ["--help"]
-        elif not first or (first not in ("-h", "--help", "--version") and not self.plugins.find(Kind.COMMAND, first)):
-            if first and not first.startswith("-"):
-                self._refuse_misspelt_command(first)
-            claim = claim_of(args, self.plugins)
-            args = [claim.command if claim else TRAIN, *args]
-        return super().parse_args(ctx, args)
-
-    def _refuse_misspelt_command(self, word: str) -> None:
-        if word.endswith(".toml") or Path(word).exists():
-            return
-        known = self.list_commands(click.Context(self))
-        if word in promised_names(Kind.COMMAND):
-            raise ConfigError(
-                Problem(
-                    where="command line",
-                    what=f"`retrain {word}` is not built in this version",
-                    fix="see `retrain --help`",
-                )
-            )
-        near = get_close_matches(word, known, n=1)
-        fix = f"did you mean `retrain {near[0]}`?" if near else f"commands: {', '.join(known)}; or give a .toml file"
-        raise ConfigError(Problem(where="command line", what=f"{word!r} is neither a command nor a file", fix=fix))
+    color = wants_color()
+    click.secho(f"retrain: {label}", fg="red", bold=True, err=True, color=color)
+    click.echo("\n".join(map(printable, hide_text(text).split("\n"))), err=True, color=color)
 
 
-def _version_option() -> click.Parameter:
-    def show(ctx: click.Context, _: click.Parameter, wanted: Any) -> None:
-        if wanted and not ctx.resilient_parsing:
-            click.echo(f"retrain {__version__}")
-            ctx.exit()
+def _tell_usage(error: click.ClickException) -> int:
+    """What click found wrong, in the words of all our errors."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context and type(error).__name__ == "NoArgsIsHelpError":  # `retrain plugin` alone; by name: click 8.1 has none
+        click.echo(context.get_help(), err=True, color=wants_color())
+        return EXIT_USAGE
+    path = context.command_path if context else "retrain"
+    what, near = " ".join(error.format_message().split()), getattr(error, "possibilities", None)
+    if isinstance(error, click.NoSuchOption):
+        what = f"no such option: {error.option_name}"
+    fix = f"use {near[0]}" if near else f"`{path} --help` shows what it takes"
+    _tell("usage error", str(Problem(where=path, what=what, fix=fix)))
+    return EXIT_USAGE
 
-    option = click.Option(["--version"], is_flag=True, expose_value=False, is_eager=True, callback=show)
-    option.help = "Show the version and exit."
-    return option
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not stumble over it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_process() -> None:
@@ -141,14 +103,7 @@ def _prepare_process() -> None:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if Path(".env").is_file():
-        from dotenv import load_dotenv
-
-        try:
-            load_dotenv(".env", override=False)
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value that no environment can hold
-            click.echo(f"retrain: .env cannot be used: {error}\n    fix: make it UTF-8 lines of NAME=value", err=True)
-            sys.exit(EXIT_USAGE)
-        click.echo("Loaded .env", err=True)
+        _load_dotenv()
     for name, value in (
         ("OMP_WAIT_POLICY", "PASSIVE"),  # two busy processes must not spin at each other's barriers
         ("TRANSFORMERS_VERBOSITY", "error"),
@@ -158,3 +113,19 @@ def _prepare_process() -> None:
         ("HF_DATASETS_DISABLE_PROGRESS_BARS", "1"),
     ):
         os.environ.setdefault(name, value)
+
+
+def _load_dotenv() -> None:
+    from dotenv import load_dotenv
+
+    is_completing = ASKED in os.environ
+    try:
+        load_dotenv(".env", override=False)
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value that no environment can hold
+        if is_completing:
+            return
+        problem = Problem(what=f".env cannot be used: {error}", fix="make it UTF-8 lines of NAME=value")
+        _tell("config error", str(problem))
+        sys.exit(EXIT_USAGE)
+    if not is_completing:
+        click.echo("Loaded .env", err=True)

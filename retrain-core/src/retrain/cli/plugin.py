@@ -10,8 +10,11 @@ from retrain.plugins.spec import PluginSpec
 COMMANDS = (
     ("train", "Train as a TOML file says (the default command).", "retrain.cli.train:command"),
     ("init", "Write a starting configuration.", "retrain.cli.init:command"),
+    ("completion", "Print the script that completes our command line in your shell.", "retrain.cli.completion:command"),
     ("explain", "Show what a configuration would do, without model or data.", "retrain.cli.explain:command"),
-    ("plugins", "List everything that is plugged in.", "retrain.cli.plugins:command"),
+    ("plugins", "List everything that is plugged in, and where each part comes from.", "retrain.cli.plugins:command"),
+    ("backends", "What each backend can do, its options, and what it needs installed.", "retrain.cli.backends:command"),
+    ("migrate-config", "Rewrite a configuration that has keys of an earlier version.", "retrain.cli.migrate:command"),
 )
 TEMPLATES = (
     ("default", "100 steps with the documented defaults.", "retrain.cli.templates:DEFAULT"),

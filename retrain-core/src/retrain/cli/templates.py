@@ -26,7 +26,7 @@ log_dir = "logs/my_run"
 """
 
 QUICKSTART = """\
-# retrain: a short, cheap smoke test of a real model (20 steps, 2 x 8 completions of at most 1,024 tokens).
+# retrain: a short, cheap smoke test of a real model. `retrain explain` shows what it will do.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"

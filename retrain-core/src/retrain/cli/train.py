@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import click
 
-from retrain.cli.console import run_console
-from retrain.loop.configure import load_checked
 from retrain.plugins.manager import Plugins
+
+EPILOG = """\b
+Examples:
+  retrain                               as ./retrain.toml says
+  retrain my.toml --seed 42 --lr 1e-4   with two values changed
+  retrain --set training.lr=1e-4        the same key by its place in the file
+  retrain my.toml -q > run.log          the last lines alone
+  retrain --resume logs/train           go on with a run that was stopped
+
+`retrain explain --keys` lists every key, its flag and its default; `retrain explain CONFIG` shows what would be done.
+
+\b
+Exit codes: 0 done; 1 the run failed; 2 usage or configuration error;
+            75 stopped by a signal with its state saved, `--resume` continues it.
+"""
 
 
 @click.command(
-    "train",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
-    add_help_option=False,
+    "train", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Say warnings, errors and how it ended, nothing else.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(plugins: Plugins, arguments: tuple[str, ...]) -> None:
+def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> None:
     """Train as CONFIG says (default: ./retrain.toml); `--kebab-case` flags override its keys."""
-    if {"-h", "--help"} & set(arguments):
-        click.echo(command.get_help(click.Context(command, info_name="retrain")))
-        click.echo("\n`retrain explain --keys` lists every key, its flag and its default.")
-        return
-    checked = load_checked(arguments, plugins)
-    from retrain.loop.session import train  # the loop is imported only when there is something to train
+    from retrain.loop.configure import load_checked  # help and completion import nothing of the loop
 
-    with run_console(plugins):
+    checked = load_checked(arguments, plugins)
+    from retrain.cli.console import run_console  # only when there is something to train
+    from retrain.loop.session import train
+
+    with run_console(plugins, is_quiet=is_quiet):
         train(checked.config, plugins, checked.flow, checked.keys)

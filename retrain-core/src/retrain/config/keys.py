@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from retrain.types import Kind
+from retrain.declared import Kind
+from retrain.declared import TableTraits as TableTraits
 
 
 class Table(BaseModel):
@@ -45,19 +46,6 @@ def key(
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableTraits:
-    """`flag_prefix` stands before each key's name on the command line (`gtpo_` makes `--gtpo-beta`).
-
-    `pending` refuses the whole table, with that text, because the feature is not built yet. `starts_runs` says that
-    the table tells how runs are started, not what a run is: it is left out of the records of a run.
-    """
-
-    flag_prefix: str = ""
-    pending: str = ""
-    starts_runs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,11 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from retrain.config.keys import Key, TableTraits, keys_of
+from retrain.config.legacy import legacy_names, options_block
 from retrain.config.overrides import Override, from_arguments, from_environment, parse_free
 from retrain.config.positions import key_lines
 from retrain.config.resolved import Config, Layer, Origin
 from retrain.errors import ConfigError, Problem
-
-LEGACY_PREFIX = "prime_rl_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +125,20 @@ def _read_file(draft: _Draft, file: Path) -> None:
             draft.in_file.add(table)
             if reason := draft.tables[table].traits.pending:
                 draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
-            for name, value in content.items():
+            legacy = legacy_names(content) if table == "backend" else ()
+            if legacy:
+                draft.problems.append(_legacy(content, legacy, file, lines.get(f"backend.{legacy[0]}", 1)))
+            for name in (name for name in content if name not in legacy):
                 origin = Origin(layer=Layer.FILE, place=f"{file}:{lines.get(f'{table}.{name}', lines.get(table, 1))}")
-                _take(draft, table, name, value, origin)
+                _take(draft, table, name, content[name], origin)
+
+
+def _legacy(backend: Mapping[str, Any], names: Sequence[str], file: Path, line: int) -> Problem:
+    """One problem for all legacy keys, with the table to write in their place."""
+    what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
+    block = options_block(backend).replace("\n", "\n        ")
+    fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"
+    return Problem(where=f"{file}:{line} [backend] {names[0]}", what=what, fix=fix)
 
 
 def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> None:
@@ -140,7 +151,7 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
                 draft.problems.append(twice)
             draft.set(key.path, value, origin)
             return
-    draft.problems.append(_unknown_key(draft, table, name, value, f"{origin} [{table}] {name}"))
+    draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
 
 
 def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
@@ -156,14 +167,7 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
     return Problem(where=f"{place} [{table}]", what="unknown table", fix=fix)
 
 
-def _unknown_key(draft: _Draft, table: str, name: str, value: Any, place: str) -> Problem:
-    if table == "backend" and name.startswith(LEGACY_PREFIX):
-        new = name.removeprefix(LEGACY_PREFIX)
-        return Problem(
-            where=place,
-            what="legacy key, removed",
-            fix=f"write under [backend.options]: {new} = {_toml(value)}",
-        )
+def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
     near = get_close_matches(name, own, n=1)
     elsewhere = [key for key in draft.keys.values() if key.name == name]

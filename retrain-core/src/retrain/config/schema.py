@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from retrain.config.keys import Table, key
-from retrain.types import Kind
+from retrain.declared import Kind
 
 INSTRUCTION = r"Put your final answer in \boxed{}."
 

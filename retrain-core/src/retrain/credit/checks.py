@@ -11,30 +11,34 @@ from retrain.errors import CreditError, Problem
 from retrain.types import Floats
 
 
+def refusal(what: str) -> CreditError:
+    """The error for what a part of the credit flow was given or gave."""
+    return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
+
+
 def as_numbers(values: Any, length: int, *, what: str) -> Floats:
     """`values` as a float64 array of `length` finite numbers; CreditError names `what` and the first bad position."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise CreditError(Problem(what=f"{what} is not a list of numbers: {error}")) from error
+        raise refusal(f"{what} is not a list of numbers: {error}") from error
     if array.dtype.kind not in "biuf":  # text that reads as a number is still text
-        raise CreditError(Problem(what=f"{what} is not a list of numbers: it holds {array.dtype}"))
+        raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
         shape = array.shape[0] if array.ndim == 1 else array.shape
-        raise CreditError(Problem(what=f"{what} has length {shape}, expected {length}"))
+        raise refusal(f"{what} has length {shape}, expected {length}")
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # finite only if every entry is: the quick way through for all good arrays
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
         position = int(np.argmin(finite))
-        raise CreditError(Problem(what=f"{what} is {array[position]} at position {position}: it must be finite"))
+        raise refusal(f"{what} is {array[position]} at position {position}: it must be finite")
     return array
 
 
 def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
     """CreditError unless there is one entry per completion."""
     if not hasattr(values, "__len__"):
-        what = f"{what} is {type(values).__name__}, expected {count} entries, one per completion"
-        raise CreditError(Problem(what=what))
+        raise refusal(f"{what} is {type(values).__name__}, expected {count} entries, one per completion")
     if len(values) != count:
-        raise CreditError(Problem(what=f"{what} has {len(values)} entries, expected {count}, one per completion"))
+        raise refusal(f"{what} has {len(values)} entries, expected {count}, one per completion")

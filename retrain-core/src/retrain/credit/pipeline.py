@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from retrain.credit.checks import as_numbers, check_count
+from retrain.credit.checks import as_numbers, check_count, refusal
 from retrain.credit.flow import CreditFlow
 from retrain.credit.specs import AdvantageContext, TransformContext, TransformOutput, UncertaintyContext
 from retrain.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
-from retrain.errors import CreditError, Problem, RetrainError
+from retrain.errors import RetrainError
 from retrain.types import Floats, Mask
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
@@ -85,9 +85,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     check_count(group.planning_G, count, what=f"{group.name}: planning masks")
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
-        raise CreditError(
-            Problem(what=f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies; there are none")
-        )
+        raise refusal(f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies; there are none")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -95,9 +93,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         place = f"{group.name} completion {i}"
         logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
         if len(planning) != len(logprobs_T):
-            raise CreditError(
-                Problem(what=f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}")
-            )
+            raise refusal(f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}")
         context = UncertaintyContext(
             logprobs_T=logprobs_T,
             entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
@@ -109,7 +105,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             value = uncertainty_T[position]
-            raise CreditError(Problem(what=f"{what} is {value} at position {position}: it must not be negative"))
+            raise refusal(f"{what} is {value} at position {position}: it must not be negative")
         measured.append(uncertainty_T)
     return tuple(measured)
 
@@ -221,7 +217,7 @@ def _call(function: Any, argument: Any, what: str, *, spread: bool = False) -> A
     except RetrainError:
         raise
     except Exception as error:
-        raise CreditError(Problem(what=f"{what} raised {type(error).__name__}: {error}")) from error
+        raise refusal(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:

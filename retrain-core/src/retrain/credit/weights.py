@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrain.errors import CreditError, Problem
+from retrain.credit.checks import refusal
 from retrain.types import Floats, Mask
 
 MAX_UNCERTAINTY = 50.0  # one impossible token must not flatten the weights of all others
@@ -40,8 +40,7 @@ def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Fl
     the penalty). Differs from the paper in coming after the GTPO weight.
     """
     if np.shape(planning_T) != np.shape(advantages_T):
-        what = f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}"
-        raise CreditError(Problem(what=what))
+        raise refusal(f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}")
     return np.where(planning_T, advantages_T + alpha * np.abs(advantages_T), advantages_T)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.config.keys import TableTraits
+from retrain.declared import TableTraits
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
 

@@ -53,7 +53,7 @@ def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
 def row_of(prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
     """Prompt and completion as a row whose completion is asked about."""
     action_T = np.arange(len(prompt_T) + len(tokens_T)) >= len(prompt_T)
-    return np.concatenate([prompt_T, tokens_T]), action_T
+    return LogprobRow(np.concatenate([prompt_T, tokens_T]), action_T)
 
 
 def measure(backend: Any, tokenizer: Any, temperature: float, *, context_limit: int | None = None) -> Gap | None:

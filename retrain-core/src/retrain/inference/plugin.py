@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.config.keys import TableTraits
+from retrain.declared import EngineTraits, TableTraits
 from retrain.hookspecs import hookimpl
-from retrain.plugins.serving import EngineTraits
 from retrain.plugins.spec import PluginSpec
 
 ENGINES = {

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import field_validator
 
 from retrain.config.keys import Table, key
-from retrain.types import Kind
+from retrain.declared import Kind
 
 KERNEL_CHOICE = "only the default attention of the model is built"
 DTYPE_CHOICE = "only the training dtype is built"

@@ -19,12 +19,20 @@ from retrain.plugins.protocols import PluginContext
 from retrain.seeding import Seeds
 
 COLOURS = {"error": "red", "warning": "yellow"}
+EPILOG = """\b
+Examples:
+  retrain audit                      the reward of ./retrain.toml
+  retrain audit my.toml --examples 50 --reward-type math
+
+\b
+Exit codes: 0 fit to train on; 1 not fit; 2 usage or configuration error.
+"""
 
 
-@click.command("audit", context_settings={"ignore_unknown_options": True})
+@click.command("audit", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.option("--examples", type=click.IntRange(min=1), help="Examples to try, instead of [scoring] audit_examples.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, examples: int | None, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on."""

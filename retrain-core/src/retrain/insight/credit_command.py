@@ -23,9 +23,18 @@ from retrain.seeding import Seeds
 from retrain.types import Floats, Mask
 
 MOST = 4
+EPILOG = """\b
+Examples:
+  retrain credit logs/train                           the last step
+  retrain credit logs/train --step 7 --transform gtpo_sepa --lambda 0.5
+  retrain credit logs/train --html credit.html
+
+\b
+Exit codes: 0 done; 2 usage error, or nothing is stored for that step.
+"""
 
 
-@click.command("credit")
+@click.command("credit", epilog=EPILOG)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Which step; the last one by default.")
 @click.option("--transform", "transforms", multiple=True, help="Another transform_mode; repeat it to compare.")

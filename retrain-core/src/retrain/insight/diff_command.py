@@ -12,9 +12,17 @@ from retrain.insight.diff import RunDiff, compare_runs
 
 PIPED_WIDTH = 10_000  # a file has no edge at which to fold
 _FOLDER = click.Path(path_type=Path)
+EPILOG = """\b
+Examples:
+  retrain diff logs/run_a logs/run_b
+  retrain diff logs/run_a logs/run_b --json
+
+\b
+Exit codes: 0 done, whatever differs; 2 usage error, or no run there.
+"""
 
 
-@click.command("diff")
+@click.command("diff", epilog=EPILOG)
 @click.argument("a", type=_FOLDER)
 @click.argument("b", type=_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -13,8 +13,17 @@ from retrain.insight.resume_check import Item, ResumeCheck, check_resume
 from retrain.loop.lines import printable
 from retrain.plugins.manager import Plugins
 
+EPILOG = """\b
+Examples:
+  retrain resume-check logs/train
+  retrain resume-check logs/train --config longer.toml --json
 
-@click.command("resume-check")
+\b
+Exit codes: 0 it would go on; 1 it would not; 2 usage or configuration error.
+"""
+
+
+@click.command("resume-check", epilog=EPILOG)
 @click.argument("run", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Continue with this one."

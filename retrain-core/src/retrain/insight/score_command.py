@@ -24,9 +24,17 @@ from retrain.seeding import Seeds
 from retrain.types import Outcome
 
 CONFIG = "config.toml"
+EPILOG = """\b
+Examples:
+  retrain score --replay logs/train/failures
+  retrain score --replay logs/train/failures --config mended.toml --json
+
+\b
+Exit codes: 0 each text got a verdict; 1 not all; 2 usage or configuration error.
+"""
 
 
-@click.command("score")
+@click.command("score", epilog=EPILOG)
 @click.option("--replay", "path", metavar="PATH", required=True, type=click.Path(path_type=Path), help="What failed.")
 @click.option("--config", "file", metavar="CONFIG", type=click.Path(path_type=Path), help="Other than the run's own.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

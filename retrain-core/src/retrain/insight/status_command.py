@@ -19,9 +19,26 @@ _DIR = click.argument("root", metavar="[DIR]", default="logs", type=click.Path(p
 _INTERVAL = click.option(
     "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
 )
+EPILOG = """\b
+Examples:
+  retrain status                  all below ./logs
+  retrain status runs --active    what is running below ./runs
+  retrain status --watch --json   a line every five seconds
+
+\b
+Exit codes: 0 done; 1 there is no such folder; 2 usage error.
+"""
+TOP_EPILOG = """\b
+Examples:
+  retrain top             below ./logs
+  retrain top runs --interval 1
+
+\b
+Exit codes: 0 done; 1 there is no such folder; 2 usage error; 130 ended by Ctrl-C.
+"""
 
 
-@click.command("status")
+@click.command("status", epilog=EPILOG)
 @_DIR
 @click.option("--json", "as_json", is_flag=True, help="As JSON; with --watch one line each time.")
 @click.option("--all", "everything", is_flag=True, help="Also what ended and has been idle for 24 hours.")
@@ -42,7 +59,7 @@ def command(root: Path, as_json: bool, everything: bool, only_active: bool, watc
         _print(look())
 
 
-@click.command("top")
+@click.command("top", epilog=TOP_EPILOG)
 @_DIR
 @_INTERVAL
 @click.pass_context

@@ -13,10 +13,19 @@ from retrain.insight.trace import Trace, trace_flow
 from retrain.loop.configure import load_with_problems
 from retrain.plugins.manager import Plugins
 
+EPILOG = """\b
+Examples:
+  retrain trace                                   ./retrain.toml
+  retrain trace my.toml --transform-mode mine.shape
 
-@click.command("trace", context_settings={"ignore_unknown_options": True})
+\b
+Exit codes: 0 it works; 1 it does not; 2 usage or configuration error.
+"""
+
+
+@click.command("trace", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Try the credit flow of CONFIG on two synthetic groups; exit code 1 when it would not work."""

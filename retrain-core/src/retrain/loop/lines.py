@@ -10,6 +10,8 @@ from retrain.types import Group
 
 ANSWER_CHARS = 40
 GROUP_LEVEL = 15  # logging level of the line per group: shown when piped, in the way on a live terminal
+OUTCOME_LEVEL = 25  # logging level of how a run ended: said even with --quiet
+QUIET_FLAGS = ("-q", "--quiet")
 _SKIPPED = {
     Cause.ALL_RIGHT: "skipped (all correct)",
     Cause.ALL_WRONG: "skipped (all wrong)",

@@ -96,10 +96,10 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
                     where=f"[resume] {plan.run}",
                     what=str(difference),
                     why="the run would not be the one that was stopped",
+                    fix="take it back, or insist with --resume-anyway",
                 )
                 for difference in plan.differences
-            ),
-            Problem(what="nothing was changed", fix="take these values back, or add --resume-anyway"),
+            )
         )
 
 

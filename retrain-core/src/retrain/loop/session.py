@@ -15,6 +15,7 @@ from retrain.credit.flow import CreditFlow
 from retrain.errors import RetrainError
 from retrain.loop.assemble import assemble
 from retrain.loop.interrupts import Interrupts, StopRequested
+from retrain.loop.lines import OUTCOME_LEVEL
 from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.loop.savepoint import progress_of, restore_run
 from retrain.loop.train import Trainer
@@ -46,7 +47,8 @@ def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -
         with _reopened(Path(resume).expanduser()) as folder:
             plan = _plan(folder, config, keys)
             if plan.is_complete(config.training.max_steps):
-                LOG.info("Already complete: %d steps are done. `--max-steps` with more continues it.", plan.next_step)
+                told = "Already complete: %d steps are done. `--max-steps` with more continues it."
+                LOG.log(OUTCOME_LEVEL, told, plan.next_step)
                 return
             _session(config, plugins, flow, plan=plan, folder=folder)
     else:

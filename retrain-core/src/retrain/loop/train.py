@@ -67,9 +67,10 @@ class Trainer:
             self._steps()
             adapter = self._save("final")
             max_steps = self.config.training.max_steps
-            LOG.info("%s", lines.training_complete(self.view.condition, max_steps, self.progress.running_rate()))
-            LOG.info("Adapter saved to %s", adapter)
-            LOG.info("Metrics saved to %s", self.folder.path / "metrics.jsonl")
+            rate = self.progress.running_rate()
+            LOG.log(lines.OUTCOME_LEVEL, "%s", lines.training_complete(self.view.condition, max_steps, rate))
+            LOG.log(lines.OUTCOME_LEVEL, "Adapter saved to %s", adapter)
+            LOG.log(lines.OUTCOME_LEVEL, "Metrics saved to %s", self.folder.path / "metrics.jsonl")
         except StopRequested as caught:
             error = caught
             self.interrupts.settle()

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.config import schema
-from retrain.config.keys import Table, TableTraits
+from retrain.declared import TableTraits
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
 
-TABLES: tuple[tuple[str, type[Table], str], ...] = (
-    ("backend", schema.BackendTable, ""),
-    ("model", schema.ModelTable, ""),
-    ("algorithm", schema.AlgorithmTable, ""),
-    ("plugins", schema.PluginsTable, ""),
-    ("training", schema.TrainingTable, ""),
-    ("optimizer", schema.OptimizerTable, "optim_"),
-    ("lora", schema.LoraTable, "lora_"),
-    ("data", schema.DataTable, "data_"),
-    ("scoring", schema.ScoringTable, "scoring_"),
-    ("eval", schema.EvalTable, "eval_"),
-    ("deadlines", schema.DeadlinesTable, "deadline_"),
-    ("resume", schema.ResumeTable, "resume_"),
-    ("logging", schema.LoggingTable, ""),
+TABLES = (  # name, model in retrain.config.schema, prefix of its flags, summary
+    ("backend", "BackendTable", "", "Who owns the policy, and where."),
+    ("model", "ModelTable", "", "Which model is trained."),
+    ("algorithm", "AlgorithmTable", "", "How rewards become credit for tokens."),
+    ("plugins", "PluginsTable", "", "Where dotted names are looked for."),
+    ("training", "TrainingTable", "", "The size of a step and how many of them."),
+    ("optimizer", "OptimizerTable", "optim_", "AdamW and the gradient norm."),
+    ("lora", "LoraTable", "lora_", "The adapter."),
+    ("data", "DataTable", "data_", "Where tasks come from and how they are put to the model."),
+    ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
+    ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
+    ("deadlines", "DeadlinesTable", "deadline_", "How long each phase may take; 0 = as long as it likes."),
+    ("resume", "ResumeTable", "resume_", "Continue an earlier run."),
+    ("logging", "LoggingTable", "", "Where the run is written down."),
 )
 
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    for name, model, prefix in TABLES:
-        summary = (model.__doc__ or "").splitlines()[0]
-        register(PluginSpec(name=name, summary=summary, factory=model, traits=TableTraits(flag_prefix=prefix)))
+    for name, model, prefix, summary in TABLES:
+        traits = TableTraits(flag_prefix=prefix)
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.config.schema:{model}", traits=traits))

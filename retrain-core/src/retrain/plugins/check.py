@@ -9,14 +9,13 @@ from retrain.config.keys import TableTraits, keys_of
 from retrain.config.load import TableEntry
 from retrain.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.config.schema import PrimeRlOptions
+from retrain.declared import Capabilities, EngineTraits, Kind
 from retrain.errors import Problem
 from retrain.plugins.first_party import provider
 from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
 from retrain.plugins.resolve import problem_with
-from retrain.plugins.serving import EngineTraits
 from retrain.plugins.spec import LoadFailure
-from retrain.types import Capabilities, Kind
 
 # Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
@@ -35,7 +34,8 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
             failure = LoadFailure(
                 owner=entry.owner, error=f"table [{entry.spec.name}]: {type(error).__name__}: {error}"
             )
-            plugins.failures.append(failure)
+            if failure not in plugins.failures:  # the tables are asked for more than once
+                plugins.failures.append(failure)
     return tables
 
 
@@ -52,8 +52,8 @@ def table_hint(plugins: Plugins, table: str) -> str:
     return f"pip install {distribution}  (it reads [{table}])"
 
 
-def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """Every name in the configuration that nobody provides, except those of the credit flow."""
+def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
+    """Kind and name of each part that the configuration asks for, by its key, except those of the credit flow."""
     wanted: dict[str, tuple[Kind, str]] = {}
     for path, kind in ALWAYS.items():
         wanted[path] = (kind, config.value(path, DEFAULT_NAMES.get(path, "")))
@@ -68,6 +68,12 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
     for name in config.value("health.monitors", []):
         wanted[f"health.monitors {name}"] = (Kind.HEALTH_MONITOR, name)
+    return wanted
+
+
+def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    """Every name in the configuration that nobody provides, except those of the credit flow."""
+    wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
     search_paths = config.plugins.search_paths

@@ -5,7 +5,7 @@ Names that the documentation promises for a later version stand here too: they a
 
 from __future__ import annotations
 
-from retrain.types import Kind
+from retrain.declared import Kind
 
 SEPA, REWARDS, LOCAL = "retrain-sepa", "retrain-rewards", "retrain-local"
 TINKER, PRIME_RL = "retrain-tinker", "retrain-prime-rl"
@@ -35,7 +35,8 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
     Kind.COMMAND: {
         CORE: (
-            *("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config", "compare"),
+            *("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config"),
+            *("schema", "compare"),
             *("report", "capacity", "squeeze", "credit", "plugin", "init-plugin", "audit", "score", "resume-check"),
         ),
     },

@@ -14,9 +14,10 @@ from typing import Any
 import pluggy
 
 from retrain import hookspecs
+from retrain.declared import Kind
 from retrain.errors import HookError, Problem, RetrainError
+from retrain.plugins.requirement import unmet_requirement
 from retrain.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
-from retrain.types import Kind
 
 GROUP = "retrain"
 KERNEL = "retrain-core"
@@ -109,6 +110,9 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
         if name != KERNEL and (name in blocked or (only and name not in only)):
             plugins.left_out.add(name)
             continue
+        if entry.dist is not None and name != KERNEL and (unmet := unmet_requirement(entry.dist)):
+            plugins.failures.append(LoadFailure(owner=owner, error=unmet))
+            continue
         try:
             plugin = entry.load()
         except Exception as error:  # a broken plugin must not take the others with it
@@ -141,13 +145,20 @@ def _normal(distribution: str) -> str:
 
 
 def _refuse_faulty_hooks(plugin: object) -> None:
-    for name in dir(plugin):
-        if not name.startswith(f"{hookspecs.PROJECT}_") or not callable(getattr(plugin, name)):
-            continue
+    hooks = [n for n in dir(plugin) if n.startswith(f"{hookspecs.PROJECT}_") and callable(getattr(plugin, n))]
+    if not hooks:
+        raise TypeError(
+            f"{_shown(plugin)} has no hook of retrain: its entry point must name a module with @hookimpl functions"
+        )
+    for name in hooks:
         if not hasattr(hookspecs, name):
             raise TypeError(f"{name} is not a hook of retrain{_nearest_hook(name)}")
         if not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
             raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
+
+
+def _shown(plugin: object) -> str:
+    return getattr(plugin, "__name__", None) or type(plugin).__name__
 
 
 def _nearest_hook(name: str) -> str:

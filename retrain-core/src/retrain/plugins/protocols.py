@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from retrain.types import (
+    ActionRow,
     Capabilities,
     Example,
+    Floats,
     Mask,
     Message,
     Sample,
@@ -217,6 +219,9 @@ class Backend(Protocol):
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Optional: log-probabilities that `train` has for the rows' action tokens, 0 elsewhere; nothing changes."""
 
     def publish(self) -> int:
         """Make the trained policy the one that `sample` uses; returns its version, 0 before any training."""

@@ -12,15 +12,16 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 from retrain.errors import PluginError, Problem
 from retrain.plugins.first_party import promised_names, provider
 from retrain.plugins.manager import Plugins
-from retrain.plugins.spec import Owner, Registered
-from retrain.types import Kind
+from retrain.plugins.spec import Owner, PluginSpec, Registered
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+from retrain.declared import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,24 @@ def problem_with(
 ) -> Problem | None:
     """What `resolve` would complain of, found without importing the part itself; None when it looks fine."""
     entries = plugins.find(kind, name)
-    if len(entries) == 1 or (not entries and _is_dotted(name) and _module_exists(name, search_paths)):
+    if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
         return None
     if entries:
         return _clash(entries, kind, name, where)
     return missing(plugins, kind, name, where=where, search_paths=search_paths)
+
+
+def module_of(name: str, search_paths: Sequence[str]) -> str:
+    """The module that a dotted path means, not imported; empty when there is none."""
+    for candidate in _candidates(_split(name)[0], search_paths):
+        try:
+            if importlib.util.find_spec(candidate) is not None:
+                return candidate
+        except ModuleNotFoundError:
+            continue
+        except Exception:  # its own import error is told, with its cause, when the part is resolved
+            return candidate
+    return ""
 
 
 def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
@@ -138,7 +152,10 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
                 )
             )
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
-        return Found(name=name, target=getattr(module, attribute), owner=owner)
+        target = getattr(module, attribute)
+        if isinstance(target, PluginSpec):  # what a registration hook would get: parameters and traits come along
+            return _from_registry([Registered(kind=kind, spec=target, owner=owner)], kind, name, where)
+        return Found(name=name, target=target, owner=owner)
     return None
 
 
@@ -163,16 +180,3 @@ def _split(name: str) -> tuple[str, str]:
 def _candidates(module: str, search_paths: Sequence[str]) -> list[str]:
     prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
     return [*(f"{prefix}.{module}" for prefix in prefixes if prefix), module]
-
-
-def _module_exists(name: str, search_paths: Sequence[str]) -> bool:
-    module, _ = _split(name)
-    for candidate in _candidates(module, search_paths):
-        try:
-            if importlib.util.find_spec(candidate) is not None:
-                return True
-        except ModuleNotFoundError:
-            continue
-        except Exception:  # its own import error is told, with its cause, when the part is resolved
-            return True
-    return False

@@ -7,14 +7,17 @@ The factory of an engine is `f(context, policy) -> Engine`. A backend that owns 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from retrain.types import Capabilities, Determinism, Floats, Mask, Tokens
+from retrain.types import ActionRow, Floats, Mask, Tokens
 
-LogprobRow = tuple[Tokens, Mask]  # (tokens_T, action_T): log-probabilities are wanted where action_T is True
-_WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
+
+class LogprobRow(NamedTuple):
+    """Tokens whose log-probabilities are wanted where `action_T` is True: the least that is an `ActionRow`."""
+
+    tokens_T: Tokens
+    action_T: Mask
 
 
 class Policy(Protocol):
@@ -33,7 +36,7 @@ class Policy(Protocol):
     def save_adapter(self, folder: Path) -> None:
         """Write the published policy as a PEFT adapter into an existing empty folder."""
 
-    def logprobs(self, rows: Sequence[LogprobRow], temperature: float) -> list[Floats] | None:
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
         """The published policy's own log-probabilities under softmax(logits / temperature), in nats.
 
         One array of the row's length each, 0 where `action_T` is False. None where the training model does not live in
@@ -69,22 +72,3 @@ class Measuring(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """Finite numbers about what was done since it was last asked; asked once per step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTraits:
-    """What an engine promises; `traits` of its `PluginSpec`. A backend promises no more than its engine does.
-
-    `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
-    """
-
-    determinism: Determinism = Determinism.NONE
-    provides_entropy: bool = False
-
-    def limit(self, capabilities: Capabilities) -> Capabilities:
-        """What a backend with these capabilities can promise while it samples with this engine."""
-        return replace(
-            capabilities,
-            determinism=min(capabilities.determinism, self.determinism, key=_WEAKEST_FIRST.index),
-            provides_entropy=capabilities.provides_entropy and self.provides_entropy,
-        )

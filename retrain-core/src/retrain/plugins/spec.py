@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retrain.types import Kind
+from retrain.declared import Kind
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -75,6 +75,20 @@ class ConfigClaim:
         """The function, imported now."""
         function: Callable[..., Mapping[str, Any]] = _load(self.explain)
         return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """A field of `metrics.jsonl`, explained.
+
+    `name` may hold `{...}` where names vary (`eval_pass_at_{k}`). `unit` is empty for a plain number, `text`, `flag`,
+    `list`, or a unit. `absent` says when a line lacks the field; empty = never.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

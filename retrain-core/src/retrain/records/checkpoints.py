@@ -82,20 +82,23 @@ def _unwritten(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(Problem(where=str(path), what=f"could not be written: {reason}", fix=fix))
 
 
+def _damaged(where: Path | str, what: str) -> CheckpointError:
+    fix = "take another one: `--resume RUN` finds the newest that is whole"
+    return CheckpointError(Problem(where=str(where), what=what, fix=fix))
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written; CheckpointError names the first that is not."""
     try:
         sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
         for name, wanted in {STATE: "", **sums}.items():
             if _checksum(path / name) != wanted:
-                raise CheckpointError(Problem(where=str(path / name), what="is damaged: its checksum differs"))
+                raise _damaged(path / name, "is damaged: its checksum differs")
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         return Checkpoint(path=path, state={**state, "next_step": int(state["next_step"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = getattr(error, "filename", None) or path
-        raise CheckpointError(
-            Problem(where=str(name), what=f"cannot be read: {type(error).__name__}: {error}")
-        ) from error
+        raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:

@@ -30,6 +30,15 @@ from retrain.squeeze.table import SqueezeTable
 
 REPORT = Path("logs/squeeze")
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+EPILOG = """\b
+Examples:
+  retrain squeeze logs/train                        the adapter of a run
+  retrain squeeze logs/train --squeeze-output-path small
+  retrain squeeze logs/train --eval --json
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or configuration error.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,9 @@ class Asked:
     overrides: tuple[str, ...]
 
 
-@click.command("squeeze", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.command(
+    "squeeze", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
 @click.option("--eval", "with_eval", is_flag=True, help="Measure both ranks on the run's held-out examples.")
 @click.option("--run", "run", type=_FOLDER, help="With --eval: the run, where the adapter is not in its folder.")
 @click.option("--report", type=_FOLDER, default=REPORT, show_default=True, help="Folder of spectrum.json and .html.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.config.keys import TableTraits
+from retrain.declared import TableTraits
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import ConfigClaim, PluginSpec
 

@@ -158,4 +158,5 @@ def decode_bytes(data: bytes) -> tuple[str, Offsets]:
 def _refuse_negative(tokens_T: Tokens) -> None:
     if tokens_T.size and tokens_T.min() < 0:
         position = int(np.argmax(tokens_T < 0))
-        raise CreditError(Problem(what=f"token id {tokens_T[position]} at position {position} is negative"))
+        what = f"token id {tokens_T[position]} at position {position} is negative"
+        raise CreditError(Problem(what=what, fix="give the token ids of the tokenizer"))

@@ -46,7 +46,8 @@ class PhraseFinder:
         empty = [phrase for phrase in phrases if not words(phrase)]
         if empty or not phrases:
             texts = [f"planning phrase {phrase!r} holds no word" for phrase in empty]
-            raise ConfigError(*(Problem(what=text) for text in texts or ["no planning phrase is given"]))
+            fix = "write phrases of words in [logging] strategic_grams, or leave the key out"
+            raise ConfigError(*(Problem(what=text, fix=fix) for text in texts or ["no planning phrase is given"]))
         return cls(re.compile(phrase_pattern(phrases)))
 
     def spans(self, text: str) -> list[tuple[int, int]]:

@@ -105,7 +105,6 @@ def _centroid(model: Any, sentences: Sequence[str]) -> Vectors:
 
 
 def _embed(model: Any, texts: Sequence[str]) -> Vectors:
-    vectors: Vectors = model.encode(
-        list(texts), convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
-    )
+    whole = [text.encode("utf-8", "replace").decode() for text in texts]  # a cut completion may end in half a character
+    vectors: Vectors = model.encode(whole, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False)
     return vectors

@@ -15,7 +15,7 @@ from scipy import stats
 
 from retrain.insight.compare import paired, power
 from retrain.insight.compare.family import Cause, Comparison, Pairing, Verdict, fisher, holm, judge
-from retrain.insight.compare.metric import Direction
+from retrain.insight.compare.metric import Direction, parse_metric
 from retrain.insight.compare.study import Options, Study
 from retrain.insight.compare.study import compare as compare_paths
 
@@ -107,12 +107,13 @@ def check_power(found: Comparison, comparisons: int) -> None:
 def test_the_intervals_of_conditions_are_scipys(studies: list[tuple[Path, Study]]) -> None:
     for _, study in studies:
         for condition in study.conditions:
-            for estimate in condition.estimates.values():
+            for name, estimate in condition.estimates.items():
                 values_N = np.array(list(estimate.values.values()))
                 assert estimate.mean == pytest.approx(values_N.mean())
                 if np.ptp(values_N) > 0:
                     want = stats.t.interval(0.95, values_N.size - 1, values_N.mean(), stats.sem(values_N))
-                    assert estimate.interval == pytest.approx(want)
+                    is_rate = parse_metric(name, where="test").is_rate
+                    assert estimate.interval == pytest.approx(tuple(np.clip(want, 0.0, 1.0) if is_rate else want))
 
 
 def test_fisher_counts_completions_and_is_scipys(studies: list[tuple[Path, Study]]) -> None:

@@ -14,9 +14,18 @@ from retrain.insight.compare.metric import Direction, parse_metric
 from retrain.insight.compare.study import Options, Study, compare
 
 PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+EPILOG = """\b
+Examples:
+  retrain compare logs/campaign_20260301_120000
+  retrain compare CAMPAIGN --metric eval_correct_rate:final --baseline grpo+none
+  retrain compare logs/run_a logs/run_b --align tokens --json
+
+\b
+Exit codes: 0 done; 2 usage error, or nothing that can be compared.
+"""
 
 
-@click.command("compare")
+@click.command("compare", epilog=EPILOG)
 @click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--metric", metavar="FIELD[:final|best|auc]", help="What decides; a field of metrics.jsonl.")
 @click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")

@@ -217,7 +217,7 @@ class _Summaries:
 
     def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
         """A condition with its metrics."""
-        estimates = {str(metric): _estimate(self.values(label, metric)) for metric in metrics}
+        estimates = {str(metric): _estimate(metric, self.values(label, metric)) for metric in metrics}
         return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
 
     def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
@@ -253,10 +253,13 @@ class _Summaries:
         return (right, total) if total and 0 <= right <= total <= MOST_COMPLETIONS else None
 
 
-def _estimate(values: Mapping[int, float]) -> Estimate:
+def _estimate(metric: Metric, values: Mapping[int, float]) -> Estimate:
     values_N = np.array(list(values.values()))
     mean = float(values_N.mean()) if values_N.size else None
-    return Estimate(values=values, mean=mean, interval=t_interval(values_N))
+    interval = t_interval(values_N)
+    if interval and metric.is_rate:  # no share lies beyond these, so cutting there leaves the coverage as it is
+        interval = max(interval[0], 0.0), min(interval[1], 1.0)
+    return Estimate(values=values, mean=mean, interval=interval)
 
 
 def _budget(runs: Sequence[Run], options: Options) -> tuple[float, tuple[str, ...]]:

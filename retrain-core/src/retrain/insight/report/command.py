@@ -13,9 +13,17 @@ from retrain import __version__
 from retrain.errors import ConfigError, Problem
 
 FILE = "report.html"
+EPILOG = """\b
+Examples:
+  retrain report logs/campaign_20260301_120000
+  retrain report logs/run_a logs/run_b -o both.html
+
+\b
+Exit codes: 0 written; 2 usage error, or no run there.
+"""
 
 
-@click.command("report")
+@click.command("report", epilog=EPILOG)
 @click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o",

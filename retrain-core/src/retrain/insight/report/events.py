@@ -32,7 +32,7 @@ def health_section(material: Material) -> str:
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    meaning = "docs/health.md says what each state means and what to change."
+    meaning = "docs/pages/health.md says what each state means and what to change."
     said = f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"
     cut = note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else ""
     body = table("Health findings", ("state", "run", "steps", "how many"), rows, num_names=2, is_caption_shown=False)

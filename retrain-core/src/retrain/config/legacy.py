@@ -1,0 +1,28 @@
+"""Keys that earlier versions had in [backend]: `prime_rl_` and the name of an option of backend prime_rl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tomli_w
+
+OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
+LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
+
+
+def legacy_names(backend: Iterable[Any]) -> tuple[str, ...]:
+    """The legacy keys among the keys of [backend], in their order."""
+    return tuple(str(name) for name in backend if name in LEGACY_KEYS)
+
+
+def merged_options(backend: Mapping[str, Any]) -> dict[str, Any]:
+    """[backend.options] with the legacy keys in it; a key that it has already wins."""
+    given = backend.get("options", {})
+    legacy = {LEGACY_KEYS[name]: backend[name] for name in legacy_names(backend)}
+    return legacy | dict(given if isinstance(given, Mapping) else {})
+
+
+def options_block(backend: Mapping[str, Any]) -> str:
+    """The table to write in their place, as TOML."""
+    return tomli_w.dumps({"backend": {"options": merged_options(backend)}}).strip()

@@ -1,0 +1,1 @@
+"""`retrain doctor`: whether this machine has what a configuration needs."""

@@ -1,0 +1,290 @@
+"""What training must do: move the policy the way the credit says, by exactly that, and only when it is published."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from functools import partial
+
+import numpy as np
+
+from retrain.declared import Determinism
+from retrain.errors import BackendError
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.subjects import Subject, batch_of, open_subject, requests
+from retrain.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
+
+MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
+TEMPERATURES = (1.0, 2.0, 4.0)
+STEPS = 4
+SEEDS = 32
+Drawn = list[tuple[list[int], list[float]]]
+
+
+def makes_rewarded_tokens_likelier(bench: Bench) -> None:
+    """Steps that reward one token, and punish the others that were drawn, raise its log-probability."""
+    subject = open_subject(bench)
+    asked = requests(bench, (SEEDS,))
+    params, chosen = _choice(subject, asked)
+    before = _log_probability(subject.sample(asked, params), chosen)
+    for step in range(STEPS):
+        samples = subject.sample(asked, params)
+        share = sum(_is(sample, chosen) for sample in samples[0]) / SEEDS
+        credit = partial(_credit, chosen, share)
+        batch = batch_of(asked, samples, credit, step=step, temperature=params.temperature)
+        subject.part.train(batch)
+        subject.part.publish()
+    after = _log_probability(subject.sample(asked, params), chosen)
+    expect(
+        after is not None and before is not None and after > before,
+        f"the log-probability of a token was {before}, and {after} after {STEPS} steps that rewarded it",
+        why="that is what training is for",
+        fix="minimise -sum(advantages_T * ratio) over the action tokens, and check the sign",
+    )
+
+
+def reports_what_it_did(bench: Bench) -> None:
+    """The report has finite numbers, counts the action tokens, and says whether its loss is a placeholder."""
+    subject = open_subject(bench)
+    batch, report = _trained(bench, subject)
+    for field in fields(TrainReport):
+        value = getattr(report, field.name)
+        expect(
+            math.isfinite(value),
+            f"{field.name} is {value!r}",
+            why="it is a field of metrics.jsonl",
+            fix="raise NonFiniteError, before the optimizer steps, when a number is not finite",
+        )
+    expect(
+        report.num_tokens == batch.num_actions,
+        f"num_tokens is {report.num_tokens}, the batch has {batch.num_actions} action tokens",
+        why="the loss is a mean over these, zero advantages included",
+        fix="count action_T over all rows",
+    )
+    expect(
+        0.0 <= report.clip_fraction <= 1.0 and 0.0 < report.ess_frac <= 1.0 + 1e-6 and report.grad_norm >= 0.0,
+        f"clip_fraction {report.clip_fraction}, ess_frac {report.ess_frac}, grad_norm {report.grad_norm}",
+        why="the first two are shares, the last a norm",
+        fix="see retrain.api.TrainReport for the formulas",
+    )
+    if subject.capabilities is not None:
+        expect(
+            report.loss_is_placeholder != subject.capabilities.reports_sync_loss,
+            f"loss_is_placeholder is {report.loss_is_placeholder}, reports_sync_loss "
+            f"{subject.capabilities.reports_sync_loss}",
+            why="a placeholder must not be plotted as a loss",
+            fix="say one and the same in both",
+        )
+
+
+def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
+    """On tokens of the policy being trained, trainer and sampler give one log-probability, where a loss is reported."""
+    subject = open_subject(bench)
+    found = subject.capabilities
+    if found is None or not found.reports_sync_loss or found.determinism is Determinism.NONE:
+        return
+    for temperature in (1.0, 0.7):
+        _, report = _trained(bench, subject, temperature=temperature)
+        subject.part.publish()
+        expect(
+            report.gap_max <= MAX_GAP and abs(report.ratio_mean - 1.0) <= MAX_GAP,
+            f"at temperature {temperature} the largest gap is {report.gap_max:g} nats, the mean ratio "
+            f"{report.ratio_mean:.6f}",
+            why="otherwise every update is off-policy from the start, and nobody knows by how much",
+            fix="apply batch.temperature to the trainer's logits, and load sampler and trainer in one precision",
+        )
+
+
+def changes_nothing_without_credit(bench: Bench) -> None:
+    """A first step whose advantages are all zero leaves the policy as it was."""
+    subject = open_subject(bench)
+    if not subject.is_repeatable:
+        return
+    before = _drawn(bench, subject)
+    _trained(bench, subject, credit=0.0)
+    subject.part.publish()
+    expect(
+        _is_close(before, _drawn(bench, subject)),
+        "other completions after a step without any advantage",
+        why="the gradient of such a step is zero, and [training] weight_decay is 0 here",
+        fix="add no term to the loss that the configuration does not ask for",
+    )
+
+
+def credits_single_tokens(bench: Bench) -> None:
+    """Advantages that cancel within each row still move the policy, where token advantages are declared."""
+    subject = open_subject(bench)
+    found = subject.capabilities
+    if found is None or not found.preserves_token_advantages or not subject.is_repeatable:
+        return
+    before = _drawn(bench, subject)
+    _trained(bench, subject, credit=None)
+    subject.part.publish()
+    expect(
+        not _is_close(before, _drawn(bench, subject), gap=1e-6),
+        "nothing changed after a step whose advantages are +1 and -1 in turn",
+        why="a backend that gives each row its mean advantage turns every token transform into none",
+        fix="multiply each token by its own advantage, or declare preserves_token_advantages = False",
+    )
+
+
+def publishes_when_asked(bench: Bench) -> None:
+    """`sample` uses the policy last published; the version starts at 0 and grows with each published training."""
+    subject = open_subject(bench)
+    versions = [subject.part.publish()]
+    before = _drawn(bench, subject)
+    _trained(bench, subject)
+    if subject.is_repeatable:
+        expect(
+            before == _drawn(bench, subject),
+            "after train and before publish, sample draws other completions",
+            why="a step's completions must come from one policy",
+            fix="let sample use what publish() froze",
+        )
+    for _ in range(2):
+        versions.append(subject.part.publish())
+        told = {s.policy_version for group in subject.sample(requests(bench)) for s in group}
+        expect(
+            told == {versions[-1]},
+            f"publish() returned {versions[-1]}, samples say {sorted(told)}",
+            why="stale samples are found by it",
+            fix="set Sample.policy_version to what publish() returned last",
+        )
+        _trained(bench, subject)
+    expect(
+        versions[0] == 0 and versions[0] < versions[1] < versions[2],
+        f"publish() returned {versions}, with a training between each two",
+        why="the version says how many optimizer steps are in the policy",
+        fix="return 0 before any training, and more after each",
+    )
+
+
+def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
+    """A batch with NaN or infinity is a BackendError, and leaves the policy as it was."""
+    subject = open_subject(bench)
+    asked = requests(bench)
+    good = batch_of(asked, subject.sample(asked), lambda sample: 1.0)
+    before, version = _drawn(bench, subject), subject.part.publish()
+    for field in ("advantages_T", "logprobs_T"):
+        for value in (float("nan"), float("inf")):
+            _expect_refused(subject, _spoilt(good, field, value), f"{field} with {value}")
+    expect(
+        subject.part.publish() == version,
+        f"the version is {subject.part.publish()} after refused steps, it was {version}",
+        why="a refused step is no step",
+        fix="count a step after the optimizer has stepped",
+    )
+    expect(
+        not subject.is_repeatable or _is_close(before, _drawn(bench, subject), gap=1e-6),
+        "other completions after refused steps",
+        why="one NaN in a weight, or in a moment of the optimizer, is the end of the run",
+        fix="check loss and gradients for finiteness before the optimizer steps, and set the gradients back",
+    )
+
+
+def leaves_batches_alone(bench: Bench) -> None:
+    """The rows that it trains on are not written to."""
+    subject, asked = open_subject(bench), requests(bench)
+    samples = subject.sample(asked)
+    batch, before = (batch_of(asked, samples, lambda sample: 1.0) for _ in range(2))
+    subject.part.train(batch)
+    for row, was in zip(batch.rows, before.rows, strict=True):
+        for field in fields(row):
+            expect(
+                np.array_equal(getattr(row, field.name), getattr(was, field.name)),
+                f"{field.name} of a row has changed",
+                why="rows are recorded after training",
+                fix="copy what you change",
+            )
+
+
+def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParams, int]:
+    """A token that is drawn now and then, and the temperature at which it is."""
+    for temperature in TEMPERATURES:
+        params = replace(ONE_TOKEN, temperature=temperature)
+        counts = Counter(int(sample.tokens_T[0]) for sample in subject.sample(asked, params)[0])
+        if len(counts) > 1:
+            return params, counts.most_common()[1][0]
+    expect(
+        False,
+        f"{SEEDS} seeds drew one and the same token, even at temperature {TEMPERATURES[-1]:g}",
+        why="nothing can be learnt without variety",
+        fix="draw by the seeds of the request",
+    )
+    raise AssertionError
+
+
+def _is(sample: Sample, token: int) -> bool:
+    return int(sample.tokens_T[0]) == token
+
+
+def _credit(token: int, share: float, sample: Sample) -> float:
+    """Reward minus its mean: 1 for the chosen token, which `share` of the samples drew."""
+    return float(_is(sample, token)) - share
+
+
+def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
+    """As the sampler told it; None when the token was not drawn at all."""
+    return next((float(s.logprobs_T[0]) for s in samples[0] if _is(s, token)), None)
+
+
+def _trained(
+    bench: Bench, subject: Subject, *, credit: float | None = 1.0, temperature: float = 1.0
+) -> tuple[TrainBatch, TrainReport]:
+    """One step on completions of the policy; None credits +1 and -1 in turn, on an even number of tokens."""
+    asked = requests(bench)
+    samples = subject.sample(asked, SamplingParams(max_tokens=6, temperature=temperature))
+
+    def advantages(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        if credit is not None:
+            return np.full(len(sample.tokens_T), credit)
+        even = len(sample.tokens_T) // 2 * 2
+        return np.where(np.arange(len(sample.tokens_T)) < even, 1.0 - 2.0 * (np.arange(len(sample.tokens_T)) % 2), 0.0)
+
+    batch = batch_of(asked, samples, advantages, temperature=temperature)
+    return batch, subject.part.train(batch)
+
+
+def _drawn(bench: Bench, subject: Subject) -> Drawn:
+    groups = subject.sample(requests(bench))
+    return [([int(t) for t in s.tokens_T], [float(v) for v in s.logprobs_T]) for group in groups for s in group]
+
+
+def _is_close(first: Drawn, second: Drawn, gap: float = 1e-5) -> bool:
+    return all(a == b and np.allclose(x, y, rtol=0.0, atol=gap) for (a, x), (b, y) in zip(first, second, strict=True))
+
+
+def _spoilt(batch: TrainBatch, field: str, value: float) -> TrainBatch:
+    """One action token of the last row with that value."""
+    row = batch.rows[-1]
+    values_T = np.array(getattr(row, field))
+    values_T[-1] = value
+    return replace(batch, rows=(*batch.rows[:-1], replace(row, **{field: values_T})))
+
+
+def _expect_refused(subject: Subject, batch: TrainBatch, what: str) -> None:
+    try:
+        subject.part.train(batch)
+    except BackendError:
+        return
+    expect(
+        False,
+        f"train took {what}",
+        why="one NaN in the weights is the end of the run",
+        fix="raise retrain.api.NonFiniteError before anything has changed",
+    )
+
+
+TRAINING = (
+    makes_rewarded_tokens_likelier,
+    reports_what_it_did,
+    has_ratio_1_on_its_own_policy,
+    changes_nothing_without_credit,
+    credits_single_tokens,
+    publishes_when_asked,
+    refuses_numbers_that_are_not_finite,
+    leaves_batches_alone,
+)

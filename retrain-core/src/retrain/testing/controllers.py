@@ -1,0 +1,112 @@
+"""What a controller must give: one number in [0, 1] per step, the same again after a resume."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from retrain.plugins.protocols import ControllerView
+from retrain.seeding import Seeds
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same
+
+STEPS = 60
+RESUME_AT = 23
+
+
+def gives_a_number_between_0_and_1(bench: Bench) -> None:
+    """`value(step)` is finite and in [0, 1] at every step, from the first and far past the last."""
+    controller = bench.build()
+    for step, view in enumerate(_views()):
+        _value(controller, step)
+        controller.observe(view)
+    _value(controller, 10**6)
+
+
+def changes_only_when_it_observes(bench: Bench) -> None:
+    """Asked twice for one step, it says the same."""
+    controller = bench.build()
+    for step, view in enumerate(_views()[:RESUME_AT]):
+        first, again = _value(controller, step), _value(controller, step)
+        expect(
+            first == again,
+            f"value({step}) is {first}, then {again}",
+            why="a step that is tried again, with fewer prompts say, asks again",
+            fix="change state in observe() alone",
+        )
+        controller.observe(view)
+
+
+def repeats_its_schedule(bench: Bench) -> None:
+    """Built afresh, it goes through the same numbers."""
+    first, again = (_run(bench.build(), 0, STEPS) for _ in range(2))
+    expect(
+        first == again,
+        "two runs with the same observations got different numbers",
+        why="one seed is one run",
+        fix="use no randomness but context.seeds, and no clock",
+    )
+
+
+def goes_on_after_a_resume(bench: Bench) -> None:
+    """Restored from its state, sent through JSON, it goes on with the same numbers."""
+    controller = bench.build()
+    _run(controller, 0, RESUME_AT)
+    state = expect_plain_state(controller)
+    resumed = bench.build()
+    resumed.restore(state)
+    rest = _run(controller, RESUME_AT, STEPS)
+    expect_same(rest, _run(resumed, RESUME_AT, STEPS), what=f"values and metrics from step {RESUME_AT} on")
+
+
+def reports_plain_metrics(bench: Bench) -> None:
+    """`metrics()` gives finite numbers and booleans, before the first step too."""
+    controller = bench.build()
+    expect_plain_metrics(controller.metrics(), allows_text=False)
+    for step, view in enumerate(_views()):
+        controller.value(step)
+        controller.observe(view)
+        expect_plain_metrics(controller.metrics(), allows_text=False)
+
+
+def _views() -> list[ControllerView]:
+    """Steps of a run that learns, some of which had nothing to measure."""
+    stream = Seeds(0).stream("conformance controller")
+    return [
+        ControllerView(
+            step=step,
+            correct_rate=None if step % 11 == 3 else min(1.0, step / 40 + float(stream.random()) / 10),
+            execution_variance=None if step % 7 == 2 else float(stream.exponential(2.0 / (step + 1))),
+        )
+        for step in range(STEPS)
+    ]
+
+
+def _value(controller: Any, step: int) -> float:
+    value = controller.value(step)
+    expect(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1,
+        f"value({step}) is {value!r}",
+        why="it is lambda, the strength with which credit is pooled",
+        fix="return a float in [0, 1]",
+    )
+    return float(value)
+
+
+def _run(controller: Any, start: int, end: int) -> list[tuple[float, dict[str, Any]]]:
+    seen = []
+    for step, view in list(enumerate(_views()))[start:end]:
+        value = _value(controller, step)
+        controller.observe(view)
+        seen.append((value, dict(controller.metrics())))
+    return seen
+
+
+CONTROLLER = (
+    gives_a_number_between_0_and_1,
+    changes_only_when_it_observes,
+    repeats_its_schedule,
+    goes_on_after_a_resume,
+    reports_plain_metrics,
+)

@@ -1,0 +1,181 @@
+"""What an advantage, transform, uncertainty or algorithm must do with the rewards and tokens of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.toy_groups import LAMBDAS, REWARDS, groups
+from retrain.types import Floats, Kind
+
+Arrays = Sequence[Sequence[Floats]]
+
+
+def gives_one_finite_number_per_completion(bench: Bench) -> None:
+    """Every group gets one finite advantage per completion: equal, single, negative, huge and graded rewards too."""
+    flow = build_flow(bench.config, bench.plugins)
+    for name, rewards_G in REWARDS.items():
+        episode_advantages(rewards_G.copy(), flow, name=name)
+
+
+def follows_the_order_of_completions(bench: Bench) -> None:
+    """Completions of a group have no order: when they change places, their advantages change places with them."""
+    flow = build_flow(bench.config, bench.plugins)
+    for name, rewards_G in REWARDS.items():
+        plain_G = episode_advantages(rewards_G.copy(), flow, name=name)
+        order = np.roll(np.arange(len(rewards_G))[::-1], 1)
+        moved_G = episode_advantages(rewards_G[order].copy(), flow, name=f"{name}, in another order")
+        expect(
+            np.allclose(moved_G, plain_G[order], rtol=1e-6, atol=1e-9),
+            f"{name}: {_show(rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order {_show(order)}",
+            why="an advantage that does not stay with its completion rewards the wrong text",
+            fix="return the advantages in the order of the rewards; do not sort",
+        )
+
+
+def leaves_rewards_alone(bench: Bench) -> None:
+    """The rewards it is given are not written to."""
+    flow = build_flow(bench.config, bench.plugins)
+    for name, rewards_G in REWARDS.items():
+        given_G = rewards_G.copy()
+        episode_advantages(given_G, flow, name=name)
+        expect(
+            np.array_equal(given_G, rewards_G),
+            f"{name}: rewards {_show(rewards_G)} are {_show(given_G)} after the call",
+            why="the same array is recorded, and read by every other part of the step",
+            fix="make a new array in place of writing into ctx.rewards_G",
+        )
+
+
+def repeats_its_advantages(bench: Bench) -> None:
+    """The same rewards get the same advantages, whatever came before and in a new process."""
+    _expect_repeated(bench, lambda flow: [[episode_advantages(r.copy(), flow, name=n)] for n, r in REWARDS.items()])
+
+
+def gives_one_finite_number_per_token(bench: Bench) -> None:
+    """Every action token gets one finite number: empty, single-token, long and nearly impossible completions too."""
+    flow = build_flow(bench.config, bench.plugins)
+    for sepa_lambda in LAMBDAS:
+        assign_credit(groups(), flow, sepa_lambda=sepa_lambda)
+
+
+def leaves_its_inputs_alone(bench: Bench) -> None:
+    """Rewards, log-probabilities, entropies and planning marks are not written to."""
+    flow = build_flow(bench.config, bench.plugins)
+    for before, group in zip(groups(), groups(), strict=True):
+        assign_credit([group], flow, sepa_lambda=1.0)
+        for what, was, now in _arrays(before, group):
+            expect(
+                np.array_equal(was, now),
+                f"{group.name}: the {what} have changed after the call",
+                why="the same arrays are recorded and trained on after credit is assigned",
+                fix="make new arrays in place of writing into those of the context",
+            )
+
+
+def repeats_its_credit(bench: Bench) -> None:
+    """The same group gets the same credit, whatever came before and in a new process."""
+    _expect_repeated(bench, lambda flow: assign_credit(groups(), flow, sepa_lambda=0.5).token_advs)
+
+
+def credits_a_group_by_itself(bench: Bench) -> None:
+    """The credit of a group does not depend on the other groups of the step."""
+    flow = build_flow(bench.config, bench.plugins)
+    together = assign_credit(groups(), flow, sepa_lambda=0.5).token_advs
+    for number, group in reversed(list(enumerate(groups()))):
+        alone = assign_credit([group], flow, sepa_lambda=0.5).token_advs[0]
+        expect(
+            all(np.array_equal(a, b) for a, b in zip(alone, together[number], strict=True)),
+            f"{group.name} gets other credit alone than in a step with others",
+            why="a run would depend on its batch size and on the order of its prompts",
+            fix="keep no state between calls; a schedule belongs into a controller",
+        )
+
+
+def measures_every_token(bench: Bench) -> None:
+    """Every action token gets one finite number >= 0: empty, long and nearly impossible completions too."""
+    flow = build_flow(bench.config, bench.plugins)
+    for group in groups():
+        measure_uncertainty(group, flow)
+
+
+def declares_that_it_needs_entropies(bench: Bench) -> None:
+    """Without `needs_entropy` it works for engines that give none."""
+    flow = build_flow(bench.config, bench.plugins)
+    if flow.needs_entropy:
+        return
+    for group in groups(entropies=False):
+        measure_uncertainty(group, flow)
+
+
+def repeats_its_measure(bench: Bench) -> None:
+    """The same completion has the same uncertainty, whatever came before and in a new process."""
+    _expect_repeated(bench, lambda flow: [measure_uncertainty(group, flow) for group in groups()])
+
+
+def names_a_controller_that_exists(bench: Bench) -> None:
+    """The controller that it asks for lambda is installed."""
+    flow = build_flow(bench.config, bench.plugins)
+    spec = flow.algorithm or flow.transform
+    if not flow.controller or not isinstance(bench.found.target, type(spec)):
+        return  # a bare function may use lambda, and says nothing about it
+    known = [entry.spec.name for entry in bench.plugins.registered(Kind.CONTROLLER)]
+    expect(
+        flow.controller in known,
+        f"it asks controller {flow.controller!r} for lambda, and nobody provides that; known: {', '.join(known)}",
+        why="a run with it ends before its first step",
+        fix="correct TransformSpec(controller=...), or let your distribution require the one that provides it",
+    )
+
+
+def _expect_repeated(bench: Bench, compute: Callable[[CreditFlow], Arrays]) -> None:
+    """`compute` gives the same numbers twice with one flow, and once more with a flow that is built afresh."""
+    flow = build_flow(bench.config, bench.plugins)
+    first = compute(flow)
+    for again, when in ((compute(flow), "called again"), (compute(build_flow(bench.config, bench.plugins)), "rebuilt")):
+        expect(
+            all(np.array_equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)),
+            f"it gives other numbers when {when}",
+            why="a run that is resumed, or repeated with its seed, must train on the same numbers",
+            fix="use no randomness and no state: the answer may depend on the arguments alone",
+        )
+
+
+def _arrays(before: CreditGroup, after: CreditGroup) -> Iterator[tuple[str, Floats, Floats]]:
+    yield "rewards", before.rewards_G, after.rewards_G
+    fields = (
+        ("log-probabilities", before.logprobs_G, after.logprobs_G),
+        ("planning marks", before.planning_G, after.planning_G),
+        ("entropies", before.entropies_G or (), after.entropies_G or ()),
+    )
+    for what, was_G, now_G in fields:
+        for was_T, now_T in zip(was_G, now_G, strict=True):
+            yield what, np.asarray(was_T), np.asarray(now_T)
+
+
+def _show(values: Floats | NDArray[np.int64]) -> str:
+    shown = [f"{value:.6g}" for value in values[:8]]
+    return f"[{', '.join(shown)}{', ...' if len(values) > 8 else ''}]"
+
+
+ADVANTAGE = (
+    gives_one_finite_number_per_completion,
+    follows_the_order_of_completions,
+    leaves_rewards_alone,
+    repeats_its_advantages,
+)
+TRANSFORM = (
+    gives_one_finite_number_per_token,
+    leaves_its_inputs_alone,
+    repeats_its_credit,
+    credits_a_group_by_itself,
+    names_a_controller_that_exists,
+)
+ALGORITHM = TRANSFORM
+UNCERTAINTY = (measures_every_token, declares_that_it_needs_entropies, leaves_its_inputs_alone, repeats_its_measure)

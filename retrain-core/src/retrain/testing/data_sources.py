@@ -1,0 +1,137 @@
+"""What a data source must give: tasks with lasting names, in one order, that the model's chat template can put."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from retrain.loop.prompts import encode_prompts
+from retrain.plugins.protocols import LoadedData
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.rewards import ANSWERS, expect_gold, expect_sound
+from retrain.testing.tokens import tokenizer_of
+from retrain.testing.toy_tasks import MAX_EXAMPLES, as_text
+from retrain.types import Example
+
+MAX_ENCODED = 200
+
+
+def gives_examples(bench: Bench) -> None:
+    """`load` returns LoadedData with at least one Example, and notes that are text."""
+    data = _load(bench)
+    expect_examples(data)
+    expect(
+        all(isinstance(note, str) for note in data.notes),
+        "LoadedData.notes holds something else than text",
+        why="they are printed, line by line",
+        fix="make them text",
+    )
+
+
+def names_examples_for_good(bench: Bench) -> None:
+    """Ids are text, unique, and the same in the same order when the source is built and loaded again."""
+    first, again = _load(bench), _load(bench)
+    expect_unique_ids(first)
+    expect(
+        as_text(first.examples) == as_text(again.examples),
+        "a second load gave other examples, ids, or another order",
+        why="a resumed run goes on in the middle of this order, and held-out examples are chosen by id",
+        fix="sort what you read, seed what you make, and derive ids from the content",
+    )
+
+
+def holds_plain_data(bench: Bench) -> None:
+    """`info` and chats are JSON: text, numbers, lists and tables."""
+    expect_plain_examples(_load(bench).examples)
+
+
+def can_be_put_to_the_model(bench: Bench) -> None:
+    """The tokenizer and its chat template take the prompts, and none of them is empty."""
+    examples = _load(bench).examples[:MAX_ENCODED]
+    for example in examples:
+        for message in () if isinstance(example.prompt, str) else example.prompt:
+            expect(
+                isinstance(message.get("role"), str) and ("content" in message or "tool_calls" in message),
+                f"example {example.id!r} has the message {message!r:.100}",
+                why="chat templates differ in what they make of it",
+                fix='give each message {"role": "user", "content": "..."}',
+            )
+    encoded = encode_prompts(examples, tokenizer_of(bench.config, bench.plugins), bench.config)
+    for example, tokens_T in zip(examples, encoded, strict=True):
+        expect(
+            len(tokens_T) > 0,
+            f"the prompt of example {example.id!r} has no tokens",
+            why="there is nothing to answer",
+            fix="leave such examples out of load() and say so in its notes",
+        )
+
+
+def brings_a_sound_verifier(bench: Bench) -> None:
+    """Its own reward, if it brings one, works in a scoring process, and calls its gold right."""
+    data = _load(bench)
+    if data.reward is None:
+        return
+    examples = data.examples[:MAX_EXAMPLES]
+    expect_sound(bench, data.reward, [(example, answer) for example in examples for answer in ANSWERS])
+    expect_gold(bench, data.reward, examples)
+
+
+def expect_examples(data: Any) -> None:
+    """LoadedData with Examples in it."""
+    expect(
+        isinstance(data, LoadedData),
+        f"load() returned {type(data).__name__}",
+        why="a run reads .examples, .notes and .reward",
+        fix="return retrain.api.LoadedData(examples=tuple(...))",
+    )
+    expect(len(data.examples) > 0, "load() gave no examples", why="there is nothing to train on", fix="give some")
+    for example in data.examples:
+        expect(
+            isinstance(example, Example) and isinstance(example.reference, str),
+            f"{example!r:.200} is no Example with a text as its reference",
+            why="prompts, references and ids are read from it",
+            fix="make retrain.api.Example(id=..., prompt=..., reference=...) of each task",
+        )
+
+
+def expect_unique_ids(data: LoadedData) -> None:
+    """Every id is a text of its own."""
+    counts = Counter(example.id for example in data.examples)
+    bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
+    expect(
+        not bad,
+        f"{len(bad)} ids are shared by several examples, or empty, or no text: {bad[:3]}",
+        why="held-out splits, comparisons and the records of a run go by the id",
+        fix="derive the id from the task's content, for example with a hash",
+    )
+
+
+def expect_plain_examples(examples: tuple[Example, ...]) -> None:
+    """Info and chats can be written as JSON and read back."""
+    for example in examples:
+        for what, value in (("prompt", example.prompt), ("info", dict(example.info))):
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                expect(
+                    False,
+                    f"{what} of example {example.id!r} is no JSON: {error}",
+                    why="examples travel to other processes and into records",
+                    fix="convert arrays, dates and numbers of other libraries to plain Python ones",
+                )
+
+
+def _load(bench: Bench) -> LoadedData:
+    data: LoadedData = bench.build().load()
+    return data
+
+
+DATA_SOURCE = (
+    gives_examples,
+    names_examples_for_good,
+    holds_plain_data,
+    can_be_put_to_the_model,
+    brings_a_sound_verifier,
+)

@@ -1,0 +1,235 @@
+"""What a launcher must do: start a real process as the job says, tell how it ended, and stop it with all it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import BackendError
+from retrain.plugins.launching import Job
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+
+WAIT_S = 60.0
+PAUSE_S = 0.02
+CODE = 3
+TELLS = "import os, sys; print(os.environ['GREETING'], os.getcwd()); print('careful', file=sys.stderr); sys.exit(3)"
+STOPS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print('up', flush=True)
+time.sleep(600)
+"""
+HAS_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print('up', child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def runs_a_process_to_its_end(bench: Bench) -> None:
+    """`start` returns at once, and `poll` tells None while the process runs and its exit code after that."""
+    job = _job(bench, TELLS)
+    code = _ended(_launcher(bench).start(job))
+    expect(
+        code == CODE,
+        f"a process that exited with {CODE} ended as {code!r}",
+        why="a campaign tells by the code whether a run is done, failed or can be resumed",
+        fix="pass the exit code of the process on in poll()",
+    )
+
+
+def gives_it_environment_folder_and_logs(bench: Bench) -> None:
+    """The process sees `environ`, runs in `cwd`, and its output is appended to the logs in `folder`."""
+    job, launcher = _job(bench, TELLS), _launcher(bench)
+    for _ in range(2):
+        _ended(launcher.start(job))
+    out, err = (_text(job.folder / name) for name in ("stdout.log", "stderr.log"))
+    wanted = f"hello {job.cwd.resolve()}"
+    expect(
+        out.split("\n").count(wanted) == 2,
+        f"stdout.log holds {out!r:.300} after two runs that print {wanted!r}",
+        why="a run needs its own settings and finds its data in cwd; what earlier attempts said must stay readable",
+        fix="pass environ over os.environ and cwd to the process, and open the logs for appending",
+    )
+    expect(
+        err.count("careful") == 2,
+        f"stderr.log holds {err!r:.300}",
+        why="the reason of a failed run is read from it",
+        fix="append the process's stderr to <folder>/stderr.log",
+    )
+
+
+def asks_it_to_stop(bench: Bench) -> None:
+    """`stop` sends SIGTERM and returns; the process may save its state and choose its exit code."""
+    job = _job(bench, STOPS)
+    running = _launcher(bench).start(job)
+    _wait_for(lambda: "up" in _text(job.folder / "stdout.log"), "the process to print")
+    expect(
+        running.poll() is None,
+        "poll() is not None while the process runs",
+        why="a campaign would move on",
+        fix="return None",
+    )
+    running.stop()
+    code = _ended(running)
+    expect(
+        code == 75,
+        f"a process that answers SIGTERM with exit code 75 ended as {code!r}",
+        why="75 means that the state is saved and the run can be resumed",
+        fix="send SIGTERM to the process itself in stop(), and wait for it in poll()",
+    )
+    running.stop()
+
+
+def kills_it_with_all_it_started(bench: Bench) -> None:
+    """`kill` ends the process and its children, and `poll` tells a code that is not 0."""
+    job = _job(bench, HAS_CHILD)
+    running = _launcher(bench).start(job)
+    _wait_for(lambda: "up " in _text(job.folder / "stdout.log"), "the process to start a child")
+    child = int(_text(job.folder / "stdout.log").split()[1])
+    running.kill()
+    code = _ended(running)
+    expect(
+        isinstance(code, int) and code != 0,
+        f"a killed process ended as {code!r}",
+        why="0 would mean that the run is done",
+        fix="tell the negative number of the signal",
+    )
+    running.kill()
+    if running.pid is None:  # it ran on another machine
+        return
+    try:
+        _wait_for(lambda: not _is_alive(child), "the child of a killed process to end")
+    finally:
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+
+
+def runs_several_at_a_time(bench: Bench) -> None:
+    """Jobs that were started do not wait for each other, and each has its own logs."""
+    launcher = _launcher(bench)
+    slow = _job(bench, STOPS, name="slow")
+    quick = _job(bench, TELLS, name="quick")
+    waiting, ending = launcher.start(slow), launcher.start(quick)
+    expect(
+        _ended(ending) == CODE, "the second job did not end by itself", why="runs are side by side", fix="start each"
+    )
+    expect(
+        "careful" in _text(quick.folder / "stderr.log"),
+        "its logs are missing",
+        why="runs are apart",
+        fix="use job.folder",
+    )
+    waiting.kill()
+    _ended(waiting)
+
+
+def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
+    """A command that cannot be started is a BackendError, or a job that ends with a code that is not 0."""
+    job = _job(bench, "")
+    missing = Job(
+        name=job.name, argv=(str(bench.folder / "no-such-program"),), environ={}, cwd=job.cwd, folder=job.folder
+    )
+    try:
+        running = _launcher(bench).start(missing)
+    except BackendError:
+        return
+    code = _ended(running)
+    expect(code != 0, "a program that is not there ended with 0", why="0 means that the run is done", fix="return 127")
+
+
+def lets_go(bench: Bench) -> None:
+    """`close` can be called when no job was started, and after one has ended."""
+    bench.build().close()
+    launcher = bench.build()
+    _ended(launcher.start(_job(bench, TELLS)))
+    launcher.close()
+
+
+def _launcher(bench: Bench) -> Any:
+    launcher = bench.build()
+    bench.closing(launcher.close)
+    return launcher
+
+
+def _job(bench: Bench, program: str, *, name: str = "job", environ: Mapping[str, str] | None = None) -> Job:
+    folder, cwd = bench.folder / name, bench.folder / "cwd"
+    folder.mkdir(exist_ok=True)
+    cwd.mkdir(exist_ok=True)
+    argv = (sys.executable, "-c", program)
+    return Job(name=name, argv=argv, environ=environ or {"GREETING": "hello"}, cwd=cwd, folder=folder)
+
+
+def _ended(running: Any) -> int:
+    codes: list[int] = []
+
+    def has_ended() -> bool:
+        code = running.poll()
+        codes.extend([] if code is None else [code])
+        return bool(codes)
+
+    try:
+        _wait_for(has_ended, "poll() to tell the exit code")
+    except BaseException:
+        running.kill()
+        raise
+    expect(
+        running.poll() == codes[0],
+        f"poll() told {codes[0]!r}, then {running.poll()!r}",
+        why="a campaign may ask more than once",
+        fix="keep the code",
+    )
+    return codes[0]
+
+
+def _wait_for(is_so: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_so():
+        expect(
+            time.monotonic() < end,
+            f"waited {WAIT_S:g} s for {what}",
+            why="a campaign would wait for ever",
+            fix="let start() start the process at once, and stop() and kill() reach it",
+        )
+        time.sleep(PAUSE_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Dead, and not yet collected by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+LAUNCHER = (
+    runs_a_process_to_its_end,
+    gives_it_environment_folder_and_logs,
+    asks_it_to_stop,
+    kills_it_with_all_it_started,
+    runs_several_at_a_time,
+    tells_of_a_program_that_is_not_there,
+    lets_go,
+)

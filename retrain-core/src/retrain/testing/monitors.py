@@ -1,0 +1,99 @@
+"""What a health monitor must do: find the same in the same lines, whatever they lack, and after a resume."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.plugins.protocols import Finding
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.state import expect_plain_state, expect_same
+from retrain.testing.toy_metrics import STEPS, collapsing, lines
+
+RESUME_AT = STEPS // 2 + 4
+STATE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def finds_what_can_be_told(bench: Bench) -> None:
+    """`observe` gives Findings: a lower-case name, a message, and "warn" or "stop"."""
+    monitor = bench.build()
+    for line in collapsing():
+        _observe(monitor, line)
+
+
+def bears_lines_that_lack_fields(bench: Bench) -> None:
+    """Lines with nothing but a step, with None, and with fields it does not know do not break it."""
+    monitor = bench.build()
+    for line in lines():
+        for poorer in (
+            {"step": line["step"]},
+            {**dict.fromkeys(line), "step": line["step"]},
+            {**line, "unheard_of": "x"},
+        ):
+            _observe(monitor, poorer)
+
+
+def leaves_lines_alone(bench: Bench) -> None:
+    """The line that it looks at is not written to."""
+    monitor = bench.build()
+    for line in collapsing():
+        given = dict(line)
+        _observe(monitor, given)
+        expect(
+            given == line,
+            f"the line of step {line['step']} has changed",
+            why="it is written to metrics.jsonl after that",
+            fix="copy what you change",
+        )
+
+
+def repeats_its_findings(bench: Bench) -> None:
+    """Built afresh, it finds the same in the same lines."""
+    first, again = ([_told(_observe(m, line)) for line in collapsing()] for m in (bench.build(), bench.build()))
+    expect(
+        first == again,
+        "two monitors found different things in the same lines",
+        why="findings must depend on the lines alone",
+        fix="use no clock, no randomness and no state of the module",
+    )
+
+
+def goes_on_after_a_resume(bench: Bench) -> None:
+    """Restored from its state, sent through JSON, it finds what it would have found."""
+    monitor, all_lines = bench.build(), collapsing()
+    for line in all_lines[:RESUME_AT]:
+        _observe(monitor, line)
+    resumed = bench.build()
+    resumed.restore(expect_plain_state(monitor))
+    went_on, after = ([_told(_observe(m, line)) for line in all_lines[RESUME_AT:]] for m in (monitor, resumed))
+    expect_same(went_on, after, what="findings")
+
+
+def _observe(monitor: Any, line: Mapping[str, Any]) -> Sequence[Finding]:
+    findings = monitor.observe(line)
+    for finding in findings:
+        expect(
+            isinstance(finding, Finding)
+            and STATE_NAME.fullmatch(finding.state)
+            and bool(finding.message.strip())
+            and finding.severity in ("warn", "stop"),
+            f"observe() gave {finding!r:.200}",
+            why="the state is a field of metrics.jsonl, the message is what the user reads",
+            fix='return retrain.api.Finding(state="lower_case", message="cause, and the key to change")',
+        )
+    return list(findings)
+
+
+def _told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    return [(finding.state, finding.message, finding.severity) for finding in findings]
+
+
+HEALTH_MONITOR = (
+    finds_what_can_be_told,
+    bears_lines_that_lack_fields,
+    leaves_lines_alone,
+    repeats_its_findings,
+    goes_on_after_a_resume,
+)

@@ -1,0 +1,115 @@
+"""What a recorder must do: take whatever a run writes down, and let go however the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from retrain.records.manifest import build_manifest
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.peft_files import write_toy_adapter
+from retrain.testing.state import expect_plain_state
+from retrain.testing.toy_metrics import lines
+
+RESUME_AT = 5
+TIMES = {"started": ""}
+
+
+def records_a_whole_run(bench: Bench) -> None:
+    """Start, every line of a run with absent and null fields, a checkpoint, and the end."""
+    recorder, folder = bench.build(), _run_folder(bench)
+    recorder.start(_manifest(bench), folder)
+    for line in lines():
+        recorder.step(line)
+    _checkpoint(bench, recorder)
+    recorder.finish(None)
+
+
+def lets_go_of_a_run_that_failed(bench: Bench) -> None:
+    """`finish` is told what ended the run, with and without any step before."""
+    for count in (0, 3):
+        recorder = bench.build()
+        recorder.start(_manifest(bench), _run_folder(bench, f"failed-{count}"))
+        for line in lines()[:count]:
+            recorder.step(line)
+        recorder.finish(RuntimeError("the run broke"))
+
+
+def can_be_finished_before_it_started(bench: Bench) -> None:
+    """`finish` is called even when `start` raised."""
+    bench.build().finish(RuntimeError("start failed"))
+
+
+def leaves_lines_alone(bench: Bench) -> None:
+    """The lines and the manifest that it is given are not written to."""
+    recorder, manifest, before = bench.build(), _manifest(bench), _manifest(bench)
+    recorder.start(manifest, _run_folder(bench))
+    for line in lines()[:3]:
+        given = dict(line)
+        recorder.step(given)
+        expect(
+            given == line,
+            f"the line of step {line['step']} has changed",
+            why="every other recorder gets the same line",
+            fix="copy what you change",
+        )
+    recorder.finish(None)
+    expect(
+        manifest | TIMES == before | TIMES,
+        "the manifest has changed",
+        why="others read it too",
+        fix="copy what you change",
+    )
+
+
+def goes_on_after_a_resume(bench: Bench) -> None:
+    """Restored from its state, sent through JSON, it records the rest of the run into the same folder."""
+    recorder, folder = bench.build(), _run_folder(bench)
+    recorder.start(_manifest(bench), folder)
+    for line in lines()[:RESUME_AT]:
+        recorder.step(line)
+    state = expect_plain_state(recorder) if hasattr(recorder, "state") else None
+    recorder.finish(RuntimeError("killed"))
+    resumed = bench.build()
+    if state:
+        expect(
+            hasattr(resumed, "restore"),
+            f"state() gives {state!r:.100}, and there is no restore()",
+            why="what a checkpoint keeps is lost otherwise",
+            fix="add restore(self, state)",
+        )
+        resumed.restore(state)
+    resumed.start(_manifest(bench), folder)
+    for line in lines()[RESUME_AT:]:
+        resumed.step(line)
+    resumed.finish(None)
+
+
+def _manifest(bench: Bench) -> dict[str, Any]:
+    """Content of `run.json`."""
+    return build_manifest(bench.config, bench.plugins, seed=1, condition="toy")
+
+
+def _run_folder(bench: Bench, name: str = "run") -> Path:
+    folder = bench.folder / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _checkpoint(bench: Bench, recorder: Any) -> None:
+    if not hasattr(recorder, "checkpoint"):
+        return
+    folder = bench.folder / "checkpoint"
+    folder.mkdir()
+    write_toy_adapter(folder)
+    recorder.checkpoint(folder, "step_000030")
+
+
+RECORDER = (
+    records_a_whole_run,
+    lets_go_of_a_run_that_failed,
+    can_be_finished_before_it_started,
+    leaves_lines_alone,
+    goes_on_after_a_resume,
+)

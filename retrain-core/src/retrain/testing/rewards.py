@@ -1,0 +1,162 @@
+"""What a reward must do: score any text, in the process that a run puts it into, and say the same again."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from retrain.config.schema import ScoringTable
+from retrain.loop.scoring.service import NamedReward, ScoringService
+from retrain.testing.bench import Bench
+from retrain.testing.check import expect
+from retrain.testing.toy_tasks import HOSTILE, as_text, examples_for
+from retrain.types import Example, Outcome, Score
+
+ANSWERS = ("42", r"The answer is \boxed{42}.", "Paris", r"\boxed{\frac{1}{6}}", "I do not know.")
+Pairs = Sequence[tuple[Example, str]]
+
+
+def can_score(bench: Bench) -> None:
+    """It has `score(example, text)`, a function or a coroutine, of two arguments."""
+    reward = bench.build()
+    score = getattr(reward, "score", None)
+    expect(
+        callable(score),
+        f"the factory returned {type(reward).__name__}, which has no method score",
+        why="a run calls reward.score(example, text) for every completion",
+        fix="let the factory return an object with score(self, example, text)",
+    )
+    try:
+        inspect.signature(score).bind(None, "")  # type: ignore[arg-type]
+    except TypeError as error:
+        expect(
+            False,
+            f"score cannot be called as score(example, text): {error}",
+            why="a run passes exactly these two",
+            fix="make it score(self, example, text)",
+        )
+
+
+def works_in_the_process_of_a_run(bench: Bench) -> None:
+    """It can be sent to a scoring process, prepared there, and asked for a score."""
+    example = examples_for(bench)[0]
+    expect_sound(bench, bench.build(), [(example, answer) for answer in ANSWERS])
+
+
+def survives_hostile_texts(bench: Bench) -> None:
+    """Whatever a policy may write gets a score or no verdict: nothing raises, hangs or gives a number that is none."""
+    example = examples_for(bench)[0]
+    expect_sound(bench, bench.build(), [(example, text) for text in HOSTILE.values()], names=list(HOSTILE))
+
+
+def calls_its_gold_right(bench: Bench) -> None:
+    """The completion that `gold` gives for an example scores 1, if it offers any."""
+    expect_gold(bench, bench.build(), examples_for(bench))
+
+
+def repeats_its_scores(bench: Bench) -> None:
+    """The same text gets the same score again, and in another process."""
+    pairs = [(example, answer) for example in examples_for(bench) for answer in ANSWERS]
+    first = scores_of(bench, bench.build(), [*pairs, *pairs])
+    again = scores_of(bench, bench.build(), pairs)
+    for (_, text), one, two, three in zip(pairs, first, first[len(pairs) :], again, strict=False):
+        told = [_told(score) for score in (one, two, three)]
+        expect(
+            len(set(told)) == 1,
+            f"{text!r} got {told[0]}, then {told[1]}, and {told[2]} in another process",
+            why="equal completions are scored once and the score is kept; a resumed run must find the same rewards",
+            fix="take randomness, clocks and memory of earlier calls out of the reward",
+        )
+
+
+def leaves_examples_alone(bench: Bench) -> None:
+    """The example that it is given is not written to."""
+    examples = examples_for(bench)
+    before = as_text(examples)
+    scores_of(bench, bench.build(), [(example, answer) for example in examples for answer in ANSWERS])
+    expect(
+        as_text(examples) == before,
+        "an example has changed after it was scored",
+        why="the same example is scored for every completion of its group, and recorded",
+        fix="copy what you change: dict(example.info)",
+    )
+
+
+def reports_finite_metrics(bench: Bench) -> None:
+    """`metrics`, if it has that, gives finite numbers for the step's line."""
+    reward = bench.build()
+    if not inspect.iscoroutinefunction(reward.score) or not hasattr(reward, "metrics"):
+        return
+    scores_of(bench, reward, [(examples_for(bench)[0], ANSWERS[0])])
+    for name, value in reward.metrics().items():
+        expect(
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+            f"metrics() gives {name} = {value!r}",
+            why="the fields of metrics.jsonl are finite numbers; a run leaves all of yours out when one is not",
+            fix="leave a field out while there is nothing to say",
+        )
+
+
+def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
+    """Scores by the service that a run uses: another process, or an event loop for a coroutine."""
+    settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
+    service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
+    try:
+        with service.batch("conformance", fresh=True) as batch:
+            for example, text in pairs:
+                batch.submit(example, text)
+            return list(batch.collect(within_budget=False))
+    finally:
+        service.close()
+
+
+def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
+    """No score of these is a failure."""
+    for number, score in enumerate(scores_of(bench, reward, pairs)):
+        shown = names[number] if names else repr(pairs[number][1])
+        expect(
+            score.outcome is not Outcome.FAILED,
+            f"scoring {shown} failed: {score.detail}",
+            why="a failed score leaves the completion out, and a run stops when too many fail",
+            fix="return 0.0 for a wrong answer, Score.no_verdict(reason) when it cannot be told",
+        )
+
+
+def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
+    """What `gold` gives scores 1."""
+    gold = getattr(reward, "gold", None)
+    if gold is None:
+        return
+    answers = [(example, gold(example)) for example in examples]
+    for example, answer in answers:
+        expect(
+            answer is None or isinstance(answer, str),
+            f"gold() of example {example.id!r} is {type(answer).__name__}",
+            why="the audit before training scores that text",
+            fix="return text, or None when there is no right answer to give",
+        )
+    pairs = [(example, answer) for example, answer in answers if answer is not None]
+    for (example, answer), score in zip(pairs, scores_of(bench, reward, pairs), strict=True):
+        expect(
+            score.value is not None and math.isclose(score.value, 1.0),
+            f"gold() of example {example.id!r} is {answer[:200]!r}, which gets {_told(score)}",
+            why="the audit before training refuses a reward that calls its own right answer wrong",
+            fix="let gold and score agree, or return None from gold",
+        )
+
+
+def _told(score: Score) -> str:
+    return f"{score.value!r}" if score.value is not None else f"{score.outcome.value} ({score.detail[:200]})"
+
+
+REWARD = (
+    can_score,
+    works_in_the_process_of_a_run,
+    survives_hostile_texts,
+    calls_its_gold_right,
+    repeats_its_scores,
+    leaves_examples_alone,
+    reports_finite_metrics,
+)

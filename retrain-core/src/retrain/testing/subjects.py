@@ -1,0 +1,129 @@
+"""Backends and engines on the bench: opened as a run opens them, with prompts to sample and batches to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.declared import Capabilities, Determinism, Kind
+from retrain.loop.build import build_part
+from retrain.loop.chat import encode
+from retrain.loop.rollout import draw_samples
+from retrain.plugins.check import backend_options
+from retrain.plugins.protocols import Deliver
+from retrain.plugins.resolve import resolve
+from retrain.seeding import Seeds
+from retrain.testing.bench import Bench
+from retrain.testing.peft_files import write_toy_adapter
+from retrain.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
+
+HOST_BACKEND = "local"  # hosts the engine that is tried, unless the caller names another
+QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")
+COUNTS = (4, 2, 1)  # completions of each
+MAX_TOKENS = 12
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ToyPolicy:
+    """What an engine is given where no backend is installed: a version, and an adapter that changes nothing."""
+
+    model_path: str
+    version: int = 0
+    sampler: Any = None
+    stop_ids: frozenset[int] = frozenset()
+    context_limit: int | None = None
+    save_adapter: Callable[[Path], None] = field(default=write_toy_adapter)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Subject:
+    """Something that samples: `part` is the backend, or the engine alone. `capabilities` are those it declares."""
+
+    part: Any
+    version: int
+    capabilities: Capabilities | None
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a seed gives the same completion again; an engine that declares nothing promises it."""
+        return self.capabilities is None or self.capabilities.determinism is not Determinism.NONE
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams | None = None,
+        deliver: Deliver | None = None,
+    ) -> list[list[Sample]]:
+        """Through the checks that a run makes."""
+        names = [f"request {number}" for number in range(len(requests))]
+        chosen = params or SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0)
+        return draw_samples(self.part, requests, chosen, names, deliver)
+
+
+def open_subject(bench: Bench) -> Subject:
+    """The backend under test; or the backend that hosts the engine under test; or that engine with a toy policy."""
+    if bench.kind is Kind.BACKEND:
+        return backend_subject(bench, bench.build())
+    declared = bench.found.traits if isinstance(bench.found.traits, Capabilities) else None
+    context, config = bench.context(), bench.config
+    if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
+        name, options = config.backend.backend, backend_options(config)
+        part = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
+        subject = Subject(part=part, version=part.publish(), capabilities=declared)
+    else:
+        policy = ToyPolicy(model_path=config.model.model, stop_ids=frozenset({bench.tokenizer.eos_token_id}))
+        factory = resolve(bench.plugins, bench.kind, bench.name, where="conformance()").target
+        subject = Subject(part=factory(context, policy), version=policy.version, capabilities=declared)
+    bench.closing(subject.part.close)
+    return subject
+
+
+def backend_subject(bench: Bench, backend: Any) -> Subject:
+    """A backend that the bench closes."""
+    bench.closing(backend.close)
+    return Subject(part=backend, version=0, capabilities=backend.capabilities)
+
+
+def requests(bench: Bench, counts: Sequence[int] = COUNTS, questions: Sequence[str] = QUESTIONS) -> list[SampleRequest]:
+    """Prompts through the chat template, of unequal lengths, with unequal numbers of completions."""
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    encoded = encode(chats, bench.tokenizer, bench.config, names=list(questions))
+    seeds = Seeds(0)
+    return [
+        SampleRequest(
+            prompt_T=np.asarray(ids, dtype=np.int64),
+            seeds_G=tuple(seeds.derive("conformance", number, completion) for completion in range(count)),
+        )
+        for number, (ids, count) in enumerate(zip(encoded, counts, strict=False))
+    ]
+
+
+def batch_of(
+    asked: Sequence[SampleRequest],
+    samples: Sequence[Sequence[Sample]],
+    credit: Callable[[Sample], Any],
+    *,
+    step: int = 0,
+    temperature: float = 1.0,
+) -> TrainBatch:
+    """The rows of an optimizer step; `credit(sample)` is one advantage for all of its tokens, or one for each."""
+    rows = []
+    for request, group in zip(asked, samples, strict=True):
+        ahead = len(request.prompt_T)
+        for sample in group:
+            action_T = np.arange(ahead + len(sample.tokens_T)) >= ahead
+            advantages_T = np.zeros(len(action_T))
+            advantages_T[ahead:] = credit(sample)
+            rows.append(
+                TrainRow(
+                    tokens_T=np.concatenate([request.prompt_T, sample.tokens_T]),
+                    action_T=action_T,
+                    logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
+                    advantages_T=advantages_T,
+                )
+            )
+    return TrainBatch(step=step, rows=tuple(rows), temperature=temperature)

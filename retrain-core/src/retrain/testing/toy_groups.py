@@ -1,0 +1,70 @@
+"""Groups of completions for the credit suites: the usual ones, and those at the edges of what a run can meet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrain.credit.pipeline import CreditGroup
+from retrain.seeding import Seeds
+from retrain.types import Floats
+
+LAMBDAS = (0.0, 0.5, 1.0)
+NEARLY_IMPOSSIBLE = -750.0  # nats: exp of it is 0 in double precision
+
+REWARDS: dict[str, Floats] = {
+    "some right, some wrong": np.array([1.0, 0.0, 0.0, 1.0]),
+    "one right": np.array([0.0, 1.0, 0.0, 0.0]),
+    "all right": np.ones(4),
+    "all wrong": np.zeros(4),
+    "equal and no round number": np.full(3, 0.1),
+    "a group of one": np.array([1.0]),
+    "graded": np.array([0.0, 0.25, 0.5, 1.0]),
+    "negative and positive": np.array([-1.0, 1.0, -1.0, 0.5]),
+    "mean zero": np.array([-1.0, 1.0]),
+    "large": np.array([1e6, 0.0, -1e6]),
+    "nearly equal": np.array([0.5, 0.5 + 1e-12, 0.5]),
+    "128 completions": np.array([float(number % 3 == 0) for number in range(128)]),
+}
+LENGTHS: dict[str, tuple[int, ...]] = {
+    "usual lengths": (6, 9, 4, 12),
+    "an empty and a single-token completion": (0, 1, 5, 2),
+    "nothing but empty completions": (0, 0, 0, 0),
+    "a long completion": (4096, 3, 7, 1),
+}
+
+
+def groups(*, entropies: bool = True) -> list[CreditGroup]:
+    """Fresh, seeded groups: every reward pattern, every pattern of lengths, extreme log-probabilities and marks."""
+    shaped = [(name, REWARDS["some right, some wrong"], lengths) for name, lengths in LENGTHS.items()]
+    usual = LENGTHS["usual lengths"]
+    rewarded = [(f"rewards: {name}", r, (usual * len(r))[: len(r)]) for name, r in REWARDS.items() if len(r) <= 4]
+    made = [_group(name, rewards_G, lengths, entropies) for name, rewards_G, lengths in (*shaped, *rewarded)]
+    return [*made, *_extremes(entropies)]
+
+
+def _group(name: str, rewards_G: Floats, lengths: tuple[int, ...], entropies: bool) -> CreditGroup:
+    stream = Seeds(0).stream("conformance", name)
+    return CreditGroup(
+        rewards_G=rewards_G.copy(),
+        logprobs_G=[-stream.exponential(0.6, size=length) for length in lengths],
+        planning_G=[stream.random(length) < 0.25 for length in lengths],
+        entropies_G=[stream.exponential(0.8, size=length) for length in lengths] if entropies else None,
+        name=name,
+    )
+
+
+def _extremes(entropies: bool) -> list[CreditGroup]:
+    """Certain and nearly impossible tokens; all tokens planning, and none."""
+    rewards_G = np.array([1.0, 0.0, 1.0])
+    certain_T, impossible_T = np.zeros(5), np.full(5, NEARLY_IMPOSSIBLE)
+    mixed_T = np.array([0.0, -1e-12, -20.0, NEARLY_IMPOSSIBLE, -0.7])
+    return [
+        CreditGroup(
+            rewards_G=rewards_G.copy(),
+            logprobs_G=[certain_T.copy(), impossible_T.copy(), mixed_T.copy()],
+            planning_G=[np.full(5, is_planning) for _ in range(3)],
+            entropies_G=[np.zeros(5), np.full(5, 12.0), np.array([0.0, 1e-12, 12.0, 0.0, 1.0])] if entropies else None,
+            name=f"extreme log-probabilities, {'every' if is_planning else 'no'} token planning",
+        )
+        for is_planning in (True, False)
+    ]

@@ -1,0 +1,90 @@
+"""What `retrain doctor` tells about this distribution: PyTorch, its devices, and the weights of the model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retrain.api import Config, ConfigError, Diagnosis, Plugins, RetrainError
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+
+
+def diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
+    """PyTorch and every device it sees; for a configuration with this backend its device and its weights as well.
+
+    A configuration with another backend is not told about PyTorch: importing it takes seconds.
+    """
+    if config is not None and config.backend.backend != "local":
+        return []
+    needed = config is not None
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library of it is missing or broken
+        detail = f"cannot be imported: {type(error).__name__}: {error}"
+        fix = "pip install torch  (https://pytorch.org/get-started says which build)"
+        return [Diagnosis(name="torch", status="failed", detail=detail, fix=fix, needed=needed)]
+    found = [Diagnosis(name="torch", status="ok", detail=torch.__version__, needed=needed), *_devices()]
+    if config is not None:
+        found += [_chosen(config), *_weights(config, plugins)]
+    return found
+
+
+def _devices() -> list[Diagnosis]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            free, total = torch.cuda.mem_get_info(index)
+            detail = f"{torch.cuda.get_device_name(index)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+            found.append(Diagnosis(name=f"gpu:{index}", status="ok", detail=detail))
+        except RuntimeError as error:
+            detail = f"does not answer: {str(error).splitlines()[0]}"
+            fix = "look at nvidia-smi: another process may hold it, or the driver is too old"
+            found.append(Diagnosis(name=f"gpu:{index}", status="failed", detail=detail, fix=fix))
+    if torch.backends.mps.is_available():
+        detail = "Apple GPU; the local backend does not use it, it trains on the CPU"
+        found.append(Diagnosis(name="mps", status="ok", detail=detail))
+    threads = torch.get_num_threads()
+    return [*found, Diagnosis(name="cpu", status="ok", detail=f"{threads} threads for PyTorch")]
+
+
+def _chosen(config: Config) -> Diagnosis:
+    """The device that a run would take; choosing it for real warns on the console about a missing GPU."""
+    import torch
+
+    from retrain_local.devices import choose_device
+
+    wanted = config.backend.devices
+    if re.fullmatch(r"gpu:\d+", wanted.strip()) and not torch.cuda.is_available():
+        detail = f"{config.place('backend.devices')} = {wanted!r}: there is no CUDA device, it trains on the CPU"
+        return Diagnosis(name="device", status="warn", detail=detail, fix='devices = "cpu" says so', needed=True)
+    try:
+        device: torch.device = choose_device(config)
+    except ConfigError as error:
+        problem = error.problems[0]
+        detail = f"{problem.where}: {problem.what}"
+        return Diagnosis(name="device", status="missing", detail=detail, fix=problem.fix, needed=True)
+    return Diagnosis(name="device", status="ok", detail=f"trains on {device}", needed=True)
+
+
+def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
+    """Whether a local folder holds weights that may be read; the hub is asked by the kernel."""
+    from retrain_local.locate import KEY, check_folder
+
+    try:
+        located = plugins.notify("retrain_locate_model", model=config.model.model)
+        folder = Path(located or config.model.model).expanduser()
+        if located is None and not folder.is_dir():
+            return []
+        check_folder(folder, config.place(KEY))
+    except RetrainError as error:
+        problem = error.problems[0]
+        detail = f"{problem.where}: {problem.what}"
+        return [Diagnosis(name="weights", status="missing", detail=detail, fix=problem.fix, needed=True)]
+    return [Diagnosis(name="weights", status="ok", detail=str(folder), needed=True)]

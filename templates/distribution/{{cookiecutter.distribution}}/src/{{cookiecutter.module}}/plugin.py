@@ -1,0 +1,23 @@
+"""What this distribution offers to retrain; the entry point in pyproject.toml names this module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.api import PluginSpec, hookimpl
+
+
+@hookimpl
+def {{ cookiecutter.hook }}(register: Callable[[PluginSpec], None]) -> None:
+    """Offer the {{ cookiecutter.kind }} `{{ cookiecutter.name }}`."""
+    register(
+        PluginSpec(
+            name="{{ cookiecutter.name }}",
+            summary="{{ cookiecutter.description }}",
+            # As text: it is imported only when a configuration asks for it, so every other command stays quick.
+            factory="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.factory }}",
+{% if cookiecutter.params %}
+            params="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.params }}",
+{% endif %}
+        )
+    )

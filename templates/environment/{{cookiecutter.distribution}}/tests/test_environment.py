@@ -1,0 +1,54 @@
+"""What retrain asks of every environment, and how this game goes."""
+
+from __future__ import annotations
+
+{% if cookiecutter.form == "file" %}
+import sys
+from pathlib import Path
+
+{% endif %}
+import pytest
+from retrain.api import Reply, StopReason
+from retrain.testing import Check, conformance
+
+{% if cookiecutter.form == "file" %}
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+
+{% endif %}
+from {{ cookiecutter.path }} import Arguments, GuessNumber
+
+
+@pytest.mark.parametrize("check", conformance("environment", "{{ cookiecutter.selected }}"), ids=str)
+def test_conforms(check: Check) -> None:
+    check()
+
+
+def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
+    """One game with these replies."""
+    environment = GuessNumber(Arguments(highest=20, tasks=20), max_turns)
+    example = next(example for example in environment.load().examples if example.reference == str(secret))
+    environment.begin([example])
+    asks = environment.advance({})
+    for guess in guesses:
+        assert asks, "the game is over too early"
+        text = r"It is \boxed{" + guess + "}."
+        asks = environment.advance({0: Reply(text=text, stop_reason=StopReason.EOS)})
+    assert not asks, "the game goes on"
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("guesses", "wanted"),
+    [(["7"], 0.7 + 0.3 * 3 / 4), (["10", "what?", "5", "7"], 0.7), (["1", "2", "3", "4"], 0.0)],
+)
+def test_the_score_is_finding_it_and_finding_it_soon(guesses: list[str], wanted: float) -> None:
+    (ending,) = play(7, guesses).finish()
+    assert ending.score.value == pytest.approx(wanted)
+    assert ending.hit_turn_limit == (wanted == 0.0)
+
+
+def test_hints_say_where_the_number_is() -> None:
+    game = play(7, ["10", "5", "7"]).games[0]
+    hints = [str(message["content"]) for message in game.messages if message["role"] == "user"][1:3]
+    assert "lower than 10" in hints[0]
+    assert "higher than 5" in hints[1]

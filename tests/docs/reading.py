@@ -1,0 +1,130 @@
+"""How the tests read the documentation: pages, fenced blocks, links, headings, command lines."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import click
+
+from retrain.config.load import all_keys
+from retrain.config.overrides import from_arguments
+from retrain.plugins.check import registered_tables
+from retrain.plugins.manager import load_plugins
+from retrain.plugins.resolve import resolve
+from retrain.types import Kind
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "docs" / "pages"
+MANUAL = ROOT / "retrain-core/src/retrain/manual/manual.md"
+SITE_PAGES = sorted(SITE.rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted(ROOT.glob("retrain-*/README.md")), MANUAL]
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]\n]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
+SHELL = ("bash", "sh", "console")
+ENDS_A_COMMAND = {"&&", "||", "|", ";", ">", ">>", "2>", "<", "&"}
+
+
+def name_of(page: Path) -> str:
+    """Its path in the repository, for the names of tests."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks in these languages, without their common indentation."""
+    found = []
+    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+        if match["language"] in languages:
+            indent = len(match["indent"])
+            found.append("\n".join(line[indent:] for line in match["body"].splitlines()) + "\n")
+    return found
+
+
+def prose(page: Path) -> str:
+    """The text without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The ids that the site gives to the headings of a page."""
+    from markdown.extensions.toc import slugify, unique
+
+    used: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+?)\s*#*$", prose(page), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading).replace("\\", "")
+        unique(slugify(plain, "-"), used)
+    return used
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of every `retrain ...` that a page shows in a shell block, without what the shell does with them."""
+    for block in blocks(page, *SHELL):
+        lines = block.replace("\\\n", " ").splitlines()
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are what it says
+        for line in prompted or lines:
+            words = shlex.split(line, comments=True)
+            while words:
+                end = next((i for i, word in enumerate(words) if word in ENDS_A_COMMAND), len(words))
+                command = words[:end]
+                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+                    command = command[1:]
+                if command[:1] == ["retrain"]:
+                    yield command[1:]
+                words = words[end + 1 :]
+
+
+def faults(words: Sequence[str]) -> list[str]:
+    """What the real commands, options and flags say against a command line; nothing is run."""
+    plugins = load_plugins({})
+    first = words[0] if words else ""
+    if first in ("", "--help", "-h", "help", "--version"):
+        return []
+    if first.startswith("-") or first.endswith(".toml"):
+        return _flag_faults([word for word in words if word not in ("-q", "--quiet")])
+    if not plugins.find(Kind.COMMAND, first):
+        return [f"no command {first!r}"]
+    command: click.Command = resolve(plugins, Kind.COMMAND, first, where="page").target
+    rest = list(words[1:])
+    while isinstance(command, click.Group):
+        name = rest.pop(0)
+        if name not in command.commands:
+            return [f"no command {first} {name}"]
+        command = command.commands[name]
+    return _option_faults(command, rest)
+
+
+def _option_faults(command: click.Command, words: list[str]) -> list[str]:
+    context = click.Context(command, info_name=command.name, **command.context_settings)
+    try:
+        given, _, _ = command.make_parser(context).parse_args(list(words))
+        for param in command.params:
+            if isinstance(param.type, click.Choice) and param.name in given:
+                param.type_cast_value(context, given[param.name])
+    except click.UsageError as error:
+        return [error.format_message()]
+    if not command.context_settings.get("ignore_unknown_options"):
+        return []
+    free = next(param.name for param in command.params if isinstance(param, click.Argument) and param.nargs == -1)
+    words_given = given.get(free or "")
+    rest = list(words_given) if isinstance(words_given, list | tuple) else []  # click's own mark when there are none
+    while rest and not rest[0].startswith("--"):
+        rest.pop(0)
+    return _flag_faults(rest)
+
+
+def _flag_faults(words: Sequence[str]) -> list[str]:
+    rest = list(words)
+    if rest and not rest[0].startswith("-"):
+        rest.pop(0)  # the configuration
+    return [str(problem) for problem in from_arguments(rest, _keys())[1]]
+
+
+@cache
+def _keys() -> tuple[object, ...]:
+    return tuple(all_keys(registered_tables(load_plugins({}))))

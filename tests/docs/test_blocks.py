@@ -1,0 +1,113 @@
+"""What the pages show works: TOML loads, commands parse, Python compiles, examples compute what they say."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from retrain.config.load import load_config
+from retrain.plugins.check import registered_tables
+from retrain.plugins.manager import load_plugins
+from retrain.testing import conformance
+from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of
+
+NO_CONFIGURATION = re.compile(r"^\[(project|tool|build)", re.MULTILINE)  # of a pyproject
+# What the generated sections show of a name: its first line, or the fields of a dataclass.
+SIGNATURE = re.compile(r"(def [^\n]*[^:\n]|class \w+[^\n]*[^:\n]|\w+ = \S[^\n]*|\w+: \w+|\w+\(\n.*\n\))\n\Z", re.DOTALL)
+VECTORS = {page.stem for page in SITE_PAGES if page.parent.name == "algorithms"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_toml_blocks_load(page: Path, tmp_path: Path) -> None:
+    tables = registered_tables(load_plugins({}))
+    for block in blocks(page, "toml"):
+        if NO_CONFIGURATION.search(block):
+            continue
+        file = tmp_path / "block.toml"
+        file.write_text(block, encoding="utf-8")
+        _, problems = load_config(file, tables=tables)
+        assert not problems, f"{[str(problem) for problem in problems]}\n{block}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_command_lines_parse(page: Path) -> None:
+    for words in command_lines(page):
+        assert not faults(words), f"retrain {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_blocks_compile(page: Path) -> None:
+    for block in blocks(page, "python", "py"):
+        if not SIGNATURE.match(block):
+            compile(block, name_of(page), "exec")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=name_of)
+def test_examples_compute_what_the_page_says(page: Path) -> None:
+    text = "\n".join(blocks(page, "pycon"))
+    parsed = doctest.DocTestParser().get_doctest(text, {}, name_of(page), str(page), 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    result = runner.run(parsed, out=said.append)
+    assert result.attempted > 0
+    assert not result.failed, "".join(said)
+
+
+def test_every_algorithm_has_a_page_with_formula_differences_and_vectors() -> None:
+    assert {
+        *("grpo", "maxrl", "gtpo", "gtpo-hicra", "gtpo-sepa", "uncertainties", "planning-detectors"),
+        *("sepa-controller", "top-rho", "losses"),
+    } == VECTORS
+    for name in VECTORS:
+        page = SITE / "algorithms" / f"{name}.md"
+        text = page.read_text(encoding="utf-8")
+        assert "## What differs" in text or name == "uncertainties", name
+        assert blocks(page, "pycon"), name
+        assert blocks(page, "text") or "|---|" in text, name
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("retrain statuss", "no command"),
+        ("retrain status --actve", "--actve"),
+        ("retrain --max-stepss 3", "--max-stepss"),
+        ("retrain my.toml --set training.lrr=1", "training.lrr"),
+        ("retrain man --format pdf", "pdf"),
+        ("retrain explain x.toml --lrr 1", "--lrr"),
+        ("FOO=1 retrain init && retrain --nonsense 1", "--nonsense"),
+        ("retrain status \\\n  --wrong | head", "--wrong"),
+    ],
+)
+def test_a_wrong_command_line_would_be_found(line: str, wanted: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```bash\n{line}\n```\n", encoding="utf-8")
+    found = [fault for words in command_lines(page) for fault in faults(words)]
+    assert any(wanted in fault for fault in found), found
+
+
+def test_a_wrong_vector_would_be_found() -> None:
+    parsed = doctest.DocTestParser().get_doctest(">>> round(1 / 3, 6)\n0.333334\n", {}, "page", "page", 0)
+    assert doctest.DocTestRunner(verbose=False).run(parsed, out=lambda text: None).failed == 1
+
+
+@pytest.mark.parametrize("kind", ["controller", "health-monitor", "pacer"])
+def test_examples_written_by_hand_pass_the_suite_of_their_kind(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"example_of_a_{kind.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(blocks(SITE / "write" / f"{kind}.md", "python")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    checks = conformance(kind, f"{module}.PLUGIN")
+    assert len(checks) > 5
+    for check in checks:
+        check()
+
+
+@pytest.mark.parametrize("page", [p for p in SITE_PAGES if p.parent.name != "reference"], ids=name_of)
+def test_every_page_has_something_to_run(page: Path) -> None:
+    if page.stem not in ("architecture", "scale"):
+        assert list(command_lines(page)) or blocks(page, "python"), page

@@ -1,0 +1,134 @@
+"""Every field that a real run writes is described, and every description is of a field that exists."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.manual.metrics import described
+from retrain.plugins.manager import load_plugins
+from retrain.plugins.spec import MetricSpec
+from tests.end_to_end.running import records, retrain, tiny
+
+SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-every", "0")
+EVERYTHING = (
+    *("--eval-examples", "4", "--eval-samples", "2", "--eval-every", "2", "--bp-enabled", "true"),
+    *("--bp-warmup-steps", "2", "--bp-max-batch-size", "4", "--sepa-correct-rate-gate", "0"),
+    *("--reward-weights", '{"match": 1.0, "math": 0.5}'),
+)
+CUT_OFF = (
+    *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
+    *("--health-steps", "1", "--health-truncation", "0"),
+)
+# Described, and not to be seen in these runs; each has a test where it comes about.
+ELSEWHERE = {
+    "rejected": "loop/test_train.py: a step whose numbers are not finite",
+    "bp_sigma": "backpressure/: a fit to three batch sizes or more",
+    "bp_kappa": "backpressure/: a fit to three batch sizes or more",
+    "bp_p_star": "backpressure/: a fit with a peak",
+    "bp_utilization": "backpressure/: a fit with a peak",
+    "bp_ceiling": "end_to_end/test_backpressure.py: memory ran out",
+    "judge_calls": "retrain-rewards/test_judge_reward.py",
+    "judge_tokens_in": "retrain-rewards/test_judge_reward.py",
+    "judge_tokens_out": "retrain-rewards/test_judge_reward.py",
+    "judge_cost_usd": "retrain-rewards/test_judge_reward.py",
+    "turns_mean": "loop/test_episodes.py: an environment",
+    "turn_limit_rate": "loop/test_episodes.py: an environment",
+    "rewritten_history_count": "loop/test_episodes.py: an environment",
+}
+UNITS = {"", "text", "flag", "list", "nats", "nats²", "tokens", "tokens/s", "s", "rows", "groups", "prompts"}
+UNITS |= {"completions", "examples", "scores", "requests", "turns", "times", "USD"}
+
+
+def _specs() -> list[MetricSpec]:
+    return [spec for specs in described(load_plugins({})).values() for spec in specs]
+
+
+def _pattern(spec: MetricSpec) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(spec.name)))
+
+
+def _fits(value: Any, unit: str) -> bool:
+    if unit in ("text", "flag", "list"):
+        return isinstance(value, {"text": str, "flag": bool, "list": list}[unit])
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs that between them turn on what writes fields."""
+    folder = tmp_path_factory.mktemp("metrics")
+    for name, flags in (("everything", EVERYTHING), ("cut_off", CUT_OFF)):
+        tiny(*SIZE, *flags, "--log-dir", name, cwd=folder)
+    return [folder / "everything", folder / "cut_off"]
+
+
+@pytest.fixture(scope="module")
+def lines(runs: list[Path]) -> list[dict[str, Any]]:
+    """The lines of both."""
+    return [line for run in runs for line in records(run / "metrics.jsonl")]
+
+
+def test_every_field_of_a_run_is_described(lines: list[dict[str, Any]]) -> None:
+    specs = _specs()
+    names = {name for line in lines for name in line}
+    unknown = {name for name in names if not any(_pattern(spec).fullmatch(name) for spec in specs)}
+    assert not unknown
+    assert len(names) > 70
+
+
+def test_every_described_field_exists(lines: list[dict[str, Any]]) -> None:
+    names = {name for line in lines for name in line}
+    unseen = {spec.name for spec in _specs() if not any(_pattern(spec).fullmatch(name) for name in names)}
+    assert unseen == set(ELSEWHERE)
+
+
+def test_values_are_of_their_unit_and_present_when_promised(lines: list[dict[str, Any]]) -> None:
+    specs = _specs()
+    for line in lines:
+        for name, value in line.items():
+            exact = [spec for spec in specs if spec.name == name]
+            spec = exact[0] if exact else next(spec for spec in specs if _pattern(spec).fullmatch(name))
+            assert _fits(value, spec.unit), (name, value, spec.unit)
+        if line["step"] >= 0:
+            missing = [spec.name for spec in specs if not spec.absent and spec.name not in line]
+            assert not missing
+
+
+def test_the_line_before_training_has_the_evaluation_alone(lines: list[dict[str, Any]]) -> None:
+    first = next(line for line in lines if line["step"] == -1)
+    assert all(name == "step" or name.startswith("eval_") for name in first)
+
+
+def test_descriptions_are_sound() -> None:
+    specs = _specs()
+    names = [spec.name for spec in specs]
+    assert len(set(names)) == len(names)
+    for spec in specs:
+        assert spec.meaning.endswith("."), spec.name
+        assert spec.unit in UNITS, spec.name
+
+
+def test_the_manual_shows_them(tmp_path: Path) -> None:
+    page = json.loads(retrain("man", "--json", "--topic", "metrics", cwd=tmp_path).out)["content"]
+    for spec in _specs():
+        assert f"| `{spec.name}` |" in page
+
+
+def test_the_page_of_files_names_every_file_and_field(runs: list[Path]) -> None:
+    page = (Path(__file__).parents[2] / "docs/pages/reference/files.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([\w./]+)`", page))
+    for run in runs:
+        for file in run.iterdir():
+            assert {file.name, f"{file.name}/"} & documented or f"`{file.name}/" in page, file.name
+        for line in records(run / "emergence" / "generations.jsonl"):
+            assert set(line) <= documented
+        assert set(json.loads((run / "run.json").read_text(encoding="utf-8"))) <= documented
+        assert {file.name for file in (run / "emergence").iterdir()} <= {Path(name).name for name in documented} | {
+            "tokens"
+        }

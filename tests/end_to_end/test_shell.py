@@ -1,0 +1,308 @@
+"""The command line as a person and a script meet it: questions, completion, quiet, JSON, and odd streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.running import SCRIPT, retrain, tiny
+from tests.end_to_end.terminal import converse
+
+EXE = str(SCRIPT)
+SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")
+ESCAPE = "\x1b["
+
+
+def number_of(template: str, cwd: Path) -> str:
+    """The number that the dialog gives a template."""
+    rows = [row["name"] for row in json.loads(retrain("init", "--list", "--json", cwd=cwd).out)]
+    first = [name for name in ("tiny", "quickstart", "experiment", "campaign") if name in rows]
+    return str(([*first, *(name for name in rows if name not in first)]).index(template) + 1)
+
+
+# ---------------------------------------------------------------- nothing to train
+
+
+def test_without_a_configuration_one_is_offered_and_written_and_trains(tmp_path: Path) -> None:
+    exchange = [
+        ("Create one now? [Y/n]", "\n"),
+        ("Number [1]", "\n"),  # tiny
+        ("Training steps [70]", "2\n"),
+        ("Seed (-1 draws one) [1]", "7\n"),
+        ("wandb project", "\n"),
+        ("Folder of the run [logs/tiny]", "logs/mine\n"),
+    ]
+    code, printed = converse([EXE], exchange, cwd=tmp_path)
+    assert code == 0, printed
+    assert "Wrote retrain.toml (tiny). Next:\n  retrain explain\n  retrain\n" in printed
+    text = (tmp_path / "retrain.toml").read_text()
+    assert text.split("\n\n", 1)[1].strip() in printed  # all but the head, to which a line for editors is added
+    document = tomllib.loads(text)
+    assert (document["training"]["max_steps"], document["training"]["seed"]) == (2, 7)
+    assert document["logging"] == {"log_dir": "logs/mine"}
+    assert "# prompts per step" in text  # comments stay
+    explained = json.loads(retrain("explain", "--json", cwd=tmp_path).out)
+    assert (explained["max_steps"], explained["seed"], explained["log_dir"]) == (2, 7, "logs/mine")
+    assert retrain("-q", *SHORT, cwd=tmp_path).code == 0
+    assert (tmp_path / "logs/mine/metrics.jsonl").exists()
+
+
+def test_the_offer_can_be_declined(tmp_path: Path) -> None:
+    code, printed = converse([EXE], [("[Y/n]", "n\n")], cwd=tmp_path)
+    assert code == 2
+    assert "no configuration in this folder" in printed
+    assert "retrain init --template tiny" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_is_asked_where_nobody_is(tmp_path: Path) -> None:
+    done = subprocess.run([EXE], cwd=tmp_path, input="y\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no configuration in this folder" in done.stderr
+
+
+# ---------------------------------------------------------------- init --interactive
+
+
+def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
+    exchange = [
+        ("Number [1]", "nonsense\n"),
+        ("Number [1]", f"{number_of('campaign', tmp_path)}\n"),
+        ("Model (hub id or folder)", "some/model\n"),
+        ("Training steps [200]", "0\n"),
+        ("Training steps [200]", "\n"),
+        ("Seeds", "1, 1\n"),
+        ("Seeds", "-3\n"),
+        ("Seeds", "1, 2\n"),
+        ("wandb project", "proj\n"),
+        ("Folder of the campaign", "\n"),
+    ]
+    code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
+    assert code == 0, printed
+    for told in ("a seed is named twice", "not negative", "'0' is not a whole number of at least 1", "'nonsense'"):
+        assert told in printed
+    assert "  retrain explain campaign.toml\n  retrain campaign.toml\n" in printed
+    explained = json.loads(retrain("explain", "campaign.toml", "--json", cwd=tmp_path).out)
+    assert (explained["seeds"], explained["max_steps"], explained["total_runs"]) == ([1, 2], 200, 4)
+    document = tomllib.loads((tmp_path / "campaign.toml").read_text())
+    assert document["logging"] == {"wandb_project": "proj"}
+    assert document["model"]["model"] == "some/model"
+
+
+def test_a_named_template_and_file_leave_fewer_questions(tmp_path: Path) -> None:
+    exchange = [("Model", "\n"), ("Training steps", "\n"), ("Seed", "\n"), ("wandb", "\n"), ("Folder", "\n")]
+    argv = [EXE, "init", "--interactive", "--template", "quickstart", "-o", "conf.toml"]
+    code, printed = converse(argv, exchange, cwd=tmp_path)
+    assert code == 0, printed
+    assert "Number" not in printed
+    assert "  retrain explain conf.toml\n  retrain conf.toml\n" in printed
+    assert tomllib.loads((tmp_path / "conf.toml").read_text())["training"]["seed"] == 42  # the template has none
+
+
+def test_a_file_that_is_there_is_told_before_the_questions(tmp_path: Path) -> None:
+    (tmp_path / "retrain.toml").write_text("# mine\n")
+    code, printed = converse([EXE, "init", "-i", "-t", "tiny"], [], cwd=tmp_path)
+    assert code == 2
+    assert "the file exists already; nothing was written" in printed
+    assert "Training steps" not in printed
+    assert (tmp_path / "retrain.toml").read_text() == "# mine\n"
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, printed = converse([EXE, "init", "-i"], [("Number [1]", "\n"), ("Training steps", "\x03")], cwd=tmp_path)
+    assert code == 130
+    assert "retrain: interrupted" in printed
+    assert "Traceback" not in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_there_is_no_dialog(tmp_path: Path) -> None:
+    outcome = retrain("init", "-i", cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "there is no terminal to ask on" in outcome.err
+    assert "fix: `retrain init --template NAME`" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- completion in a real shell
+
+
+def modern_bash() -> str | None:
+    """bash from 4.4 on, which is what the script needs; macOS ships 3.2."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    text = subprocess.run([bash, "-c", "echo ${BASH_VERSINFO[0]} ${BASH_VERSINFO[1]}"], capture_output=True, text=True)
+    major, minor = map(int, text.stdout.split())
+    return bash if (major, minor) >= (4, 4) else None
+
+
+@pytest.mark.skipif(modern_bash() is None, reason="needs bash 4.4")
+def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
+    (tmp_path / "exotic.toml").write_text("")
+    path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+    setup = 'PS1="> "; bind "set enable-bracketed-paste off"; eval "$(retrain completion bash)"; echo rea""dy\n'
+    exchange = [
+        ("bash-", setup),
+        ("ready", "retrain expl\t --transform-mo\tgtpo_s\t --max-steps 3 --json | grep transform_mode\n"),
+        (
+            '"transform_mode": "gtpo_sepa"',
+            "retrain explain --uncertainty-kind=predic\t --json | grep uncert\n",
+        ),
+        ('"uncertainty_kind": "predictive_variance"', "retrain explain exo\t --json | grep config\n"),
+        ('"config": "exotic.toml"', "exit\n"),
+    ]
+    argv = [str(modern_bash()), "--norc", "--noprofile", "-i"]
+    code, printed = converse(argv, exchange, cwd=tmp_path, environ={"PATH": path})
+    assert code == 0, printed
+    assert '"config": "exotic.toml"' in printed
+
+
+# ---------------------------------------------------------------- quiet and JSON
+
+
+def test_a_quiet_run_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
+    outcome = tiny("-q", *SHORT, cwd=tmp_path)
+    assert re.fullmatch(
+        r"Training complete\. maxrl\+gtpo_sepa, 2 steps, running correct rate: \d+\.\d%\n"
+        r"Adapter saved to logs/tiny/adapter/final\nMetrics saved to logs/tiny/metrics.jsonl\n",
+        outcome.out,
+    )
+    code, printed = converse([EXE, "--quiet", *SHORT], [], cwd=tmp_path)
+    assert code == 0
+    assert ESCAPE not in printed
+    assert "Training complete." in printed
+    assert "Step 0" not in printed
+
+
+def test_a_quiet_campaign_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
+    assert retrain("init", "-t", "campaign-tiny", cwd=tmp_path).code == 0
+    few = 'seeds = [1]\nconditions = [{advantage_mode = "grpo", transform_mode = "none"}]'
+    file = tmp_path / "campaign.toml"
+    text = file.read_text().replace("seeds = [42, 101, 202]", few).replace("parallel = true", "parallel = false")
+    file.write_text(text)
+    flags = ("--campaign-max-steps", "1", *SHORT[2:])
+    outcome = retrain("campaign.toml", "-q", *flags, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    head, manifest = outcome.out.splitlines()
+    assert head.startswith("Campaign done: 1 of 1 runs done, 0 failed (")
+    assert manifest.startswith("  manifest: logs/campaign_")
+
+
+JSON_COMMANDS: dict[str, tuple[str, ...]] = {
+    "version": ("--version", "--json"),
+    "init list": ("init", "--list", "--json"),
+    "init": ("init", "-t", "default", "-o", "other.toml", "--json"),
+    "explain": ("explain", "--json"),
+    "keys": ("explain", "--keys", "--json"),
+    "trace": ("trace", "--json"),
+    "audit": ("audit", "--json"),
+    "capacity": ("capacity", "--json"),
+    "plugins": ("plugins", "--json"),
+    "backends": ("backends", "--json"),
+    "doctor": ("doctor", "--json"),
+    "migrate": ("migrate-config", "retrain.toml", "--json"),
+    "man": ("man", "--json"),
+    "schema": ("schema",),
+    "status": ("status", "--json"),
+    "diff": ("diff", "logs/tiny", "logs/tiny", "--json"),
+    "compare": ("compare", "logs/tiny", "--json"),
+    "report": ("report", "logs/tiny", "--json"),
+    "credit": ("credit", "logs/tiny", "--json"),
+    "resume-check": ("resume-check", "logs/tiny", "--json"),
+    "squeeze": ("squeeze", "logs/tiny", "--json"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and a `.env`."""
+    folder = tmp_path_factory.mktemp("trained")
+    tiny(*SHORT, cwd=folder)
+    (folder / ".env").write_text("SOME_VARIABLE=1\n")
+    return folder
+
+
+@pytest.mark.parametrize("words", JSON_COMMANDS.values(), ids=list(JSON_COMMANDS))
+def test_json_on_stdout_is_json_alone(words: tuple[str, ...], trained: Path) -> None:
+    outcome = retrain(*words, cwd=trained, environ={"FORCE_COLOR": "1"})
+    assert outcome.code in (0, 1), outcome.err
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is not JSON")
+
+    assert json.loads(outcome.out, parse_constant=refuse)
+    assert "Loaded .env" in outcome.err
+
+
+# ---------------------------------------------------------------- streams
+
+
+def shell(command: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """One line of POSIX shell in which `retrain` is the script under test."""
+    env = {**os.environ, **environ, "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        ["sh", "-c", command], cwd=cwd, env=env, capture_output=True, text=True, errors="replace", check=False
+    )
+
+
+@pytest.mark.parametrize("words", ["--help", "plugins", "backends", "explain --keys", "man", "status"])
+def test_a_reader_that_leaves_early_is_no_error(words: str, trained: Path) -> None:
+    done = shell(f"{{ retrain {words}; echo $? >&2; }} | head -n 1 > /dev/null", trained)
+    assert done.stderr.replace("Loaded .env\n", "") == "0\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["--help", "plugins", "explain --json"])
+def test_a_full_disk_is_told_without_a_traceback(words: str, trained: Path) -> None:
+    done = shell(f"retrain {words} > /dev/full", trained)
+    assert done.returncode == 1
+    assert "the output cannot be written" in done.stderr
+    assert "fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["plugins", "explain"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_error(words: str, closed: str, trained: Path) -> None:
+    done = shell(f"retrain {words} {closed}", trained)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["explain --seed pl\u00e4ne", "status", "man", "plugins", "diff logs/tiny logs/tiny"])
+def test_an_old_encoding_costs_letters_and_no_command(words: str, trained: Path) -> None:
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = shell(f"retrain {words}", trained, **old)
+    assert done.returncode == (2 if "explain" in words else 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_in_an_old_encoding_trains(trained: Path) -> None:
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = shell(f"retrain {' '.join(SHORT)} --log-dir logs/old", trained, **old)
+    assert done.returncode == 0, done.stderr
+    assert "Training complete." in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--help",), ("plugins",), ("status",), ("explain",), ("compare", "--help")])
+def test_forty_columns_are_enough(words: tuple[str, ...], trained: Path) -> None:
+    code, printed = converse([EXE, *words], [], cwd=trained, columns=40)
+    assert code == 0, printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(("environ", "is_colored"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, True)])
+def test_color_on_a_terminal(environ: dict[str, str], is_colored: bool, trained: Path) -> None:
+    for words in (["nope"], ["plugins"]):
+        _, printed = converse([EXE, *words], [], cwd=trained, environ={"NO_COLOR": "", "FORCE_COLOR": ""} | environ)
+        assert (re.search(r"\x1b\[[0-9;]*m", printed) is not None) == is_colored, printed

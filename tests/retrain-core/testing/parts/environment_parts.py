@@ -1,0 +1,80 @@
+"""Environments: a sound one, and one for each way to be broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from retrain.api import Ask, Ending, Example, LoadedData, Score
+
+
+@dataclass
+class Counting:
+    """Asks twice, or three times in every other episode."""
+
+    fault: str = ""
+    said: dict[int, int] = field(default_factory=dict)
+
+    def load(self):
+        return LoadedData(
+            examples=tuple(Example(id=f"count-{n}", prompt=f"Count from {n}.", reference=str(n)) for n in range(3))
+        )
+
+    def begin(self, examples):
+        if self.fault != "keeps what was open":
+            self.said = {}
+        for _ in examples:
+            self.said[len(self.said)] = 0
+
+    def advance(self, replies):
+        for number, reply in replies.items():
+            self.said[number] += 1
+            if self.fault == "breaks on nothing" and not reply.text.strip():
+                raise RuntimeError("no reply")
+        if self.fault == "never ends":
+            return {number: Ask(prompt="And then?") for number in self.said}
+        prompt = {"role": "user", "content": {1}} if self.fault == "asks in sets" else "And then?"
+        asks = {n: Ask(prompt=prompt) for n, said in self.said.items() if said < 2 + n % 2}
+        return {n: ask.prompt for n, ask in asks.items()} if self.fault == "asks in text" else asks
+
+    def finish(self):
+        value = Score.failed("broken") if self.fault == "fails" else Score.of(1.0)
+        endings = [Ending(score=value) for _ in self.said]
+        return endings[1:] if self.fault == "forgets one" else endings
+
+
+def sound(context):
+    return Counting()
+
+
+def never_ends(context):
+    return Counting(fault="never ends")
+
+
+def forgets_one(context):
+    return Counting(fault="forgets one")
+
+
+def fails(context):
+    return Counting(fault="fails")
+
+
+def keeps_what_was_open(context):
+    return Counting(fault="keeps what was open")
+
+
+def breaks_on_nothing(context):
+    return Counting(fault="breaks on nothing")
+
+
+def asks_in_sets(context):
+    return Counting(fault="asks in sets")
+
+
+def asks_in_text(context):
+    return Counting(fault="asks in text")
+
+
+def cannot_travel(context):
+    made = Counting()
+    made.compare = lambda text: text
+    return made

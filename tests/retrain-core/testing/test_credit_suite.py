@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from retrain.testing import conformance
+
+Failures = Callable[..., dict[str, str]]
+SOUND = (
+    ("advantage", "centred"),
+    ("transform", "spread"),
+    ("uncertainty", "squared"),
+    ("uncertainty", "NEEDS_THEM"),
+    ("algorithm", "whole"),
+    ("algorithm", "PAIR"),
+)
+BROKEN = (
+    ("advantage", "sorted_ones", "follows_the_order_of_completions", "in the order"),
+    ("advantage", "one_short", "gives_one_finite_number_per_completion", "has length 3, expected 4"),
+    ("advantage", "divided_by_nothing", "gives_one_finite_number_per_completion", "nan at position 0"),
+    ("advantage", "in_place", "leaves_rewards_alone", "after the call"),
+    ("advantage", "noisy", "repeats_its_advantages", "other numbers when called again"),
+    ("advantage", "counting", "repeats_its_advantages", "other numbers when called again"),
+    ("transform", "one_token_short", "gives_one_finite_number_per_token", "expected 6"),
+    ("transform", "over_the_mean", "gives_one_finite_number_per_token", "must be finite"),
+    ("transform", "writes_marks", "leaves_its_inputs_alone", "the planning marks have changed"),
+    ("transform", "drifting", "credits_a_group_by_itself", "other credit alone"),
+    ("transform", "ASKS_NOBODY", "names_a_controller_that_exists", "'no_such_controller'"),
+    ("transform", "RAISES", "gives_one_finite_number_per_token", "KeyError: 'missing'"),
+    ("uncertainty", "negative", "measures_every_token", "must not be negative"),
+    ("uncertainty", "needs_them_secretly", "declares_that_it_needs_entropies", "TypeError"),
+    ("algorithm", "forgets_one", "gives_one_finite_number_per_token", "has 3 entries, expected 4"),
+    ("algorithm", "BROKEN_PAIR", "gives_one_finite_number_per_token", "'no_such_advantage'"),
+)
+
+
+@pytest.mark.parametrize(("kind", "part"), SOUND)
+def test_sound_parts_pass(kind: str, part: str, failures: Failures) -> None:
+    assert failures(kind, f"credit_parts.{part}") == {}
+
+
+@pytest.mark.parametrize(("kind", "part", "check", "words"), BROKEN)
+def test_broken_parts_are_named(kind: str, part: str, check: str, words: str, failures: Failures) -> None:
+    found = failures(kind, f"credit_parts.{part}")
+    assert words in found[check]
+    assert "fix: " in found[check]
+
+
+def test_the_kernel_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
+    for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):
+        check()
+
+
+def test_a_fault_fails_no_check_that_it_does_not_concern(failures: Failures) -> None:
+    assert set(failures("advantage", "credit_parts.in_place")) == {"leaves_rewards_alone"}
+    assert set(failures("transform", "credit_parts.ASKS_NOBODY")) == {"names_a_controller_that_exists"}
+    assert set(failures("advantage", "credit_parts.sorted_ones")) == {"follows_the_order_of_completions"}
