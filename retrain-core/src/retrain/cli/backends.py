@@ -14,7 +14,7 @@ from rich.text import Text
 from retrain.cli.plugins import short_file
 from retrain.declared import Capabilities, Kind
 from retrain.loop.lines import printable
-from retrain.plugins.first_party import UNRELEASED, promised_names, provider
+from retrain.plugins.first_party import promised_names, provider
 from retrain.plugins.installed import required_packages
 from retrain.plugins.locate import part_file
 from retrain.plugins.manager import Plugins
@@ -65,8 +65,6 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
             continue
         if distribution in plugins.left_out:
             hint = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
-        elif distribution in UNRELEASED:
-            hint = f"{distribution} does not exist in this version"
         else:
             hint = f"pip install {distribution}"
         rows.append({"name": name, "distribution": distribution, "hint": hint})

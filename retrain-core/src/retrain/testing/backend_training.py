@@ -52,8 +52,10 @@ def reports_what_it_did(bench: Bench) -> None:
     batch, report = _trained(bench, subject)
     for field in fields(TrainReport):
         value = getattr(report, field.name)
+        if value is None and report.loss_is_placeholder:  # a trainer elsewhere, which does not tell
+            continue
         expect(
-            math.isfinite(value),
+            value is not None and math.isfinite(value),
             f"{field.name} is {value!r}",
             why="it is a field of metrics.jsonl",
             fix="raise NonFiniteError, before the optimizer steps, when a number is not finite",
@@ -64,8 +66,9 @@ def reports_what_it_did(bench: Bench) -> None:
         why="the loss is a mean over these, zero advantages included",
         fix="count action_T over all rows",
     )
+    shares = (report.clip_fraction or 0.0, 1.0 if report.ess_frac is None else report.ess_frac)
     expect(
-        0.0 <= report.clip_fraction <= 1.0 and 0.0 < report.ess_frac <= 1.0 + 1e-6 and report.grad_norm >= 0.0,
+        0.0 <= shares[0] <= 1.0 and 0.0 < shares[1] <= 1.0 + 1e-6 and (report.grad_norm or 0.0) >= 0.0,
         f"clip_fraction {report.clip_fraction}, ess_frac {report.ess_frac}, grad_norm {report.grad_norm}",
         why="the first two are shares, the last a norm",
         fix="see retrain.api.TrainReport for the formulas",
@@ -89,10 +92,10 @@ def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
     for temperature in (1.0, 0.7):
         _, report = _trained(bench, subject, temperature=temperature)
         subject.part.publish()
+        gap, ratio = report.gap_max, report.ratio_mean
         expect(
-            report.gap_max <= MAX_GAP and abs(report.ratio_mean - 1.0) <= MAX_GAP,
-            f"at temperature {temperature} the largest gap is {report.gap_max:g} nats, the mean ratio "
-            f"{report.ratio_mean:.6f}",
+            gap is not None and ratio is not None and gap <= MAX_GAP and abs(ratio - 1.0) <= MAX_GAP,
+            f"at temperature {temperature} the largest gap is {gap} nats, the mean ratio {ratio}",
             why="otherwise every update is off-policy from the start, and nobody knows by how much",
             fix="apply batch.temperature to the trainer's logits, and load sampler and trainer in one precision",
         )
