@@ -112,10 +112,10 @@ class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
-    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the sampled tokens, never trained on.
-    `starts` are the positions at which the policy was given a context afresh: usually 0 alone, and more when an
-    episode rewrote its history. What stands before a start was not seen after it, so each part is trained as a row of
-    its own. `turns` counts how often the policy was asked.
+    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the
+    sampled tokens, never trained on. `starts` are the positions at which the policy was given a context afresh: usually
+    0 alone, and more when an episode rewrote its history. What stands before a start was not seen after it, so each
+    part is trained as a row of its own. `turns` counts how often the policy was asked.
     """
 
     tokens_T: Tokens
