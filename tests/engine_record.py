@@ -1,7 +1,8 @@
 """Engines for runs of the whole command: one writes down what a real one drew, the other plays it back.
 
 Copy this file into the folder of a run and name `engine_record.recording` (around the engine in RECORDED_ENGINE, a
-dotted path of its factory) or `engine_record.replaying` as `[inference] engine`. Both use `samples.jsonl` there.
+dotted path of its factory) or `engine_record.replaying` as `[inference] engine`. Both use `samples.jsonl` there; the
+first writes `gaps.jsonl` too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from retrain.api import Deliver, Engine, PluginContext, Policy, Sample, SampleRe
 from retrain.inference.gap import measure, row_of
 from retrain.types import StopReason
 
-FILE = Path("samples.jsonl")
+SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 
 
 def recording(context: PluginContext, policy: Policy) -> Engine:
-    """The real engine, compared with the trainer on eight prompts of 8 to 420 tokens before each batch."""
+    """The real engine, compared with the trainer on eight prompts of 8 to 420 tokens after each step."""
     module, _, name = os.environ["RECORDED_ENGINE"].rpartition(".")
     return _Recording(context, policy, getattr(importlib.import_module(module), name)(context, policy))
 
@@ -37,27 +38,34 @@ def replaying(context: PluginContext, policy: Policy) -> Engine:
 class _Recording:
     def __init__(self, context: PluginContext, policy: Policy, engine: Any) -> None:
         self._context, self._policy, self._engine = context, policy, engine
-        self.publish, self.metrics, self.close = engine.publish, engine.metrics, engine.close
+        self.metrics, self.close = engine.metrics, engine.close
+
+    def publish(self) -> None:
+        self._engine.publish()
+        sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
+        temperature, limit = self._context.config.training.temperature, self._policy.context_limit
+        gap = measure(sides, self._context.tokenizer, temperature, context_limit=limit)
+        assert gap is not None
+        _write(GAPS, {"version": self._policy.version, "gap": gap.max, "tokens": gap.num_tokens})
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
-        limit = self._policy.context_limit
-        gap = measure(sides, self._context.tokenizer, params.temperature, context_limit=limit)
-        assert gap is not None
         samples: list[list[Sample]] = self._engine.sample(requests, params, deliver)
         drawn = [[{"tokens": one.tokens_T.tolist(), "stop": str(one.stop_reason)} for one in row] for row in samples]
-        line = {"version": self._policy.version, "gap": gap.max, "gap_tokens": gap.num_tokens, "drawn": drawn}
-        with FILE.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        _write(SAMPLES, {"version": self._policy.version, "drawn": drawn})
         return samples
+
+
+def _write(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 class _Replaying:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._lines = iter(FILE.read_text(encoding="utf-8").splitlines())
+        self._lines = iter(SAMPLES.read_text(encoding="utf-8").splitlines())
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None

@@ -1,4 +1,4 @@
-"""Engine `mlx` through the whole command and by itself, against the real server of MLX-LM on a CPU."""
+"""Engine `mlx` under the local backend, against the real server of MLX-LM on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
-from retrain.api import BackendError, PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
+from retrain.api import BackendError, ConfigError, PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
 from retrain.config import schema
 from retrain.config.resolved import Config
 from retrain.inference.engine import ServerEngine
@@ -22,15 +22,10 @@ from retrain.inference.mlx_adapter import convert
 from retrain.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
-from tests import engine_record
-from tests.end_to_end.running import records, retrain
-from tests.mlx_server import float32_copy, mlx_serving
+from tests.mlx_server import float32_copy, mlx_serving, start
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
-BFLOAT16 = 0.3  # and of one token in bfloat16
-STEPS = ("--max-steps", "5", "--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0")
-CURVES = ("loss", "mean_reward", "correct_rate", "grad_norm", "exec_surprisal_mean", "ratio_mean", "trained_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +35,10 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server started with another adapter path and other defaults of sampling than any request may get."""
+    """A server whose own defaults of sampling no request may get."""
     home = tmp_path_factory.mktemp("mlx")
     with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
         yield url
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    shutil.copy(engine_record.__file__, tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -79,55 +67,6 @@ def make_backend(exact_model: Path, url: str) -> Iterator[Callable[..., tuple[Lo
 
 def complete(url: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"max_tokens": 1} | body, timeout=60.0, trust_env=False)
-
-
-def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
-    folder: Path, exact_model: Path, url: str
-) -> None:
-    through = ("--inference-engine", "engine_record.recording", "--inference-url", url, "--model", str(exact_model))
-    environ = {"RECORDED_ENGINE": "retrain.inference.mlx.create_engine"}
-    done = retrain(*through, *STEPS, "--log-dir", "logs/mlx", cwd=folder, environ=environ)
-    assert done.code == 0, done.err
-    lines = records(folder / "logs/mlx/metrics.jsonl")
-    drawn = records(folder / "samples.jsonl")
-    assert [line["version"] for line in drawn] == sorted({line["version"] for line in drawn})  # one per step, all new
-    assert len(lines) == len(drawn) == 5
-    for line in drawn:
-        assert 0.0 < line["gap"] < EXACT
-        assert line["gap_tokens"] > 8
-    trained = [line for line in lines if line["loss"] is not None]
-    assert len(trained) >= 3
-    assert all(line["logprob_gap_max"] < EXACT for line in trained)
-    replay = ("--inference-engine", "engine_record.replaying", "--model", str(exact_model), "--log-dir", "logs/again")
-    again = retrain(*replay, *STEPS, cwd=folder)
-    assert again.code == 0, again.err
-    for ours, theirs in zip(records(folder / "logs/again/metrics.jsonl"), lines, strict=True):
-        for name in CURVES:
-            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
-
-
-def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_path: Path) -> None:
-    with mlx_serving(TINY, tmp_path) as url:
-        through = ("--inference-engine", "mlx", "--inference-url", url, *STEPS, "--max-steps", "2")
-        done = retrain(*through, cwd=folder)
-    assert done.code == 0, done.err
-    lines = records(folder / "logs/tiny/metrics.jsonl")
-    assert all(1e-3 < line["logprob_gap_max"] < BFLOAT16 for line in lines if line["loss"] is not None)
-
-
-def test_below_temperature_one_its_numbers_are_refused_or_recomputed(folder: Path, exact_model: Path, url: str) -> None:
-    through = ("--inference-engine", "mlx", "--inference-url", url, "--model", str(exact_model), *STEPS)
-    refused = retrain(*through, "--temperature", "0.7", cwd=folder)
-    assert refused.code == 2
-    assert "mlx reports log-probabilities before temperature, and [training] temperature = 0.7" in refused.err
-    assert 'logprobs = "trainer"' in refused.err
-    assert "Traceback" not in refused.err
-    keys = ("--temperature", "0.7", "--inference-logprobs", "trainer", "--max-steps", "2")
-    done = retrain(*through, *keys, cwd=folder)
-    assert done.code == 0, done.err
-    for line in records(folder / "logs/tiny/metrics.jsonl"):
-        assert 0.0 < line["engine_gap_max"] < EXACT
-        assert line.get("logprob_gap_max", 0.0) < EXACT
 
 
 def perturb(backend: LocalBackend, seed: int) -> None:
@@ -165,6 +104,25 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
     for seed in (1, 2, 3):
         perturb(backend, seed)
         assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
+
+
+def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
+    process, url = start(exact_model, tmp_path)
+    try:
+        backend, engine = make_backend(url=url)
+        perturb(backend, 7)
+        process.kill()
+        process.wait()
+        process, _ = start(exact_model, tmp_path, port=int(url.rpartition(":")[2]))
+        assert gap_of(backend, probe_prompts(engine._context.tokenizer, 1024)) < EXACT
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
+    with pytest.raises(ConfigError, match="prefix_caching"):
+        make_backend(prefix_caching=False)
 
 
 def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
@@ -235,35 +193,6 @@ def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
             backend.sample(
                 [SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0)
             )
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        ({"prompt": [5, 6, 7]}, 404, "text input must be of type"),
-        ({"logprobs": 1}, 400, "logprobs must be of type bool"),
-        ({"adapters": "/nowhere"}, 404, "adapter path does not exist"),
-    ],
-)
-def test_what_the_server_does_not_take(exact_model, url, changes, status, said) -> None:
-    answer = complete(url, **{"model": str(exact_model), "prompt": "1", "logprobs": True} | changes)
-    assert answer.status_code == status
-    assert said in answer.text
-
-
-def test_n_is_ignored_so_each_completion_is_a_request(exact_model, url) -> None:
-    answer = complete(url, model=str(exact_model), prompt="1", n=4, logprobs=True).json()
-    assert len(answer["choices"]) == 1
-
-
-def test_alternatives_hide_the_drawn_token(exact_model, url) -> None:
-    """With `top_logprobs` the ids are those of likely tokens: whoever trains on them trains on what was never drawn."""
-    asked = {"model": str(exact_model), "prompt": "1", "logprobs": True, "temperature": 1.0, "logit_bias": {"70": 1e3}}
-    plain, with_tops = complete(url, **asked).json(), complete(url, **asked, top_logprobs=5).json()
-    assert plain["choices"][0]["logprobs"]["content"][0]["id"] == 70
-    entry = with_tops["choices"][0]["logprobs"]["content"][0]
-    assert {"id", "logprob"} <= entry.keys()
-    assert entry["id"] == entry["top_logprobs"][0]["id"]
 
 
 def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend, monkeypatch) -> None:

@@ -21,7 +21,7 @@ from retrain.api import (
 from retrain_tinker.backend import TinkerBackend, create_backend
 from tests.tinker_rows import PROMPT, batch_of, drawn
 from tests.tinker_server import serving
-from tests.tinker_toy import Toy
+from tests.tinker_toy import Gate, Toy
 
 Make = Callable[..., TinkerBackend]
 
@@ -91,8 +91,8 @@ def test_a_service_that_comes_back_in_mid_step_is_waited_for(toy: Toy, context: 
 
 def test_all_completions_are_in_flight_at_once(backend: Make, toy: Toy) -> None:
     """The service gives nothing out before 64 results are waited for, so fewer at a time would wait for ever."""
-    made = backend(options__timeout_s=120.0)
-    toy.faults.gate = threading.Barrier(64)
+    made = backend(options__timeout_s=200.0)
+    toy.faults.gate = Gate(64)
     _, samples = drawn(made, count=64, prompts=2, max_tokens=2)
     assert [len(group) for group in samples] == [64, 64]
 

@@ -116,6 +116,8 @@ def _check_loss(
     try:
         output = service.forward(posed, loss)
     except BackendError as error:
+        if error.__cause__ is None:  # no answer at all says nothing about the loss
+            raise
         what, fix = f"the service does not compute the loss {loss.kind!r}", 'use loss = "importance_sampling"'
         raise ConfigError(Problem(where=place, what=what, why=str(error), fix=fix)) from error
     found = sdk.total_loss(output)

@@ -118,7 +118,6 @@ def test_which_files_are_claimed(document: dict[str, Any], is_claimed: bool) -> 
     ("arguments", "reason"),
     [
         (("squeeze", "nowhere"), "no such folder"),
-        (("squeeze", "tinker://run/weights"), "Tinker service"),
         (("squeeze", "missing.toml"), "file not found"),
         (("squeeze", "adapter", "--squeeze-target-ranks", "0"), "target_ranks"),
         (("squeeze", "adapter", "--squeeze-target-ranks", "two"), "target_ranks"),
@@ -139,6 +138,15 @@ def test_what_cannot_be_done_is_a_usage_error(
     result = command(*arguments)
     assert result.code == 2
     assert reason in result.err, result.err
+
+
+def test_a_tinker_path_without_its_distribution_says_what_to_install(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-tinker")
+    result = command("squeeze", "tinker://run/weights")
+    assert result.code == 2
+    assert "pip install retrain-tinker" in result.err
 
 
 def test_in_a_campaign_the_first_run_is_squeezed(

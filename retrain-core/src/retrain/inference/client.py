@@ -29,7 +29,7 @@ NAP_S = 0.1
 ONCE_S = 5.0
 JOIN_S = 5.0
 FAULTS = 3  # wrong answers to one request before it is an error: a server that always errs is not worth `retry_s`
-NOT_FOUND, TOO_MANY = 404, 429
+NOT_FOUND, TOO_MANY, NOT_BUILT = 404, 429, 501  # the last: a server started without what is asked for
 PASSING = frozenset({408, 425, TOO_MANY})  # and every 5xx
 
 
@@ -176,7 +176,7 @@ class Client:
             raise _PassingError(_told(error), was_reached=was_reached) from None
         if response.status_code == TOO_MANY:
             self.pool.too_many(server)
-        if response.status_code in PASSING or response.status_code >= 500:
+        if response.status_code in PASSING or (response.status_code >= 500 and response.status_code != NOT_BUILT):
             self.pool.put_aside(server, at_least_s=_retry_after_s(response))
             raise _PassingError(f"HTTP {response.status_code}: {_message(response)}")
         self.pool.answered(server)

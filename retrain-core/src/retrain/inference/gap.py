@@ -47,7 +47,9 @@ def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
     ids: list[int] = list(tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"])
     ids *= 1 + longest // len(ids)
     lengths = np.geomspace(min(SHORTEST, longest), longest, NUM_PROBES).astype(int)
-    return [np.asarray(ids[place : place + length][:longest], dtype=np.int64) for place, length in enumerate(lengths)]
+    texts = [tokenizer.decode(ids[place : place + length][:longest]) for place, length in enumerate(lengths)]
+    # as the tokenizer has them, with what it puts first: some servers take text, and encode it themselves
+    return [np.asarray(tokenizer(text)["input_ids"], dtype=np.int64) for text in texts]
 
 
 def row_of(prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:

@@ -6,6 +6,7 @@ Requests carry no seed: MLX-LM serves those that do one after the other, and the
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,26 @@ from retrain.inference.client import BadAnswerError
 from retrain.inference.dialect import Request, Served
 from retrain.inference.engine import ServerEngine, create
 from retrain.inference.mlx_adapter import convert
+from retrain.inference.table import InferenceTable
 from retrain.plugins.protocols import PluginContext
 from retrain.plugins.serving import Policy
 
 CONVERTED = "mlx"  # folder of the converted copy, inside that of the adapter
 NEVER = -1e9  # bias of a logit
+AT_A_TIME = 8  # requests per server: each is a new connection, of which only five may wait, and others are reset
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    """The engine for this policy, its servers questioned and given the policy."""
-    return create(MLX(context.tokenizer, policy.model_path), context, policy)
+    """The engine for this policy, its servers questioned and given the policy; ConfigError for what they cannot do."""
+    table = context.config.table("inference", InferenceTable)
+    if not table.prefix_caching:
+        what = "MLX-LM keeps keys and values of prompts whatever a request says"
+        fix = "set prefix_caching = true; each version of the policy has keys and values of its own"
+        raise ConfigError(Problem(where=context.config.place("inference.prefix_caching"), what=what, fix=fix))
+    limit = AT_A_TIME * (table.url.count(",") + 1)
+    gentle = table.model_copy(update={"max_concurrent": min(table.max_concurrent, limit)})
+    config = replace(context.config, tables={**context.config.tables, "inference": gentle})
+    return create(MLX(context.tokenizer, policy.model_path), replace(context, config=config), policy)
 
 
 class MLX:

@@ -24,6 +24,7 @@ NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 LAYER = re.compile(r".*?\blayers\.\d+\.")
 ALL_LAYERS = -1
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 # What MLX-LM's LoRA cannot express, and the values that mean it is not used.
 UNUSED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
@@ -45,7 +46,7 @@ def convert(source: Path, folder: Path) -> None:
             module, side = _place(name)
             weights[f"{module}.lora_{side.lower()}"] = np.ascontiguousarray(tensor.T)
         document = _config(config, sorted({_place(name)[0] for name in tensors}))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (*UNREADABLE, OSError, safetensors.SafetensorError) as error:
         what = f"the adapter cannot be turned into one of MLX: {error}"
         raise BackendError(Problem(where=str(source), what=what, fix='use engine = "pytorch" or "vllm"')) from error
     try:
@@ -86,7 +87,8 @@ def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, np.ndarray]:
     """All tensors; bfloat16, which numpy lacks, as float32."""
     tensors = {}
-    for name, info in safetensors.deserialize(file.read_bytes()):
+    deserialize: Any = safetensors.deserialize  # untyped
+    for name, info in deserialize(file.read_bytes()):
         if info["dtype"] not in DTYPES:
             raise ValueError(f"{name!r} has the type {info['dtype']}")
         array = np.frombuffer(info["data"], dtype=DTYPES[info["dtype"]]).reshape(info["shape"])

@@ -12,6 +12,7 @@ ENGINES = {
     "vllm": "A vLLM server: token ids both ways, adapters loaded while it runs.",
     "sglang": "An SGLang server, through its own /generate.",
     "mlx": "The server of MLX-LM, on Apple silicon or a CPU.",
+    "max": "A MAX server (max serve): ids back through the texts of tokens, exactly or not at all.",
     "openai": "Any server with /v1/completions that shows its tokens and takes PEFT adapters.",
 }
 
