@@ -37,7 +37,10 @@ class MAX(VLLM):
 
     name = "max"
     start_hint = "a version that gives log-probabilities after temperature (26.6 has no option for it)"
-    adapter_hint = "--enable-lora --max-lora-rank RANK, on a GPU, and --no-enable-overlap-scheduler"
+    adapter_hint = (
+        "--enable-lora --max-lora-rank RANK --no-enable-prefix-caching --prefer-module-v3 "
+        "--no-enable-overlap-scheduler, on a GPU"
+    )
 
     def __init__(self, text_ids: TextIds) -> None:
         self._text_ids = text_ids
