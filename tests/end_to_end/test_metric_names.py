@@ -37,12 +37,23 @@ ELSEWHERE = {
     "judge_tokens_in": "retrain-rewards/test_judge_reward.py",
     "judge_tokens_out": "retrain-rewards/test_judge_reward.py",
     "judge_cost_usd": "retrain-rewards/test_judge_reward.py",
+    "inference_retries": "retrain-core/inference/test_inference_client.py: a server that fails first",
+    "probe_gap_mean": "end_to_end/test_inference_servers.py: an engine that is a server",
+    "probe_gap_max": "end_to_end/test_inference_servers.py: an engine that is a server",
+    "engine_gap_mean": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_p99": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_max": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
+    "prime_rl_enqueue_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
+    "prime_rl_sync_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
+    "prime_rl_step": "retrain-prime-rl/test_prime_rl_backend.py",
+    "prime_rl_policy_lag": "retrain-prime-rl/test_prime_rl_backend.py",
+    "prime_rl_stale_steps": "retrain-prime-rl/test_prime_rl_backend.py",
     "turns_mean": "loop/test_episodes.py: an environment",
     "turn_limit_rate": "loop/test_episodes.py: an environment",
     "rewritten_history_count": "loop/test_episodes.py: an environment",
 }
 UNITS = {"", "text", "flag", "list", "nats", "nats²", "tokens", "tokens/s", "s", "rows", "groups", "prompts"}
-UNITS |= {"completions", "examples", "scores", "requests", "turns", "times", "USD"}
+UNITS |= {"completions", "examples", "scores", "requests", "turns", "times", "steps", "USD"}
 
 
 def _specs() -> list[MetricSpec]:

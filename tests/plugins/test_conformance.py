@@ -16,7 +16,12 @@ import pytest
 
 from retrain.api import Kind, load_plugins
 from retrain.testing import conformance
-from tests.judge_server import KEY, YES, serving
+from tests import judge_server, mlx_server, tinker_server
+from tests.judge_server import KEY, YES
+from tests.prime_rl_stack.stack import MODEL, Stack, start_server
+from tests.tiny_server import tiny_serving
+from tests.tinker_toy import MODEL as TOY_MODEL
+from tests.tinker_toy import Toy
 
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
@@ -25,6 +30,8 @@ ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_he
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/campaign/test_ray_launcher.py starts one",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
+    (Kind.INFERENCE_ENGINE, "sglang"): "needs a GPU for SGLang's server; its words are in inference/test_dialects.py",
+    (Kind.INFERENCE_ENGINE, "max"): "needs `max serve`; tests/servers/test_max_server.py starts one",
 }
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -50,6 +57,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("OPENAI_API_KEY", KEY)
         patch.setenv("PYTHONPATH", str(PACKAGES))
+        patch.setenv("TINKER_API_KEY", "tml-test")
         patch.syspath_prepend(str(PACKAGES))
         makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
             (Kind.DATA_SOURCE, "files"): lambda: _files(folder),
@@ -59,6 +67,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
             (Kind.REWARD, "judge"): lambda: _judge(servers),
             (Kind.ENVIRONMENT, "verifiers"): _verifiers,
             (Kind.PLANNING_DETECTOR, "semantic"): _semantic,
+            (Kind.INFERENCE_ENGINE, "vllm"): lambda: _server(servers),
+            (Kind.INFERENCE_ENGINE, "openai"): lambda: _server(servers),
+            (Kind.INFERENCE_ENGINE, "mlx"): lambda: _mlx(servers, folder),
+            (Kind.BACKEND, "tinker"): lambda: _tinker(servers),
         }
         made: dict[tuple[Kind, str], Settings] = {}
 
@@ -129,8 +141,25 @@ def _custom(folder: Path) -> Settings:
 
 
 def _judge(servers: ExitStack) -> Settings:
-    server = servers.enter_context(serving(YES))
+    server = servers.enter_context(judge_server.serving(YES))
     return {"reward": {"judge_model": "m", "judge_base_url": server.url}}
+
+
+def _server(servers: ExitStack) -> Settings:
+    return {"inference": {"url": servers.enter_context(tiny_serving(MODEL))}}
+
+
+def _mlx(servers: ExitStack, folder: Path) -> Settings:
+    model = mlx_server.float32_copy(MODEL, folder / "float32")
+    url = servers.enter_context(mlx_server.mlx_serving(model, folder))
+    return {"model": {"model": str(model)}, "inference": {"url": url}}
+
+
+def _tinker(servers: ExitStack) -> Settings:
+    _need("tinker")
+    url = servers.enter_context(tinker_server.serving(Toy(vocabulary=512)))
+    options = {"base_model": TOY_MODEL, "timeout_s": 60.0, "connect_timeout_s": 60.0}
+    return {"model": {"base_url": url}, "backend": {"options": options}}
 
 
 def _verifiers() -> Settings:

@@ -118,7 +118,8 @@ class PrimeRlBackend:
         if newest is None or newest.step == policy.version:
             return policy.version
         if not isinstance(self._engine, TakesWeights):
-            raise BackendError("the inference engine cannot be given weights that a trainer wrote")
+            what = f"{type(self._engine).__name__} cannot be given weights that a trainer wrote"
+            raise BackendError(Problem(where="[inference] engine", what=what, fix='set engine = "vllm"'))
         policy.version, policy.weights = newest.step, newest
         load = self._engine.load_adapter if newest.is_adapter else self._engine.load_weights
         load(newest.folder, newest.step)
@@ -156,7 +157,7 @@ class PrimeRlBackend:
             saved, output_dir, self._stale_steps = state["next_step"], state["output_dir"], state["stale_steps"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
-            raise ResumeError(Problem(where=str(folder), what=what)) from error
+            raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
         if output_dir != str(self._output_dir):
             what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self._output_dir}"
             raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="take the old value back"))

@@ -80,7 +80,8 @@ def check_rows(batch: TrainBatch) -> None:
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             if not np.isfinite(values_T[row.action_T]).all():
                 what = f"row {number} holds a {name} that is not finite"
-                raise NonFiniteError(Problem(where=f"step {batch.step}", what=what, why="nothing was sent"))
+                fix = "correct the plugin that made the rows"
+                raise NonFiniteError(Problem(where=f"step {batch.step}", what=what, why="nothing was sent", fix=fix))
 
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:

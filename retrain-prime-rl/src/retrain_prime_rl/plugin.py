@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
+from retrain.api import Capabilities, CheckpointMode, Determinism, MetricSpec, PluginSpec, hookimpl
 
-from retrain.api import (
-    Capabilities,
-    CheckpointMode,
-    Config,
-    Determinism,
-    Plugins,
-    PluginSpec,
-    Problem,
-    hookimpl,
-)
-from retrain_prime_rl import checks
-from retrain_prime_rl.options import PrimeRlOptions
+if TYPE_CHECKING:
+    from retrain.api import Config, Plugins, Problem
 
 NAME = "prime_rl"
 # The loss stays with the trainer. On a resume the trainer goes on from where it is: no weights are brought back to it.
@@ -30,6 +21,15 @@ CAPABILITIES = Capabilities(
     provides_entropy=False,
 )
 
+ABSENT = "without the backend prime_rl; on a step that sent nothing"
+METRICS = (
+    ("prime_rl_enqueue_time_s", "Packing the rows and handing them over; no training.", "s"),
+    ("prime_rl_sync_time_s", "Waiting for the weights of the step; no training either.", "s"),
+    ("prime_rl_step", "Number of the step on the wire.", ""),
+    ("prime_rl_policy_lag", "Steps that were sent and are not in the newest weights.", "steps"),
+    ("prime_rl_stale_steps", "Steps so far whose weights did not come in time.", "steps"),
+)
+
 
 @hookimpl
 def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
@@ -38,7 +38,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name=NAME,
             summary="A PRIME-RL trainer and its inference server; this process is their orchestrator.",
             factory="retrain_prime_rl.create:create_backend",
-            params=PrimeRlOptions,
+            params="retrain_prime_rl.options:PrimeRlOptions",
             traits=CAPABILITIES,
         )
     )
@@ -48,8 +48,19 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     if config.backend.backend != NAME:
         return []
+    from pydantic import ValidationError
+
+    from retrain_prime_rl import checks
+    from retrain_prime_rl.options import PrimeRlOptions
+
     try:
         options = PrimeRlOptions.model_validate(config.backend.options)
     except ValidationError:
         return []  # the kernel tells of it
     return checks.problems_of(config, plugins, options)
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """How each step travelled."""
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=ABSENT) for name, meaning, unit in METRICS]

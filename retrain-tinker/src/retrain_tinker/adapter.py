@@ -15,6 +15,8 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 WANTED = (CONFIG_FILE, WEIGHTS_FILE)
 ARCHIVE = "adapter.tar"
 CHUNK = 2**20
+DOING = "downloading an adapter"
+FIX = "export it again; a run goes on without it: set [backend.options] download_adapter = false"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:embedding_)?[AB](?:\.weight)?")
 
 
@@ -35,7 +37,7 @@ def download(urls: Mapping[str, str], folder: Path, timeout_s: float) -> None:
             _fetch(url, folder / PurePosixPath(name).name, timeout_s)
     missing = [name for name in WANTED if not (folder / name).is_file()]
     if missing:
-        raise BackendError(f"the service's adapter has no {missing[0]}")
+        raise BackendError(Problem(where=DOING, what=f"the service's adapter has no {missing[0]}", fix=FIX))
 
 
 def repair(folder: Path, base_model: str) -> None:
@@ -50,10 +52,10 @@ def repair(folder: Path, base_model: str) -> None:
         names = _tensor_names(folder / WEIGHTS_FILE)
     except Exception as error:  # the readers of JSON and safetensors raise kinds of their own
         what = f"the service's adapter cannot be read: {type(error).__name__}: {error}"
-        raise BackendError(Problem(where=str(folder), what=what)) from error
+        raise BackendError(Problem(where=str(folder), what=what, fix=FIX)) from error
     modules = sorted({match["module"].rpartition(".")[2] for name in names if (match := _FACTOR.fullmatch(name))})
     if not modules:
-        raise BackendError(Problem(where=str(folder / WEIGHTS_FILE), what="holds no LoRA factors"))
+        raise BackendError(Problem(where=str(folder / WEIGHTS_FILE), what="holds no LoRA factors", fix=FIX))
     if not _covers(document.get("target_modules"), modules):
         document["target_modules"] = modules
     document |= {"base_model_name_or_path": base_model, "inference_mode": True, "task_type": "CAUSAL_LM"}
@@ -103,4 +105,5 @@ def _unpack(archive: Path, folder: Path) -> None:
                     while chunk := source.read(CHUNK):
                         stream.write(chunk)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise BackendError(f"the service's adapter archive is broken: {error}") from error
+        what = f"the service's adapter archive is broken: {error}"
+        raise BackendError(Problem(where=DOING, what=what, fix=FIX)) from error

@@ -128,7 +128,8 @@ class TinkerBackend:
     ) -> list[list[Sample]]:
         """Draw from the policy last published, all completions at once; log-probabilities are those of T = 1."""
         if self._published != self._version:
-            raise BackendError(f"version {self._version} is trained, and {self._published} is published: it is stale")
+            what = f"version {self._version} is trained, and {self._published} is published: it is stale"
+            raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
         with self._throttle.slot():
             return self._sampler.draw(requests, params, version=self._published, deliver=deliver)
 

@@ -64,13 +64,20 @@ def check_rows(rows: Sequence[TrainRow]) -> None:
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
-            raise BackendError(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
         if length < 2 or row.action_T[0]:
-            raise BackendError(f"row {index}: nothing stands before its first action to predict it")
+            raise _refused(f"row {index}: nothing stands before its first action to predict it")
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
                 what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
-                raise NonFiniteError(Problem(where="training", what=what))
+                fix = "correct the plugin that made the rows"
+                raise NonFiniteError(Problem(where="training", what=what, fix=fix))
     if not any(row.action_T.any() for row in rows):
-        raise BackendError("nothing to train on: no row of the batch has an action token")
+        what = "nothing to train on: no row of the batch has an action token"
+        fix = "give at least one row with a token that the policy sampled"
+        raise BackendError(Problem(where="training", what=what, fix=fix))
+
+
+def _refused(what: str) -> BackendError:
+    return BackendError(Problem(where="training", what=what, fix="correct the plugin that made the rows"))

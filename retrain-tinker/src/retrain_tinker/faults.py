@@ -11,6 +11,7 @@ HOSTED = "the hosted Tinker service"
 KEY_FIX = (
     "put your key into the environment variable TINKER_API_KEY; a server of your own takes any that begins with tml-"
 )
+SERVER_FIX = "check that SDK and server belong together"
 LONGEST = 400  # characters of a foreign message that are shown
 # How a fault shows itself, what it is called and what to do; the first that fits is told.
 _KNOWN = (
@@ -37,7 +38,7 @@ _BY_STATUS = {
     402: ("the account has no credit or no billing set up", "mend that on the service's console, then resume"),
     403: ("the key may not do this", "use a key of the project that this run belongs to"),
     404: ("the service does not know what it was asked for", "check [model] base_url and [model] model"),
-    422: ("the service does not understand the request", "check that SDK and server belong together"),
+    422: ("the service does not understand the request", SERVER_FIX),
     429: ("the service limits how fast it is called", "lower [backend] max_concurrent, or wait, then resume"),
 }
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from retrain.api import BackendError, Config
+from retrain.api import BackendError, Config, Problem
 from retrain_tinker.adapter import WANTED, download, repair
 from retrain_tinker.backend import base_url_of
 from retrain_tinker.options import TinkerOptions
@@ -42,7 +42,9 @@ def fetch_adapter(path: str, config: Config) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        raise BackendError(f"the adapter cannot be kept in {cache}: {error.strerror or error}") from error
+        what = f"the adapter cannot be kept: {error.strerror or error}"
+        fix = "make room there, or set XDG_CACHE_HOME to a folder that can be written"
+        raise BackendError(Problem(where=str(cache), what=what, fix=fix)) from error
     finally:
         service.close()
     return kept

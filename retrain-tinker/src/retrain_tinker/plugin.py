@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retrain.api import Capabilities, CheckpointMode, Config, Determinism, PluginSpec, hookimpl
-from retrain_tinker.options import TinkerOptions
+from retrain.api import Capabilities, CheckpointMode, Determinism, PluginSpec, hookimpl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from retrain.api import Config
 
 REMOTE = "tinker://"
 CAPABILITIES = Capabilities(
@@ -26,7 +30,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name="tinker",
             summary="LoRA training and sampling on a Tinker service: the hosted one or SkyRL-tx.",
             factory="retrain_tinker.backend:create_backend",
-            params=TinkerOptions,
+            params="retrain_tinker.options:TinkerOptions",
             traits=CAPABILITIES,
         )
     )

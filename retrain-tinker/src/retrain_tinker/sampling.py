@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrain.api import BackendError, Deliver, Problem, Sample, SampleRequest, SamplingParams, StopReason
-from retrain_tinker.faults import explained, timed_out
+from retrain_tinker.faults import SERVER_FIX, explained, timed_out
 from retrain_tinker.service import Service
 
 DOING = "sampling"
@@ -79,12 +79,14 @@ class Sampler:
         except Exception as error:
             raise explained(error, DOING, self.service.base_url) from error
         if len(answer.sequences) != 1:
-            raise BackendError(f"asked for one completion, the service returned {len(answer.sequences)}")
+            what = f"asked for one completion, the service returned {len(answer.sequences)}"
+            raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
         sequence = answer.sequences[0]
         tokens_T = np.asarray(sequence.tokens, dtype=np.int64)
         if sequence.logprobs is None or len(sequence.logprobs) != len(tokens_T) or not len(tokens_T):
             count = "no" if sequence.logprobs is None else str(len(sequence.logprobs))
-            raise BackendError(f"the service returned {len(tokens_T)} tokens with {count} log-probabilities")
+            what = f"the service returned {len(tokens_T)} tokens with {count} log-probabilities"
+            raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
         has_stopped = str(sequence.stop_reason) == "stop"
         if has_stopped and int(tokens_T[-1]) not in self.stop_ids:
             what = "the service ended a completion without returning the token that ended it"

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from retrain.api import BackendError, Floats, SamplingParams
+from retrain.api import BackendError, Floats, Problem, SamplingParams
 from retrain_tinker import sdk
 from retrain_tinker.datums import Datum
-from retrain_tinker.faults import explained, timed_out, unreachable
+from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out, unreachable
 from retrain_tinker.losses import PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
@@ -96,7 +96,8 @@ class Service:
     ) -> Future[Any]:
         """Start drawing one completion of the published weights."""
         if self._sampler is None:
-            raise BackendError("no weights are published: there is nothing to sample from")
+            what = "no weights are published: there is nothing to sample from"
+            raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
         return sdk.sample(
             self._sampler,
             prompt,
@@ -130,7 +131,8 @@ class Service:
         """The log-probabilities of an answer; BackendError unless there is one for each target of each datum."""
         found = sdk.logprobs_of(output)
         if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
-            raise BackendError("the service returned log-probabilities of other lengths than the rows it was given")
+            what = "the service returned log-probabilities of other lengths than the rows it was given"
+            raise BackendError(Problem(where=safe_url(self.base_url), what=what, fix=SERVER_FIX))
         return found
 
     # ------------------------------------------------------------ saving
@@ -151,9 +153,8 @@ class Service:
 
     def _open(self) -> Any:
         if self._trainer is None:
-            raise BackendError(
-                "there is no training client: the tinker backend is closed, or a checkpoint did not load"
-            )
+            what = "there is no training client: the tinker backend is closed, or a checkpoint did not load"
+            raise BackendError(Problem(what=what, fix="create another one"))
         return self._trainer
 
     def _replace_trainer(self, trainer: Any) -> None:

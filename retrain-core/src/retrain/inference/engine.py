@@ -214,9 +214,11 @@ class ServerEngine:
     def _refuse_prompt(self, prompt_T: np.ndarray, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
         if prompt_T.ndim != 1 or not len(prompt_T):
-            raise BackendError(f"prompt {group} must be a non-empty row of token ids")
+            what = f"prompt {group} must be a non-empty row of token ids, its shape is {prompt_T.shape}"
+            raise BackendError(Problem(where="sampling", what=what, fix="correct what made the prompt"))
         if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may die of it
-            raise BackendError(f"prompt {group} holds a token id that is not among the model's {vocabulary}")
+            what = f"prompt {group} holds a token id that is not among the model's {vocabulary}"
+            raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
         if limit is not None and len(prompt_T) >= limit:
             what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
             fix = "use shorter prompts, or start the server with a longer context"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from retrain.declared import EngineTraits, TableTraits
 from retrain.hookspecs import hookimpl
-from retrain.plugins.spec import PluginSpec
+from retrain.plugins.spec import MetricSpec, PluginSpec
 
 ENGINES = {
     "vllm": "A vLLM server: token ids both ways, adapters loaded while it runs.",
@@ -15,6 +15,19 @@ ENGINES = {
     "max": "A MAX server (max serve): ids back through the texts of tokens, exactly or not at all.",
     "openai": "Any server with /v1/completions that shows its tokens and takes PEFT adapters.",
 }
+NO_SERVER = "unless [inference] engine is a server; on a rejected step"
+NO_PROBE = f"{NO_SERVER}; where the training model is in no process of ours; before the first probe"
+NOT_RECOMPUTED = 'unless [inference] logprobs = "trainer"; on a rejected step'
+PROBED = "Mean |log p of the server - log p of the trainer| on the prompts of the last probe."
+RECOMPUTED = "Mean |log p of the trainer - log p of the server| over the step's recomputed tokens."
+METRICS = (
+    ("inference_retries", "Requests that were sent to a server again.", "requests", NO_SERVER),
+    ("probe_gap_mean", PROBED, "nats", NO_PROBE),
+    ("probe_gap_max", "Largest such gap.", "nats", NO_PROBE),
+    ("engine_gap_mean", RECOMPUTED, "nats", NOT_RECOMPUTED),
+    ("engine_gap_p99", "99th percentile of that gap.", "nats", NOT_RECOMPUTED),
+    ("engine_gap_max", "Largest such gap.", "nats", NOT_RECOMPUTED),
+)
 
 
 @hookimpl
@@ -31,3 +44,9 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
     for name, summary in ENGINES.items():
         factory = f"retrain.inference.{name}:create_engine"
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=EngineTraits()))
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """What engines that are servers add to a step's line."""
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in METRICS]

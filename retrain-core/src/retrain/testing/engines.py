@@ -1,6 +1,6 @@
 """What an inference engine must do; it is tried inside the backend `local`, or with a toy policy where there is none.
 
-An engine that cannot repeat a seed says so with `Capabilities(determinism=Determinism.NONE, ...)` as its traits.
+An engine that cannot repeat a seed says so with `EngineTraits(determinism=Determinism.NONE)` as its traits.
 """
 
 from __future__ import annotations

@@ -168,11 +168,10 @@ def gives_entropies_when_asked(bench: Bench) -> None:
     """With `entropy` each token has the entropy of its distribution, in nats, if the backend declares that."""
     subject = open_subject(bench)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, entropy=True)
-    is_declared = subject.capabilities is not None and subject.capabilities.provides_entropy
     for sample in _flat(subject.sample(requests(bench), params)):
         if sample.entropies_T is None:
             expect(
-                not is_declared,
+                not subject.provides_entropy,
                 "entropies_T is None although provides_entropy is declared",
                 why="uncertainty kinds that need entropies are allowed because of it",
                 fix="return them when params.entropy is set, or declare provides_entropy = False",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.declared import Capabilities, Determinism, Kind
+from retrain.declared import Capabilities, Determinism, EngineTraits, Kind
 from retrain.loop.build import build_part
 from retrain.loop.chat import encode
 from retrain.loop.rollout import draw_samples
@@ -41,16 +41,27 @@ class ToyPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Subject:
-    """Something that samples: `part` is the backend, or the engine alone. `capabilities` are those it declares."""
+    """Something that samples: `part` is the backend, or the engine alone.
+
+    `capabilities` are those that a backend declares, `traits` those of an engine.
+    """
 
     part: Any
     version: int
-    capabilities: Capabilities | None
+    capabilities: Capabilities | None = None
+    traits: EngineTraits | None = None
 
     @property
     def is_repeatable(self) -> bool:
         """Whether a seed gives the same completion again; an engine that declares nothing promises it."""
-        return self.capabilities is None or self.capabilities.determinism is not Determinism.NONE
+        declared = self.capabilities or self.traits
+        return declared is None or declared.determinism is not Determinism.NONE
+
+    @property
+    def provides_entropy(self) -> bool:
+        """Whether samples must have entropies when asked."""
+        declared = self.capabilities or self.traits
+        return declared is not None and declared.provides_entropy
 
     def sample(
         self,
@@ -68,16 +79,16 @@ def open_subject(bench: Bench) -> Subject:
     """The backend under test; or the backend that hosts the engine under test; or that engine with a toy policy."""
     if bench.kind is Kind.BACKEND:
         return backend_subject(bench, bench.build())
-    declared = bench.found.traits if isinstance(bench.found.traits, Capabilities) else None
+    traits = bench.found.traits if isinstance(bench.found.traits, EngineTraits) else None
     context, config = bench.context(), bench.config
     if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
         name, options = config.backend.backend, backend_options(config)
         part = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
-        subject = Subject(part=part, version=part.publish(), capabilities=declared)
+        subject = Subject(part=part, version=part.publish(), traits=traits)
     else:
         policy = ToyPolicy(model_path=config.model.model, stop_ids=frozenset({bench.tokenizer.eos_token_id}))
         factory = resolve(bench.plugins, bench.kind, bench.name, where="conformance()").target
-        subject = Subject(part=factory(context, policy), version=policy.version, capabilities=declared)
+        subject = Subject(part=factory(context, policy), version=policy.version, traits=traits)
     bench.closing(subject.part.close)
     return subject
 
