@@ -85,6 +85,7 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
         (("completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
         (("init", "-i", "--json"), ("give one of them", "fix: ")),
+        (("trian",), ("did you mean `retrain train`?", "fix: ")),
         (("",), ("'' is neither a command nor a file", "fix: ")),
     ],
 )
@@ -266,6 +267,37 @@ def test_a_reader_that_has_enough_is_no_error(script: Script, tmp_path: Path) ->
     )
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+LINES = """
+import logging
+from retrain.cli.console import run_console
+from retrain.plugins.manager import load_plugins
+with run_console(load_plugins()):
+    for number in range(100_000):
+        logging.getLogger("retrain.test").info("line %d", number)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reader", "reason"), [("| head -1", "nothing reads the output any more"), ("> /dev/full", "No space left")]
+)
+def test_a_run_outlives_its_reader_and_says_so_once(reader: str, reason: str, tmp_path: Path) -> None:
+    if "full" in reader and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    (tmp_path / "lines.py").write_text(LINES)
+    done = subprocess.run(
+        f"'{sys.executable}' lines.py {reader}; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert reason in done.stderr
 
 
 def test_what_a_plugin_registers_shows_up_as_a_command(

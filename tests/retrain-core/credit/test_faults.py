@@ -29,8 +29,8 @@ def raising(*_: Any) -> Any:
 
 ADVANTAGE_FAULTS = [
     (constant([1.0]), "advantage 'bad' has length 1, expected 2"),
-    (constant([[1.0], [2.0]]), "advantage 'bad' has length (2, 1), expected 2"),
-    (constant(1.0), "advantage 'bad' has length (), expected 2"),
+    (constant([[1.0], [2.0]]), "advantage 'bad' has shape (2, 1), expected 2"),
+    (constant(1.0), "advantage 'bad' is one number, expected 2"),
     (constant([1.0, float("nan")]), "advantage 'bad' is nan at position 1: it must be finite"),
     (constant([float("-inf"), 1.0]), "advantage 'bad' is -inf at position 0"),
     (constant(None), "advantage 'bad'"),
@@ -51,6 +51,12 @@ def test_a_faulty_advantage_is_named(
     assert str(caught.value).startswith("step 3 group 1 (example e): ")
     assert fragment in str(caught.value)
     assert caught.value.exit_code == 1
+
+
+def test_the_line_that_raised_is_told(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+    flow = make_flow(advantage=AdvantageSpec(name="bad", compute=raising))
+    with pytest.raises(CreditError, match=rf"test_faults\.py:{raising.__code__.co_firstlineno + 1}\)"):
+        assign_credit([make_group([1, 0], [[-1], [-1]])], flow)
 
 
 TOKEN_FAULTS = [

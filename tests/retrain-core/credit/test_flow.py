@@ -117,6 +117,15 @@ def test_a_whole_transform_gets_a_planning_mask_and_a_lambda(flow: Callable[...,
     assert (built.needs_planning, built.controller) == (True, "sepa")
 
 
+def test_a_factory_that_raises_is_told_with_its_line() -> None:
+    def make() -> TransformSpec:
+        raise ValueError("no such table")
+
+    line = make.__code__.co_firstlineno + 1
+    with pytest.raises(PluginError, match=rf"'mine' of my-dist 1 raised ValueError: no such table .*\.py:{line}\)"):
+        as_transform(found(make))
+
+
 def test_every_wrong_name_is_told_at_once(flow: Callable[..., CreditFlow]) -> None:
     with pytest.raises(ConfigError) as caught:
         flow("--advantage-mode", "gpro", "--transform-mode", "gtpo_seppa", "--uncertainty-kind", "suprisal")

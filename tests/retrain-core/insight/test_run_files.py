@@ -72,6 +72,15 @@ def test_steps_go_forward(tmp_path: Path, text: str, why: str) -> None:
         list(read_steps(file))
 
 
+def test_a_campaign_given_for_a_run_is_met_with_one_of_its_runs(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "grpo+none_s1"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="a campaign of 1 run, not a run") as caught:
+        list(read_records(tmp_path / "metrics.jsonl"))
+    assert str(run) in caught.value.problems[0].fix
+
+
 def test_whole_files_are_refused_by_line(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text('{\n"a": 1,\n}')

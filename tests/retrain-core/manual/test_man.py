@@ -62,6 +62,14 @@ def test_topics_have_other_spellings(name: str, command: Command) -> None:
     assert command("man", "--topic", name).code == 0
 
 
+def test_a_topic_may_be_named_alone(command: Command) -> None:
+    alone = command("man", "campaign")
+    assert (alone.code, alone.out) == (0, command("man", "--topic", "campaign").out)
+    assert "did you mean 'campaign'?" in command("man", "campagn").err
+    assert "one topic at a time" in command("man", "campaign", "metrics").err
+    assert "fix: add --check" in command("man", "page.md").err
+
+
 @pytest.mark.parametrize(("name", "wanted"), [("metrix", "'metrics'"), ("zzz", "topics: quickstart")])
 def test_an_unknown_topic_is_answered_with_the_nearest(name: str, wanted: str, command: Command) -> None:
     result = command("man", "--topic", name)

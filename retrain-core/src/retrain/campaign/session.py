@@ -134,10 +134,13 @@ def _conclude(
     lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
     if stops.reason:
         lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
-        raise StopRequested(stops.reason)
+        stop = StopRequested(stops.reason)
+        stop.folder = folder
+        raise stop
     if failures:
         told = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
         more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
         fix = f"see stderr.log under {folder / 'runs'}; the same command tries them again"
         what = f"{len(failures)} of {len(runs)} runs failed"
         raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*told, *more]), fix=fix))
+    lines.say(f"  next: retrain compare {folder}; retrain report {folder}", OUTCOME_LEVEL)

@@ -49,7 +49,11 @@ seeds = [42, 101, 202]
 max_steps = 40
 parallel = true
 max_workers = 2             # the small model keeps one core busy
-# conditions: the five default ones, from grpo+none to maxrl+gtpo_sepa
+# conditions: the five default ones, from grpo+none to maxrl+gtpo_sepa. Your own:
+# conditions = [
+#   { advantage_mode = "grpo", transform_mode = "none" },
+#   { advantage_mode = "grpo", transform_mode = "my_transforms.make_transform_spec" },
+# ]
 
 # Everything below is the base configuration of all runs.
 

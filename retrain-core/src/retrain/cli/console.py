@@ -6,12 +6,31 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
+import click
+
+from retrain.cli.streams import drop_stdout
 from retrain.loop.lines import GROUP_LEVEL, OUTCOME_LEVEL
 from retrain.plugins.manager import Plugins
 from retrain.plugins.spec import Owner
 
 LOGGER = "retrain"
+
+
+class PlainLines(logging.StreamHandler[TextIO]):
+    """Lines to stdout; a run goes on when nothing reads them any more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that the reader is gone or the disk is full, and be mute from then on."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        drop_stdout()
+        gone = isinstance(error, BrokenPipeError)
+        reason = "nothing reads the output any more" if gone else f"the output cannot be written: {error.strerror}"
+        click.echo(f"retrain: {reason}; the run goes on without it", err=True)
 
 
 @contextmanager
@@ -23,7 +42,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
     logger = logging.getLogger(LOGGER)
     if is_quiet or not sys.stdout.isatty():
         level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
-        with _handler(logger, logging.StreamHandler(sys.stdout), level):
+        with _handler(logger, PlainLines(sys.stdout), level):
             yield
         return
     from retrain.cli.display import LiveDisplay

@@ -123,7 +123,7 @@ class RetrainGroup(click.Group):
         if word in promised_names(Kind.COMMAND):
             what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
             raise ConfigError(Problem(where="command line", what=what, fix=fix))
-        near = get_close_matches(word, known, n=1)
+        near = get_close_matches(word, [*known, TRAIN], n=1)
         fix = f"did you mean `retrain {near[0]}`?" if near else f"commands: {', '.join(known)}; or give a .toml file"
         raise ConfigError(Problem(where="command line", what=f"{word!r} is neither a command nor a file", fix=fix))
 

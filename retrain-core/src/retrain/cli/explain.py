@@ -11,6 +11,7 @@ import click
 
 from retrain.config.load import all_keys
 from retrain.config.resolved import Config
+from retrain.config.toml_text import toml_text
 from retrain.loop.configure import Checked, claim_of, load_checked
 from retrain.plugins.check import declared_capabilities, registered_tables
 from retrain.plugins.manager import Plugins
@@ -58,7 +59,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
     if origins:
         click.echo("\nSet, and where:")
         for path, row in origins.items():
-            click.echo(f"  {path:<{width}} = {row['value']!r}  ({row['origin']})")
+            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
     if warnings:
         click.echo("\nWarnings:")
         for warning in warnings:
@@ -157,5 +158,5 @@ def _key_lines(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         note = f" (not yet: {row['pending']})" if row["pending"] else ""
-        lines.append(f"{row['key']:<34} {row['flag']:<30} {row['default']!r:<20} {row['description']}{note}")
+        lines.append(f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}")
     return "\n".join(lines)

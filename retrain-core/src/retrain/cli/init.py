@@ -111,7 +111,8 @@ def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
         return
     _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
     command: click.Command = resolve(plugins, Kind.COMMAND, SCHEMA_COMMAND, where="init").target
-    command.main(["--quiet", "--output", str(file.with_name(SCHEMA_FILE))], standalone_mode=False, obj=plugins)
+    words = ["--quiet", "--output", str(file.with_name(SCHEMA_FILE))]
+    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # so `-h` stays known
 
 
 def _write(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import click
 
 from retrain.cli.completion import ASKED, answer
 from retrain.cli.dispatch import RetrainGroup
-from retrain.cli.streams import prepare_streams, wants_color
+from retrain.cli.streams import drop_stdout, prepare_streams, wants_color
 from retrain.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, Problem, RetrainError
 from retrain.loop.interrupts import StopRequested
 from retrain.plugins.manager import load_plugins
@@ -43,9 +43,8 @@ def run(arguments: list[str]) -> int:
         _tell(error.label, str(error))
         return error.exit_code
     except StopRequested as stop:
-        click.echo(
-            f"retrain: stopped by {stop.reason}; the state is saved, `retrain --resume RUN` continues it", err=True
-        )
+        how = f"`retrain --resume {stop.folder or 'RUN'}` continues it"
+        click.echo(f"retrain: stopped by {stop.reason}; the state is saved, {how}", err=True)
         return EXIT_RESUMABLE
     except click.ClickException as error:
         return _tell_usage(error)
@@ -53,7 +52,7 @@ def run(arguments: list[str]) -> int:
         click.echo("retrain: interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader (`| head`) has enough
-        _drop_stdout()
+        drop_stdout()
         return EXIT_DONE
     except SystemExit as leaving:  # so rich answers a closed pipe
         if isinstance(leaving.__context__, BrokenPipeError):
@@ -62,7 +61,7 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        _drop_stdout()
+        drop_stdout()
         problem = Problem(what=f"the output cannot be written: {error.strerror}", fix="make room, or send it elsewhere")
         _tell("error", str(problem))
         return EXIT_FAILED
@@ -91,11 +90,6 @@ def _tell_usage(error: click.ClickException) -> int:
     fix = f"use {near[0]}" if near else f"`{path} --help` shows what it takes"
     _tell("usage error", str(Problem(where=path, what=what, fix=fix)))
     return EXIT_USAGE
-
-
-def _drop_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not stumble over it when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_process() -> None:

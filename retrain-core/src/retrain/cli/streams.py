@@ -37,3 +37,8 @@ def wants_color() -> bool | None:
 def is_interactive() -> bool:
     """Whether a person can be asked: both stdin and stdout are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def drop_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not stumble over it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

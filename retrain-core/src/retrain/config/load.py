@@ -17,6 +17,7 @@ from retrain.config.legacy import legacy_names, options_block
 from retrain.config.overrides import Override, from_arguments, from_environment, parse_free
 from retrain.config.positions import key_lines
 from retrain.config.resolved import Config, Layer, Origin
+from retrain.config.toml_text import toml_text
 from retrain.errors import ConfigError, Problem
 
 
@@ -258,7 +259,7 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
             what = f"changes nothing: the file has no [{key.table}]"
             problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
         elif key.pending and value != key.default:
-            fix = f"remove it, or keep the default {_toml(key.default)}"
+            fix = f"remove it, or keep the default {toml_text(key.default)}"
             problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
     return problems
 
@@ -268,7 +269,7 @@ def _has_no_effect(draft: _Draft, key: Key) -> bool:
 
 
 def _expected(key: Key) -> str:
-    return f"{key.description} Default: {_toml(key.default)}"
+    return f"{key.description} Default: {toml_text(key.default)}"
 
 
 def _show(value: Any) -> str:
@@ -286,9 +287,3 @@ def _name(value: Any) -> str:
         dict: "the table",
     }
     return names.get(type(value), type(value).__name__)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

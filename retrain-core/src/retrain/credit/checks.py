@@ -26,8 +26,9 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
         raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
-        shape = array.shape[0] if array.ndim == 1 else array.shape
-        raise refusal(f"{what} has length {shape}, expected {length}")
+        shapes = ("is one number", f"has length {array.size}")
+        got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
+        raise refusal(f"{what} {got}, expected {length}")
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # finite only if every entry is: the quick way through for all good arrays
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():

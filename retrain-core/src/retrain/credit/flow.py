@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.config.resolved import Config
 from retrain.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
-from retrain.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.errors import ConfigError, PluginError, Problem, RetrainError, raised_at
 from retrain.plugins.manager import Plugins
 from retrain.plugins.params import validated_params
 from retrain.plugins.resolve import Found, resolve
@@ -150,10 +150,21 @@ def as_algorithm(found: Found) -> AlgorithmSpec:
 def _spec_or_callable(found: Found, spec: type, kind: str) -> Any:
     target = found.target
     if not isinstance(target, spec) and callable(target) and not _positional(target):
-        target = target()  # a zero-argument factory
+        target = _made(found, kind)
     if isinstance(target, spec) or callable(target):
         return target
     raise _wrong_shape(found, kind, f"is {type(target).__name__}", f"a {spec.__name__} or a function")
+
+
+def _made(found: Found, kind: str) -> Any:
+    """What a zero-argument factory returns; PluginError when it raises."""
+    try:
+        return found.target()
+    except RetrainError:
+        raise
+    except Exception as error:
+        what = f"{kind} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
+        raise PluginError(Problem(what=what, fix="correct that line")) from error
 
 
 def _positional(target: Callable[..., Any]) -> list[str]:

@@ -15,7 +15,7 @@ from retrain.credit.checks import as_numbers, check_count, refusal
 from retrain.credit.flow import CreditFlow
 from retrain.credit.specs import AdvantageContext, TransformContext, TransformOutput, UncertaintyContext
 from retrain.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
-from retrain.errors import RetrainError
+from retrain.errors import RetrainError, raised_at
 from retrain.types import Floats, Mask
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
@@ -217,7 +217,7 @@ def _call(function: Any, argument: Any, what: str, *, spread: bool = False) -> A
     except RetrainError:
         raise
     except Exception as error:
-        raise refusal(f"{what} raised {type(error).__name__}: {error}") from error
+        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
 
 def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:

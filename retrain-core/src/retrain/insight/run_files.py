@@ -25,7 +25,7 @@ def read_object(file: Path) -> Record:
     except json.JSONDecodeError as error:
         raise _damaged(f"{file}:{error.lineno}", error.msg) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(str(file), _reason(error)) from error
+        raise _unreadable(file, error) from error
 
 
 def read_toml(file: Path) -> Record:
@@ -52,7 +52,7 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
                     if line.endswith(b"\n"):
                         raise _damaged(f"{file}:{number}", _reason(error)) from error
     except OSError as error:
-        raise _damaged(str(file), _reason(error)) from error
+        raise _unreadable(file, error) from error
 
 
 def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
@@ -127,6 +127,15 @@ def _finite(digits: str) -> float:
 
 def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _unreadable(file: Path, error: BaseException) -> ConfigError:
+    """What is wrong with the file; a campaign that was given in place of a run is met with one of its runs."""
+    runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file())
+    if isinstance(error, FileNotFoundError) and runs:
+        what = f"this is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, not a run"
+        return ConfigError(Problem(where=str(file.parent), what=what, fix=f"give one of them, for example {runs[0]}"))
+    return _damaged(str(file), _reason(error))
 
 
 def _damaged(where: str, reason: str) -> ConfigError:

@@ -25,13 +25,18 @@ def picture(overview: Overview) -> RenderableType:
     if overview.runs:
         parts += [Text(), _table(overview)]
         parts += [
-            Text(f"{_name(run, overview)}: {printable(run.error)}", style=ENDED_BADLY)
+            Text(f"{_name(run, overview)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
             for run in overview.runs
             if run.error
         ]
     if overview.num_hidden:
         parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
     return Group(*parts)
+
+
+def _on_one_line(error: str) -> str:
+    """A message of several lines, `fix:` among them, as one."""
+    return "; ".join(filter(None, map(str.strip, error.split("\n"))))
 
 
 def share(value: float | None) -> str:

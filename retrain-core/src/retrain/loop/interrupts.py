@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ class StopRequested(BaseException):
         super().__init__(reason)
         self.reason = reason
         self.failure = failure  # why the run cannot be called merely interrupted
+        self.folder: Path | None = None  # of the run or campaign that stopped, once there is one
 
 
 class Interrupts:

@@ -126,6 +126,7 @@ def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
             ending["error"] = _told(stop.failure)
             raise stop.failure from stop
         ending = {"status": "stopped", "reason": stop.reason}
+        stop.folder = folder.path
         raise
     except BaseException as error:
         ending = {"status": "failed", "error": _told(error)}

@@ -19,7 +19,7 @@ FORMATS = ("text", "json", "troff", "html")
 TITLE = "The manual of retrain"
 EPILOG = """\b
 Examples:
-  retrain man --topic quickstart            one topic; --list-topics lists them
+  retrain man quickstart                    one topic; --list-topics lists them
   retrain man -f troff > retrain.1          a man page: man -l retrain.1
   retrain man -f json --topic metrics       for programs
   retrain man --check docs/pages/*.md       are the generated sections of these pages current?
@@ -37,7 +37,7 @@ Exit codes: 0; 1 --check found something stale; 2 usage error, no such topic, or
 @click.option("--path", "show_path", is_flag=True, help="Print where the manual lies: one Markdown file.")
 @click.option("--sync", is_flag=True, help="Make the generated sections of FILES anew, in place.")
 @click.option("--check", is_flag=True, help="Exit with 1 when --sync would change something.")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", metavar="[TOPIC | FILES...]", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_obj
 def command(
     plugins: Plugins,
@@ -58,7 +58,7 @@ def command(
     if sync and check:
         raise ConfigError(Problem(where="--sync --check", what="ask for two things", fix="give one of them"))
     if files and not (sync or check):
-        raise ConfigError(Problem(where=str(files[0]), what="files are for --sync and --check", fix="add --check"))
+        topic = _named(files, topic)
     generate = generator(plugins)
     if sync or check:
         _keep_current(files or (MANUAL,), generate, write=sync)
@@ -68,6 +68,16 @@ def command(
         _list_topics(_read(MANUAL), as_json=as_json or form == "json")
     else:
         _print(_read(MANUAL), generate, topic=topic, form="json" if as_json else form)
+
+
+def _named(words: tuple[Path, ...], topic: str | None) -> str:
+    """The topic of `retrain man TOPIC`; ConfigError for a file, or a second topic."""
+    word = words[0]
+    if word.suffix or word.exists():
+        raise ConfigError(Problem(where=str(word), what="files are for --sync and --check", fix="add --check"))
+    if topic is not None or len(words) > 1:
+        raise ConfigError(Problem(where=str(words[-1]), what="one topic at a time", fix="give one of them"))
+    return str(word)
 
 
 def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -> None:

@@ -39,7 +39,8 @@ def _walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 def _section(path: str, command: click.Command, also: str) -> list[str]:
     is_train = path == f"retrain {TRAIN}"
-    context = click.Context(command, info_name=path)
+    # click keeps the help option of the first context: without ours, `-h` would be gone for the rest of the process
+    context = click.Context(command, info_name=path, help_option_names=["-h", "--help"])
     usage = TRAIN_USAGE if is_train else " ".join([path, *command.collect_usage_pieces(context)])
     told = "\n\n".join(text for text in (markdown.prose(command.help) + also, markdown.prose(command.epilog)) if text)
     lines = [f"### {path}", f"```text\n{usage}\n```", told]

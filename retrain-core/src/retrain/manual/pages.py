@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.errors import ConfigError, Problem
 
 MANUAL = Path(__file__).with_name("manual.md")
-OTHER_NAMES = {"capacity-planning": "capacity", "environments": "environment"}
+OTHER_NAMES = {"capacity-planning": "capacity", "environments": "environment", "conditions": "campaign"}
 _SECTION = re.compile(
     r"^<!-- generated: (?P<what>[^\n>]+?) -->\n(?P<body>.*?)^<!-- end: (?P<end>[^\n>]+?) -->\n",
     re.MULTILINE | re.DOTALL,

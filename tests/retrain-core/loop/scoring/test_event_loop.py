@@ -37,7 +37,8 @@ def test_whatever_goes_wrong_is_a_failed_score(service: Make, rewards: Any, exam
         for text in (*wanted, "fine"):
             batch.submit(example, text)
         scores = batch.collect()
-        assert [score.detail for score in scores] == [*wanted.values(), ""]
+        assert [score.detail.partition(" (")[0] for score in scores] == [*wanted.values(), ""]
+        assert "scoring_rewards.py:" in scores[0].detail
         assert scores[-1] == Score.of(0.5)
         assert batch.metrics()["timed_out_score_count"] == 2
 

@@ -25,9 +25,9 @@ class ChildDied(ChildFailure):
 
 
 class ChildError(ChildFailure):
-    """The method raised: class name and text of its exception, and its traceback as text."""
+    """The method raised: class name and text of its exception, the user's line, and its traceback as text."""
 
-    def __init__(self, name: str, text: str, traceback: str = "") -> None:
-        super().__init__(f"{name}: {text}" if text else name)
+    def __init__(self, name: str, text: str, traceback: str = "", place: str = "") -> None:
+        super().__init__((f"{name}: {text}" if text else name) + place)
         self.name = name
         self.traceback = traceback

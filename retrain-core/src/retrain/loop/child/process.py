@@ -183,7 +183,7 @@ class Child:
         kind = getattr(errors, frame.get("kind", ""), None)
         if isinstance(kind, type) and issubclass(kind, RetrainError):
             raise kind(*(Problem(**problem) for problem in frame["problems"]))
-        raise ChildError(frame["error"], frame["text"], frame["traceback"])
+        raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
 
     def _death(self, *, has_started: bool) -> ChildDied:
         """How the process ended, as its guard tells it; the guard may be gone as well."""

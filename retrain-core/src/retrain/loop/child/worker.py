@@ -71,7 +71,10 @@ def failure(error: BaseException) -> dict[str, Any]:
         trace = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))[-MAX_TRACEBACK:]
     except BaseException:
         trace = ""
-    told: dict[str, Any] = {"error": type(error).__name__, "text": text, "traceback": trace}
+    place = ""
+    with suppress(BaseException):
+        place = errors.raised_at(error)
+    told: dict[str, Any] = {"error": type(error).__name__, "text": text, "place": place, "traceback": trace}
     if isinstance(error, errors.RetrainError):
         own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         told["kind"] = next(own_kinds)

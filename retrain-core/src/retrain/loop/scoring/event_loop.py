@@ -148,4 +148,4 @@ async def _guarded(reward: Any, task: Task) -> tuple[Score, str]:
         raise
     except BaseException as error:
         told = failure(error)
-        return Score.failed(f"{told['error']}: {told['text']}"), told["traceback"]
+        return Score.failed(f"{told['error']}: {told['text']}{told['place']}"), told["traceback"]
