@@ -51,7 +51,6 @@ SMALL_SERVERS = (f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}", "fastapi")
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
 
 QUICK = "not slow and not long and not gpu and not server"
-
 HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
 STAYS_LIGHT = f"""
 import sys
