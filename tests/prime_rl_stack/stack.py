@@ -76,6 +76,7 @@ class Stack:
     transport: str = "filesystem"
     ranks: int = 2
     port: int = 0
+    seq_len: int = SEQ_LEN
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -88,7 +89,7 @@ class Stack:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         text = TOML.format(
             output_dir=self.output_dir,
-            seq_len=SEQ_LEN,
+            seq_len=self.seq_len,
             ranks=self.ranks,
             transport=self.transport,
             port=self.port,
@@ -102,12 +103,12 @@ class Stack:
 
     def start_rank(self, rank: int) -> subprocess.Popen[bytes]:
         """A data rank; started again, it goes on where its predecessor was."""
-        link = ("--transport", self.transport, "--port", str(self.port), "--seq-len", str(SEQ_LEN))
+        link = ("--transport", self.transport, "--port", str(self.port), "--seq-len", str(self.seq_len))
         return self._start("rank", str(rank), str(self.output_dir), *link)
 
     def start_trainer(self, *options: str) -> subprocess.Popen[bytes]:
         """The trainer; returns when it is ready."""
-        sizes = ("--ranks", str(self.ranks), "--seq-len", str(SEQ_LEN))
+        sizes = ("--ranks", str(self.ranks), "--seq-len", str(self.seq_len))
         (self.output_dir / "TRAINER_READY").unlink(missing_ok=True)
         process = self._start("trainer", str(MODEL), str(self.output_dir), *sizes, *options)
         wait_until((self.output_dir / "TRAINER_READY").exists, process)

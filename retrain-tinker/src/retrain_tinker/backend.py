@@ -147,6 +147,7 @@ class TinkerBackend:
 
     def publish(self) -> int:
         """Let `sample` use what was trained, through a sampling client of its own; returns the number of steps."""
+        self._service.refuse_closed()
         if self._published != self._version:
             with self._throttle.slot():
                 self._service.publish()

@@ -149,6 +149,10 @@ class Service:
         """Where the files of an exported adapter are; under the name "" where all are in one archive."""
         return self._call(f"asking for {path}", partial(sdk.download_urls, self._client, path, self.base_url))
 
+    def refuse_closed(self) -> None:
+        """BackendError where no training client is left: after `close`, or when a checkpoint did not load."""
+        self._open()
+
     # ------------------------------------------------------------ deadlines
 
     def _open(self) -> Any:

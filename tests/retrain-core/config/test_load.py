@@ -126,7 +126,8 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(
     problem = one(problems)
     assert all(fragment in problem.what for fragment in fragments), problem.what
     assert f"retrain.toml:2 [training] {line.split()[0]}" in problem.where
-    assert "Default: " in problem.fix
+    quoted = line.partition('"')[2].rstrip('"')  # a number in quotes: the fix is to leave them out
+    assert problem.fix == f"write {quoted}, without quotes" if quoted else "Default: " in problem.fix
     assert config.training.batch_size == 8
 
 

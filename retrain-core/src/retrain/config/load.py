@@ -17,7 +17,7 @@ from retrain.config.legacy import legacy_names, options_block
 from retrain.config.overrides import Override, from_arguments, from_environment, parse_free
 from retrain.config.positions import key_lines
 from retrain.config.resolved import Config, Layer, Origin
-from retrain.config.toml_text import toml_text
+from retrain.config.toml_text import toml_text, unquoted
 from retrain.errors import ConfigError, Problem
 
 
@@ -195,7 +195,7 @@ def _apply(draft: _Draft, override: Override) -> None:
             Problem(
                 where=str(override.origin),
                 what=f"{override.text!r} is not a valid {key.path}: {error}",
-                fix=_expected(key),
+                fix=_expected(key, None),
             )
         )
 
@@ -239,7 +239,7 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             message = detail["msg"].removeprefix("Value error, ")
             got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
             key = draft.keys.get(f"{table}.{name}")
-            fix = _expected(key) if key else "correct the table"
+            fix = _expected(key, detail["input"]) if key else "correct the table"
             problem = Problem(where=draft.place(f"{table}.{name}") + inner, what=f"{message}{got}", fix=fix)
             draft.problems.append(problem)
     try:
@@ -268,8 +268,9 @@ def _has_no_effect(draft: _Draft, key: Key) -> bool:
     return draft.tables[key.table].traits.starts_runs and key.table not in draft.in_file
 
 
-def _expected(key: Key) -> str:
-    return f"{key.description} Default: {toml_text(key.default)}"
+def _expected(key: Key, value: Any) -> str:
+    meant = unquoted(value, key.default)
+    return f"write {meant}, without quotes" if meant else f"{key.description} Default: {toml_text(key.default)}"
 
 
 def _show(value: Any) -> str:

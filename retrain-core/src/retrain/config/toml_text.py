@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,3 +19,15 @@ def toml_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_text, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+def unquoted(value: Any, default: Any) -> str:
+    """What a text says that was meant for a number or a boolean, as TOML; empty when it says no such thing."""
+    if not isinstance(value, str) or not isinstance(default, int | float):
+        return ""
+    try:
+        meant = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return ""
+    is_kind = isinstance(meant, bool) == isinstance(default, bool) and isinstance(meant, int | float)
+    return value.strip() if is_kind else ""

@@ -28,7 +28,8 @@ def show(found: Examination, *, skipped_logprobs: bool = False) -> None:
 def _print_finding(console: Console, finding: Diagnosis, width: int) -> None:
     is_idle = finding.status == "missing" and not finding.needed  # nobody asks for it
     style = "dim" if is_idle else STYLES[finding.status]
-    line = Text.assemble((f"{finding.status:<{STATUS_WIDTH}}", style), _safe(f"{finding.name:<{width}}"))
+    status = "absent" if is_idle else finding.status
+    line = Text.assemble((f"{status:<{STATUS_WIDTH}}", style), _safe(f"{finding.name:<{width}}"))
     line.append(_safe(finding.detail), style="dim" if is_idle else "")
     _print(console, line)
     if finding.fix:

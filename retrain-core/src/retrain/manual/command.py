@@ -29,8 +29,12 @@ Exit codes: 0; 1 --check found something stale; 2 usage error, no such topic, or
 """
 
 
+def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [topic.name for topic in topics(_read(MANUAL)) if topic.name.startswith(incomplete)]
+
+
 @click.command("man", epilog=EPILOG)
-@click.option("--topic", "-t", metavar="NAME", help="Only this topic.")
+@click.option("--topic", "-t", metavar="NAME", shell_complete=_complete_topic, help="Only this topic.")
 @click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="How to print it.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--list-topics", is_flag=True, help="List the topics and exit.")
