@@ -161,7 +161,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of all distributions with mypy --strict."""
-    _install(session, "retrain-core", tools=("mypy",))
+    _install(session, "retrain-core", tools=("msgspec", "mypy", "pyzmq"))
     session.run("mypy", "-p", "retrain", *(argument for name in PACKAGES for argument in ("-p", name)))
 
 

@@ -40,7 +40,7 @@ class WandbRun:
 
 
 def _need(*packages: str) -> None:
-    """Skip where the extras are not installed, as in `nox -s tests_of`."""
+    """Skip where the extras are not installed, as in `nox -s matrix`."""
     for package in packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

@@ -73,9 +73,10 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
     capabilities = declared_capabilities(config, plugins)
     if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
         return []
-    what = f"{flow.uncertainty.name!r} needs entropies, which backend {config.backend.backend!r} cannot give"
-    place = config.place("algorithm.uncertainty_kind")
-    return [Problem(where=place, what=what, fix='use uncertainty_kind = "surprisal", or backend = "local"')]
+    drawn_by = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
+    what = f"{flow.uncertainty.name!r} needs entropies, which {drawn_by} cannot give"
+    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
+    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
 
 
 def assemble(

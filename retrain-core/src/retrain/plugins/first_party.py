@@ -1,6 +1,6 @@
 """Which of our own distributions provides a name, so that a missing one can be answered with its install line.
 
-Names that the documentation promises for a later version stand here too: they are refused by name until they exist.
+Every name that the documentation speaks of stands here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
 
 
 def provider(kind: Kind, name: str) -> str | None:
-    """The distribution of ours that has, or will have, this name."""
+    """The distribution of ours that has this name."""
     for distribution, names in _NAMES.get(kind, {}).items():
         if name in names:
             return distribution
