@@ -117,8 +117,12 @@ def test_an_adapter_that_the_trainer_has_removed_is_named(broadcast, backend, ba
         made.save(tmp_path / "saved")
 
 
-def test_close_closes_the_engine_and_may_be_repeated(backend):
+def test_close_closes_the_engine_may_be_repeated_and_is_for_good(backend, drawing, batch, sent, tmp_path):
     made, engine = backend()
     made.close()
     made.close()
     assert engine.is_closed
+    for call in (lambda: made.sample(*drawing), lambda: made.train(batch), made.publish):
+        with pytest.raises(BackendError, match="the prime_rl backend is closed"):
+            call()
+    assert sent(tmp_path) == []

@@ -65,12 +65,14 @@ class PrimeRlBackend:
         self._newest: Broadcast | None = None
         self._has_looked = next_step == 0
         self._stale_steps = 0
+        self._is_closed = False
         self._measured: dict[str, float] = {}
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
         """As the engine samples, from the policy last published; BackendError on a completion of another version."""
+        self._refuse_closed()
         if not self._has_looked:  # the trainer has gone ahead in an earlier life of this run
             self._newest = self._await_weights()
             self.publish()
@@ -86,6 +88,7 @@ class PrimeRlBackend:
 
         BackendError when it cannot be sent or, unless `sync_timeout` says otherwise, when the weights do not come.
         """
+        self._refuse_closed()
         step, started = self._next_step, time.perf_counter()
         self._transport.send(step, self._encode(batch, step))
         self._next_step = step + 1
@@ -114,6 +117,7 @@ class PrimeRlBackend:
 
     def publish(self) -> int:
         """Load the newest weights that have come into the inference server; returns how many steps are in them."""
+        self._refuse_closed()
         newest, policy = self._newest, self._policy
         if newest is None or newest.step == policy.version:
             return policy.version
@@ -171,8 +175,13 @@ class PrimeRlBackend:
 
     def close(self) -> None:
         """Release sockets and connections."""
+        self._is_closed = True
         self._engine.close()
         self._transport.close()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise BackendError(Problem(what="the prime_rl backend is closed", fix="create another one"))
 
     def _await_weights(self) -> Broadcast | None:
         """The weights of all steps sent; the newest there are, or None, when they do not come and that is allowed."""

@@ -238,6 +238,8 @@ def test_closing_unloads_and_removes_everything(make_engine, policy, requests, p
         engine.close()
         assert not server.adapters
         assert not list((tmp_path / "shared").iterdir())
+        with pytest.raises(BackendError, match="the engine is closed"):
+            engine.sample(requests, params)
 
 
 def test_a_key_goes_into_the_header_and_nowhere_else(make_engine, monkeypatch, caplog) -> None:

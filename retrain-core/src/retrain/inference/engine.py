@@ -189,6 +189,8 @@ class ServerEngine:
             adapters.drop_current()
 
     def _current(self) -> Loaded:
+        if not self._adapters.versions:
+            raise BackendError(Problem(where="sampling", what="the engine is closed", fix="create another one"))
         current, wanted = self._adapters.current, self._adapters.policy.version
         if current.version != wanted:
             what = f"the servers have policy version {current.version}, and version {wanted} was published"
