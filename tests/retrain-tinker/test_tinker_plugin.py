@@ -10,8 +10,9 @@ import pytest
 
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
 from retrain.config import schema
+from retrain.inference.table import InferenceTable
 from retrain_tinker.backend import TinkerBackend
-from retrain_tinker.plugin import CAPABILITIES, retrain_fetch_adapter
+from retrain_tinker.plugin import CAPABILITIES, retrain_check_config, retrain_fetch_adapter
 from tests.tinker_rows import batch_of, drawn
 from tests.tinker_toy import Toy
 
@@ -34,6 +35,27 @@ def test_registering_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("backend", "inference", "refused"),
+    [
+        ("tinker", {}, []),
+        ("tinker", {"engine": "vllm", "url": "http://127.0.0.1:1"}, ["engine", "url"]),
+        ("local", {"engine": "vllm"}, []),
+    ],
+)
+def test_sampling_keys_that_the_service_does_not_read_are_refused(
+    backend: str, inference: dict[str, str], refused: list[str]
+) -> None:
+    tables = {
+        "backend": schema.BackendTable(backend=backend),
+        "lora": schema.LoraTable(),
+        "inference": InferenceTable(**inference),
+    }
+    problems = retrain_check_config(Config(tables=tables))
+    assert [problem.what.partition(" = ")[0] for problem in problems] == refused
+    assert all("would have no effect" in problem.what and problem.fix for problem in problems)
 
 
 @pytest.fixture

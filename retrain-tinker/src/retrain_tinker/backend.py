@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from retrain.api import (
     TrainRow,
 )
 from retrain_tinker.adapter import download, repair
+from retrain_tinker.address import base_url_of
+from retrain_tinker.checks import problems_of
 from retrain_tinker.datums import Datum, check_rows
 from retrain_tinker.handshake import Dialect, check_model, shake_hands
 from retrain_tinker.losses import PolicyLoss
@@ -48,7 +49,8 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     """Connect, make the adapter on the service, and see that sampler, trainer and loss are what they should be."""
     config = context.config
     options = context.params if isinstance(context.params, TinkerOptions) else TinkerOptions()
-    _refuse_what_the_service_decides(config)
+    if problems := problems_of(config):
+        raise ConfigError(*problems)
     located = str(context.plugins.notify("retrain_locate_model", model=config.model.model) or config.model.model)
     service = Service(base_url_of(config), options)
     throttle = Throttle.from_config(config)
@@ -88,11 +90,6 @@ def create_backend(context: PluginContext) -> TinkerBackend:
         options=options,
         path=located,
     )
-
-
-def base_url_of(config: Config) -> str:
-    """`[model] base_url`, else `TINKER_BASE_URL`, else empty: the hosted service."""
-    return config.model.base_url or os.environ.get("TINKER_BASE_URL", "")
 
 
 class TinkerBackend:
@@ -215,12 +212,6 @@ class TinkerBackend:
         """A name that this training client has not used yet."""
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
-
-
-def _refuse_what_the_service_decides(config: Config) -> None:
-    if config.lora.alpha:
-        what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
-        raise ConfigError(Problem(where=config.place("lora.alpha"), what=what, fix=fix))
 
 
 def _refuse_what_it_cannot_do(config: Config, dialect: Dialect) -> None:

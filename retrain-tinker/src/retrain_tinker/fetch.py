@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrain.api import BackendError, Config, Problem
 from retrain_tinker.adapter import WANTED, download, repair
-from retrain_tinker.backend import base_url_of
+from retrain_tinker.address import base_url_of
 from retrain_tinker.options import TinkerOptions
 from retrain_tinker.service import Service
 

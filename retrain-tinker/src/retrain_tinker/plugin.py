@@ -10,9 +10,9 @@ from retrain.api import Capabilities, CheckpointMode, Determinism, PluginSpec, h
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from retrain.api import Config
+    from retrain.api import Config, Problem
 
-REMOTE = "tinker://"
+NAME, REMOTE = "tinker", "tinker://"
 CAPABILITIES = Capabilities(
     reports_sync_loss=True,
     preserves_token_advantages=True,
@@ -27,13 +27,22 @@ CAPABILITIES = Capabilities(
 def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
     register(
         PluginSpec(
-            name="tinker",
+            name=NAME,
             summary="LoRA training and sampling on a Tinker service: the hosted one or SkyRL-tx.",
             factory="retrain_tinker.backend:create_backend",
             params="retrain_tinker.options:TinkerOptions",
             traits=CAPABILITIES,
         )
     )
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    if config.backend.backend != NAME:
+        return []
+    from retrain_tinker.checks import problems_of
+
+    return problems_of(config)
 
 
 @hookimpl
