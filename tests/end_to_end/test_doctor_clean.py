@@ -39,7 +39,7 @@ def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work
 def test_backends_tell_what_is_not_installed(installation, work):
     installation.uninstall("retrain-local")
     content = json.loads(installation.retrain("backends", "--json", folder=work).stdout)
-    assert content["backends"] == []
+    assert "local" not in {row["name"] for row in content["backends"]}
     hints = {row["name"]: row["hint"] for row in content["promised"]}
     assert hints["local"] == "pip install retrain-local"
 

@@ -23,7 +23,6 @@ ROOMS = (
     "manual",
     "scaffold",
     "doctor",
-    "testing",
 )
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0")
@@ -251,7 +250,9 @@ def test_retrain_plugins_loads_only_the_named_distributions_and_the_kernel(insta
 
 def test_retrain_block_leaves_distributions_out(installation, work):
     installation.add("strangers-plugin", "strangers_plugin", BROKEN_PLUGIN)
-    content = inventory(installation, work, RETRAIN_BLOCK="strangers-plugin,retrain-local")
+    content = inventory(
+        installation, work, RETRAIN_BLOCK="strangers-plugin,retrain-local,retrain-tinker,retrain-prime-rl"
+    )
     assert distributions(content) == {"retrain-core", "retrain-sepa", "retrain-rewards"}
     assert content["failures"] == []
     assert "retrain-core" in distributions(inventory(installation, work, RETRAIN_BLOCK="retrain-core"))

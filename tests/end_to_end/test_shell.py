@@ -192,9 +192,10 @@ def test_a_quiet_campaign_says_how_it_ended_and_nothing_else(tmp_path: Path) -> 
     flags = ("--campaign-max-steps", "1", *SHORT[2:])
     outcome = retrain("campaign.toml", "-q", *flags, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    head, manifest = outcome.out.splitlines()
+    head, manifest, following = outcome.out.splitlines()
     assert head.startswith("Campaign done: 1 of 1 runs done, 0 failed (")
     assert manifest.startswith("  manifest: logs/campaign_")
+    assert following.startswith("  next: retrain compare logs/campaign_")
 
 
 JSON_COMMANDS: dict[str, tuple[str, ...]] = {

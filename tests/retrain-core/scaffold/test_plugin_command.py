@@ -20,6 +20,7 @@ from retrain.scaffold.plugin_command import LICENSES
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # other tests of this process had one
 
 
 def tree(folder: Path) -> list[str]:
