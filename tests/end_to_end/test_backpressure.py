@@ -18,6 +18,7 @@ RUN = ("--bp-enabled", "--bp-warmup-steps", "6", "--bp-max-batch-size", "16", "-
 SIZE = ("--batch-size", "3", "--group-size", "8", "--max-tokens", "24", "--save-every", "1", "--eval-examples", "0")
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_what_it_had_measured(tmp_path: Path) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
     run = tmp_path / "run"

@@ -66,6 +66,7 @@ def test_a_campaign_of_the_tiny_model_and_its_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_as_a_whole_and_rerun_it_is_byte_identical(tmp_path: Path) -> None:
     init(tmp_path)

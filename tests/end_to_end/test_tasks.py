@@ -86,7 +86,9 @@ def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tasks", [CHAIN_SUM, GUESSING], ids=["reasoning_gym", "game"])
+@pytest.mark.parametrize(
+    "tasks", [CHAIN_SUM, pytest.param(GUESSING, marks=pytest.mark.long)], ids=["reasoning_gym", "game"]
+)
 def test_a_run_on_foreign_tasks_continues_as_the_same_run(tasks: str, tmp_path: Path) -> None:
     if tasks is GUESSING:
         pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")
