@@ -13,14 +13,14 @@ from transformers import AutoTokenizer
 from retrain.api import BackendError, ConfigError, PluginContext, Seeds, load_plugins
 from retrain.config.load import load_config
 from retrain.plugins.check import registered_tables
-from retrain_local.plugin import BUILTIN_MODELS
 from retrain_prime_rl.backend import PrimeRlBackend
 from retrain_prime_rl.create import create_backend
 from retrain_prime_rl.options import PrimeRlOptions
 from tests.inference_server import serving
 from tests.toy_policy import ToyModel
 
-TINY = BUILTIN_MODELS["tiny"]
+local = pytest.importorskip("retrain_local.plugin", reason="the tiny model comes with retrain-local")
+TINY = local.BUILTIN_MODELS["tiny"]
 
 
 @pytest.fixture

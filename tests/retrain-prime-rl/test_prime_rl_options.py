@@ -121,6 +121,7 @@ def test_all_problems_come_at_once(configured, refused):
 
 
 def test_another_backend_is_left_alone(configured, refused):
+    pytest.importorskip("retrain_local", reason="the other backend is that of retrain-local")
     config = configured("[training]\nlr = 1.0\n")
     table = config.backend.model_copy(update={"backend": "local", "options": {}})
     local = Config(tables={**config.tables, "backend": table})

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import Config
 from retrain.config import schema
-from retrain_local.loss import LossSettings, policy_loss
 from retrain_tinker.losses import PolicyLoss
 
+torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
+local = pytest.importorskip("retrain_local.loss", reason="the losses are compared with those of retrain-local")
 NUMBERS = st.floats(-3.0, 0.0)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(-2.0, 2.0)), min_size=1, max_size=12)
 
@@ -37,7 +37,7 @@ def test_a_loss_is_the_one_of_the_local_backend(algorithm: dict[str, object], to
     factors, cut = loss.importance(new, old)
     terms, clipped = loss.terms(new, new if loss.tis_cap else old, advantages * factors)
     tensors = [torch.tensor(values, dtype=torch.float64) for values in (new, old, advantages)]
-    wanted, wanted_clipped = policy_loss(*tensors, len(new), LossSettings.of(config(**algorithm)))
+    wanted, wanted_clipped = local.policy_loss(*tensors, len(new), local.LossSettings.of(config(**algorithm)))
     assert terms.mean() == pytest.approx(float(wanted), abs=1e-9)
     assert int((cut | clipped).sum()) == int(wanted_clipped)
 
