@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from retrain.api import Deliver, Engine, PluginContext, Policy, Sample, SampleRequest, SamplingParams
-from retrain.inference.gap import measure, row_of
+from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
+from retrain.inference.gap import measure
 from retrain.types import StopReason
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
@@ -74,7 +74,7 @@ class _Replaying:
         samples: list[list[Sample]] = []
         for group, (request, row) in enumerate(zip(requests, drawn, strict=True)):
             prompt_T = np.asarray(request.prompt_T, dtype=np.int64)
-            rows = [row_of(prompt_T, np.asarray(one["tokens"], dtype=np.int64)) for one in row]
+            rows = [LogprobRow.of(prompt_T, np.asarray(one["tokens"], dtype=np.int64)) for one in row]
             found = self._policy.logprobs(rows, params.temperature)
             assert found is not None
             samples.append([])

@@ -13,11 +13,20 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
-from retrain.api import BackendError, ConfigError, PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    LogprobRow,
+    PluginContext,
+    SampleRequest,
+    SamplingParams,
+    Seeds,
+    load_plugins,
+)
 from retrain.config import schema
 from retrain.config.resolved import Config
 from retrain.inference.engine import ServerEngine
-from retrain.inference.gap import probe_prompts, row_of
+from retrain.inference.gap import probe_prompts
 from retrain.inference.mlx_adapter import convert
 from retrain.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
@@ -87,7 +96,7 @@ def gap_of(backend: LocalBackend, prompts: list[np.ndarray], *, max_tokens: int 
     requests = [SampleRequest(prompt_T=prompt_T, seeds_G=(1, 2)) for prompt_T in prompts]
     samples = backend.sample(requests, SamplingParams(max_tokens=max_tokens, temperature=1.0))
     pairs = [(request.prompt_T, one) for request, group in zip(requests, samples, strict=True) for one in group]
-    rows = [row_of(prompt_T, one.tokens_T) for prompt_T, one in pairs]
+    rows = [LogprobRow.of(prompt_T, one.tokens_T) for prompt_T, one in pairs]
     ours = backend.logprobs(rows, 1.0)
     return max(
         float(np.abs(values_T[action_T] - one.logprobs_T).max())

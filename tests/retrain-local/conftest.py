@@ -141,3 +141,14 @@ def roll() -> Callable[..., TrainBatch]:
         return TrainBatch(step=step, rows=tuple(rows), temperature=temperature)
 
     return make
+
+
+@pytest.fixture
+def trained(
+    make_backend: Callable[..., LocalBackend], requests: Sequence[SampleRequest], roll: Callable[..., TrainBatch]
+) -> LocalBackend:
+    """A backend whose adapter is no longer zero."""
+    backend = make_backend()
+    backend.train(roll(backend, requests))
+    backend.publish()
+    return backend

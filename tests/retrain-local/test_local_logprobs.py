@@ -24,15 +24,6 @@ class Bare:
     action_T: np.ndarray
 
 
-@pytest.fixture
-def trained(make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll) -> LocalBackend:
-    """A backend whose adapter is no longer zero."""
-    backend = make_backend()
-    backend.train(roll(backend, requests))
-    backend.publish()
-    return backend
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_they_are_those_of_the_sampler_for_what_was_just_sampled(
     trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, temperature: float

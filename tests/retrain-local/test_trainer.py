@@ -35,15 +35,6 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
     return float((left - right).norm() / right.norm())
 
 
-@pytest.fixture
-def trained(make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll) -> LocalBackend:
-    """A backend whose adapter is no longer zero."""
-    backend = make_backend()
-    backend.train(roll(backend, requests))
-    backend.publish()
-    return backend
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_on_policy_ratio_is_one(
     trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, temperature: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from retrain_prime_rl.plugin import CAPABILITIES
 from retrain_prime_rl.policy import RemotePolicy
 from retrain_prime_rl.transport import FileTransport, rank_files
 from retrain_prime_rl.wire import encode
+from tests.prime_rl_stack.stack import two_free_ports
 
 ADAPTER = save({"lora_A": np.ones((4, 8), np.float32)})
 
@@ -51,15 +51,7 @@ def make_batch() -> Callable[..., TrainBatch]:
 @pytest.fixture
 def free_ports() -> int:
     """A port that is free, and so is the next one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+    return two_free_ports()
 
 
 @dataclass

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.api import Deliver, PluginContext, Policy, Sample, SampleRequest, SamplingParams, StopReason
-from retrain.inference.gap import row_of
+from retrain.api import Deliver, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams, StopReason
 from retrain.inference.vllm import create_engine
 
 
@@ -49,7 +48,7 @@ class Replaying:
 
     def _sample(self, request: SampleRequest, seed: int, params: SamplingParams) -> Sample:
         tokens_T, reason = self._known[seed]
-        row = row_of(np.asarray(request.prompt_T), tokens_T)
+        row = LogprobRow.of(np.asarray(request.prompt_T), tokens_T)
         (logprobs_T,) = self._policy.logprobs([row], params.temperature)
         return Sample(
             tokens_T=tokens_T,

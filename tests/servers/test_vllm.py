@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from retrain.api import (
     BackendError,
     ConfigError,
+    LogprobRow,
     PluginContext,
     SampleRequest,
     SamplingParams,
@@ -26,7 +27,7 @@ from retrain.api import (
 )
 from retrain.config import schema
 from retrain.config.resolved import Config
-from retrain.inference.gap import measure, row_of
+from retrain.inference.gap import measure
 from retrain.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
@@ -195,7 +196,7 @@ def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) ->
             request = SampleRequest(prompt_T=np.arange(5, 30), seeds_G=(1, 2))
             temperature = float(options["temperature"])  # type: ignore[arg-type]
             (group,) = backend.sample([request], SamplingParams(max_tokens=16, temperature=temperature))
-            rows = [row_of(np.asarray(request.prompt_T), sample.tokens_T) for sample in group]
+            rows = [LogprobRow.of(np.asarray(request.prompt_T), sample.tokens_T) for sample in group]
             for ours_T, (_, action_T), sample in zip(backend.logprobs(rows, temperature), rows, group, strict=True):
                 np.testing.assert_allclose(ours_T[action_T], sample.logprobs_T, atol=EXACT)
             print(json.dumps(dict(backend.metrics())))

@@ -23,6 +23,7 @@ from retrain.declared import Kind as Kind
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+MAX_LOG_RATIO = 20.0
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, with `tool_calls` where tools are used
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -229,3 +230,25 @@ class TrainReport:
     ess_frac: float | None
     clip_fraction: float | None = 0.0
     loss_is_placeholder: bool = False
+
+    @classmethod
+    def measured(cls, *, loss: float, grad_norm: float | None, gaps_N: Floats, clipped: int) -> TrainReport:
+        """From `gaps_N`, log rho of every action token, at least one; `clipped` of them had ratio or weight clipped.
+
+        Ratios are taken of log rho between -20 and 20, so that one absurd token does not make them infinite.
+        """
+        clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratios_N, sizes_N = np.exp(clamped_N), np.abs(gaps_N)
+        return cls(
+            loss=loss,
+            grad_norm=grad_norm,
+            num_tokens=len(gaps_N),
+            ratio_mean=float(ratios_N.mean()),
+            ratio_max=float(ratios_N.max()),
+            gap_mean=float(sizes_N.mean()),
+            gap_p99=float(np.percentile(sizes_N, 99)),
+            gap_max=float(sizes_N.max()),
+            k3=float((np.expm1(clamped_N) - clamped_N).mean()),
+            ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
+            clip_fraction=clipped / len(gaps_N),
+        )

@@ -29,7 +29,7 @@ from retrain.api import (
 )
 from retrain_local.head import LogitsAt
 from retrain_local.lora import trainable
-from retrain_local.loss import MAX_LOG_RATIO, LossSettings, policy_loss, selected_logprobs
+from retrain_local.loss import LossSettings, policy_loss, selected_logprobs
 from retrain_local.memory import Load, MemoryLimits, free_memory, is_out_of_memory, too_big_to_train
 from retrain_local.microbatch import MicroBatch, check_rows, last_action, micro_batches
 
@@ -90,7 +90,7 @@ class Trainer:
             raise BackendError(Problem(where="training", what=what, fix="lower [model] lora_rank")) from error
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        return _report(loss, grad_norm, clipped, gaps_N)
+        return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped)
 
     def accumulate(self, batch: TrainBatch) -> tuple[float, int, Floats]:
         """Add the gradient of the step's loss to the parameters.
@@ -205,25 +205,6 @@ class Trainer:
 def _unscored(row: ActionRow) -> TrainRow:
     zeros_T = np.zeros(len(row.tokens_T))
     return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
-
-
-def _report(loss: float, grad_norm: float, clipped: int, gaps_N: Floats) -> TrainReport:
-    clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratios_N = np.exp(clamped_N)
-    sizes_N = np.abs(gaps_N)
-    return TrainReport(
-        loss=loss,
-        grad_norm=grad_norm,
-        num_tokens=len(gaps_N),
-        ratio_mean=float(ratios_N.mean()),
-        ratio_max=float(ratios_N.max()),
-        gap_mean=float(sizes_N.mean()),
-        gap_p99=float(np.percentile(sizes_N, 99)),
-        gap_max=float(sizes_N.max()),
-        k3=float((np.expm1(clamped_N) - clamped_N).mean()),
-        clip_fraction=clipped / len(gaps_N),
-        ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
-    )
 
 
 def _recompute_activations(model: Any) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from retrain.api import Config, Floats, NonFiniteError, Problem, TrainReport, TrainRow
 from retrain_tinker.datums import Datum, Reduction, scales
 from retrain_tinker.losses import PolicyLoss
-from retrain_tinker.measures import measured
 from retrain_tinker.service import Service
 
 
@@ -47,7 +46,7 @@ class Step:
         output = self._service.forward_backward(self._scaled(datums), self._loss)
         new = _at_actions(self._service.checked(output, datums), datums)
         loss, cut = self._token_mean(datums, new)
-        report = measured(
+        report = TrainReport.measured(
             loss=loss,
             grad_norm=None,
             gaps_N=np.concatenate(new) - np.concatenate(sampled),

@@ -8,9 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retrain.api import BackendError, ConfigError, Measuring, Publishing, SampleRequest, SamplingParams, TakesWeights
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    LogprobRow,
+    Measuring,
+    Publishing,
+    SampleRequest,
+    SamplingParams,
+    TakesWeights,
+)
 from retrain.inference.engine import ServerEngine
-from retrain.inference.gap import Gap, measure, row_of
+from retrain.inference.gap import Gap, measure
 from retrain.types import Sample, StopReason
 from tests.inference_server import InferenceServer, changed, serving
 from tests.toy_policy import STOP, ToyModel, ToyPolicy
@@ -20,7 +29,7 @@ def gap_to_trainer(
     policy: ToyPolicy, requests: list[SampleRequest], groups: list[list[Sample]], temperature: float
 ) -> float:
     pairs = [(r.prompt_T, sample) for r, group in zip(requests, groups, strict=True) for sample in group]
-    rows = [row_of(np.asarray(prompt_T), sample.tokens_T) for prompt_T, sample in pairs]
+    rows = [LogprobRow.of(np.asarray(prompt_T), sample.tokens_T) for prompt_T, sample in pairs]
     ours = policy.logprobs(rows, temperature)
     assert ours is not None
     return Gap.between(

@@ -14,8 +14,9 @@ from retrain.loop.prompts import encode_prompts
 from retrain.plugins.check import backend_options
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import Backend, PluginContext
+from retrain.plugins.serving import LogprobRow
 from retrain.seeding import Seeds
-from retrain.types import Example, Floats, Kind, SampleRequest, SamplingParams, Tokens, TrainRow
+from retrain.types import Example, Kind, SampleRequest, SamplingParams, Tokens
 
 MAX_TOKENS = 64
 QUESTIONS = (
@@ -66,23 +67,11 @@ def _gap(backend: Backend, prompts: list[Tokens], config: Config, seeds: Seeds) 
     requests = [SampleRequest(prompt_T=p_T, seeds_G=(seeds.derive("doctor", i),)) for i, p_T in enumerate(prompts)]
     params = SamplingParams(max_tokens=min(MAX_TOKENS, config.training.max_tokens), temperature=temperature)
     samples = [samples_G[0] for samples_G in backend.sample(requests, params)]
-    rows = [
-        _row(prompt_T, sample.tokens_T, sample.logprobs_T) for prompt_T, sample in zip(prompts, samples, strict=True)
-    ]
+    rows = [LogprobRow.of(prompt_T, sample.tokens_T) for prompt_T, sample in zip(prompts, samples, strict=True)]
     trained = backend.logprobs(rows, temperature)
-    gaps = [(new_T - row.logprobs_T)[row.action_T] for row, new_T in zip(rows, trained, strict=True)]
+    gaps = [new_T[row.action_T] - sample.logprobs_T for row, new_T, sample in zip(rows, trained, samples, strict=True)]
     gaps_N = np.abs(np.concatenate(gaps))
     if not len(gaps_N) or not np.isfinite(gaps_N).all():
         what = f"{np.count_nonzero(~np.isfinite(gaps_N))} of {len(gaps_N)} log-probabilities are no finite numbers"
         raise BackendError(Problem(what=what, why="of sampler or trainer", fix="try another dtype or model"))
     return Gap(prompts=len(rows), tokens=len(gaps_N), mean=float(gaps_N.mean()), max=float(gaps_N.max()))
-
-
-def _row(prompt_T: Tokens, tokens_T: Tokens, logprobs_T: Floats) -> TrainRow:
-    before_T = np.zeros(len(prompt_T))
-    return TrainRow(
-        tokens_T=np.concatenate([prompt_T, tokens_T]),
-        action_T=np.concatenate([before_T, np.ones(len(tokens_T))]).astype(bool),
-        logprobs_T=np.concatenate([before_T, logprobs_T]),
-        advantages_T=np.zeros(len(prompt_T) + len(tokens_T)),
-    )

@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from retrain.errors import BackendError, Problem, RetrainError
 from retrain.inference.caller import Caller
 from retrain.inference.client import Call, RefusedError
-from retrain.inference.gap import PROBE_TOKENS, Gap, row_of
+from retrain.inference.gap import PROBE_TOKENS, Gap
 from retrain.inference.pool import Server
-from retrain.plugins.serving import Policy
+from retrain.plugins.serving import LogprobRow, Policy
 from retrain.types import Tokens
 
 LOG = logging.getLogger("retrain")
@@ -191,7 +191,7 @@ class Adapters:
             for server, number in places
         ]
         drawn = self.caller.client.results(calls)
-        rows = [row_of(prompts[number], one.tokens_T) for (_, number), one in zip(places, drawn, strict=True)]
+        rows = [LogprobRow.of(prompts[number], one.tokens_T) for (_, number), one in zip(places, drawn, strict=True)]
         ours = self.policy.logprobs(rows, self.probe_temperature)
         if ours is None:
             return {}

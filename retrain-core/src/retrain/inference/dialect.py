@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.inference.answers import Asked, Said
+from retrain.inference.client import BadAnswerError
 
 Request = tuple[str, Mapping[str, Any] | None]  # path and body; a body of None is a GET
 
@@ -53,3 +54,15 @@ class Dialect(Protocol):
 
     def load_weights(self, folder: Path) -> list[Request]:
         """Replace all weights, one request after the other; ConfigError where the server cannot."""
+
+
+def listed_models(answer: Any) -> list[Served]:
+    """The base models in an OpenAI-like list: an adapter is an entry with a parent. BadAnswerError when it is none."""
+    try:
+        return [
+            Served(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
+            for entry in answer["data"]
+            if not entry.get("parent")
+        ]
+    except (KeyError, TypeError, AttributeError):
+        raise BadAnswerError("the list of models cannot be read") from None

@@ -52,12 +52,6 @@ def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
     return [np.asarray(tokenizer(text)["input_ids"], dtype=np.int64) for text in texts]
 
 
-def row_of(prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
-    """Prompt and completion as a row whose completion is asked about."""
-    action_T = np.arange(len(prompt_T) + len(tokens_T)) >= len(prompt_T)
-    return LogprobRow(np.concatenate([prompt_T, tokens_T]), action_T)
-
-
 def measure(backend: Any, tokenizer: Any, temperature: float, *, context_limit: int | None = None) -> Gap | None:
     """Sample eight probes from a backend and ask it for its trainer's log-probabilities of the same tokens.
 
@@ -69,7 +63,7 @@ def measure(backend: Any, tokenizer: Any, temperature: float, *, context_limit: 
     requests = [SampleRequest(prompt_T=prompt_T, seeds_G=(seed,)) for seed, prompt_T in enumerate(prompts)]
     params = SamplingParams(max_tokens=PROBE_TOKENS, temperature=temperature)
     samples: list[Sample] = [group[0] for group in backend.sample(requests, params)]
-    rows = [row_of(prompt_T, sample.tokens_T) for prompt_T, sample in zip(prompts, samples, strict=True)]
+    rows = [LogprobRow.of(prompt_T, sample.tokens_T) for prompt_T, sample in zip(prompts, samples, strict=True)]
     ours = backend.logprobs(rows, temperature)
     if ours is None:
         return None

@@ -9,7 +9,6 @@ import numpy as np
 
 from retrain.errors import BackendError, Problem
 from retrain.inference.answers import Drawn
-from retrain.inference.gap import row_of
 from retrain.plugins.serving import LogprobRow, Policy
 from retrain.types import Floats, Sample, Tokens
 
@@ -34,7 +33,7 @@ class Behaviour:
         """One sample for each (prompt_T, completion)."""
         if not self.recomputes:
             return [_sample(one, one.logprobs_T, None, version) for _, one in drawn]
-        rows = [row_of(prompt_T, one.tokens_T) for prompt_T, one in drawn]
+        rows = [LogprobRow.of(prompt_T, one.tokens_T) for prompt_T, one in drawn]
         ours = self._trainers(rows, temperature)
         if self.is_same_distribution:
             self._log_weights += [ours_T - one.logprobs_T for ours_T, (_, one) in zip(ours, drawn, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 from retrain.errors import ConfigError, Problem
 from retrain.inference.answers import Asked, Said
 from retrain.inference.client import BadAnswerError
-from retrain.inference.dialect import Request, Served
+from retrain.inference.dialect import Request, Served, listed_models
 from retrain.inference.engine import ServerEngine, create
 from retrain.plugins.protocols import PluginContext
 from retrain.plugins.serving import Policy
@@ -32,15 +32,8 @@ class SGLang:
         return "/v1/models", None
 
     def served(self, answer: Any) -> list[Served]:
-        """See `Dialect.served`; an adapter is an entry with a parent."""
-        try:
-            return [
-                Served(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
-                for entry in answer["data"]
-                if not entry.get("parent")
-            ]
-        except (KeyError, TypeError, AttributeError):
-            raise BadAnswerError("the list of models cannot be read") from None
+        """See `Dialect.served`."""
+        return listed_models(answer)
 
     def completion(self, asked: Asked) -> Request:
         """See `Dialect.completion`."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from retrain.types import ActionRow, Floats, Mask, Tokens
 
 
@@ -18,6 +20,12 @@ class LogprobRow(NamedTuple):
 
     tokens_T: Tokens
     action_T: Mask
+
+    @classmethod
+    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
+        """Prompt and completion, of which the completion is asked about."""
+        row_T = np.concatenate([prompt_T, tokens_T])
+        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
 
 
 class Policy(Protocol):
