@@ -1,0 +1,1 @@
+"""The policy's weights: decoders, their adapters, and where they are read from."""

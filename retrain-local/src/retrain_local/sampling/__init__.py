@@ -1,0 +1,1 @@
+"""Engine `pytorch`: continuous batching over pages of keys and values."""

@@ -1,0 +1,1 @@
+"""One optimizer step: rows packed without padding, log-probabilities in chunks, the policy loss."""
