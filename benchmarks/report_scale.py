@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="Where the records are kept; what is there is used.")
     parser.add_argument("--json", action="store_true", help="As JSON.")
     options = parser.parse_args()
-    scale = _module(HERE / "scale.py")
+    scale = _module(HERE / "records_scale.py")
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(options.folder or temporary)
         campaign, long_run = root / "campaigns" / "campaign_20260301_120000", root / "long" / "run"

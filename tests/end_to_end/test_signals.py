@@ -60,8 +60,8 @@ from retrain.loop.scoring.batch import ScoringBatch
 slow(rollout, "draw_samples", "sampling")
 slow(rollout, "draw_samples", "eval")
 slow(ScoringBatch, "collect", "scoring")
-import retrain_local.trainer
-slow(retrain_local.trainer.Trainer, "accumulate", "training")
+import retrain_local.training.trainer
+slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 """
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """

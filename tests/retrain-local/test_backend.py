@@ -124,7 +124,7 @@ def test_another_engine_takes_the_pytorch_engines_place(
     context.plugins.registries[Kind.INFERENCE_ENGINE].add(spec, Owner(distribution="test"))
     backend = create_backend(context)
     assert backend.sample(requests, PARAMS)[1][0].tokens_T.tolist() == requests[1].prompt_T.tolist()
-    backend._policy.save_adapter(tmp_path)
+    backend._policies[0].save_adapter(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").is_file()
 
 

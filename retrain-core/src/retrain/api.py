@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Reward,
     )
     from retrain.plugins.resolve import Found, resolve
-    from retrain.plugins.serving import LogprobRow, Measuring, Policy, Publishing, TakesWeights
+    from retrain.plugins.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
     from retrain.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.seeding import Seeds, generator
     from retrain.throttle import Throttle
@@ -135,6 +135,7 @@ __all__ = [
     "RunningJob",
     "Sample",
     "SampleRequest",
+    "SamplesAhead",
     "SamplingParams",
     "Score",
     "Seeds",

@@ -68,10 +68,13 @@ class EngineTraits:
     """What an engine promises; `traits` of its `PluginSpec`. A backend promises no more than its engine does.
 
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
+    `honours` names which of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` of `[inference]` it heeds: the
+    others are refused with it, unless they stand at their defaults.
     """
 
     determinism: Determinism = Determinism.NONE
     provides_entropy: bool = False
+    honours: frozenset[str] = frozenset()
 
     def limit(self, capabilities: Capabilities) -> Capabilities:
         """What a backend with these capabilities can promise while it samples with this engine."""

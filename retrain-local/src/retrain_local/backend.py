@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from retrain.api import (
     ActionRow,
     BackendError,
+    Capabilities,
     Deliver,
+    Determinism,
     Engine,
     EngineTraits,
     Floats,
-    Kind,
+    Found,
     Measuring,
     PluginContext,
     Problem,
@@ -28,79 +34,108 @@ from retrain.api import (
     SamplingParams,
     TrainBatch,
     TrainReport,
-    resolve,
 )
-from retrain_local import checkpoint
-from retrain_local.devices import choose_device
-from retrain_local.loading import context_limit, load_base, stop_ids
+from retrain_local.attention.choose import Kernels, kernels_for
+from retrain_local.devices import Devices, choose_devices, working_on
 from retrain_local.locate import find_model
-from retrain_local.lora import Twins, attach_lora
 from retrain_local.memory import MemoryLimits
+from retrain_local.model import checkpoint
+from retrain_local.model.checkpoint import Published
+from retrain_local.model.pair import Pair, create_pair
 from retrain_local.options import LocalOptions
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.policy import LocalPolicy
-from retrain_local.threads import limited_threads, threads_for
-from retrain_local.trainer import Trainer
+from retrain_local.split.engines import create_engine, find_engine
+from retrain_local.split.published import Hindsight
+from retrain_local.threads import threads_for
+from retrain_local.training.budget import is_short
+from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")
 FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)  # an engine that says nothing
+SAMPLER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # auto: as the trainer
+LIMITS_FILE = "sampler_limits.json"
 
 
 def create_backend(context: PluginContext) -> LocalBackend:
-    """Load the model of the config once, attach the adapter, and build the configured engine on top of it."""
+    """Load the model of the config once for each device, attach the adapter, and build the configured engine on it."""
     config = context.config
-    device = choose_device(config)
+    devices = choose_devices(config)
+    found = find_engine(context, devices)
     source = find_model(config, context.plugins)
-    base = load_base(config, source, device)
-    twins = attach_lora(
-        base,
-        rank=config.model.lora_rank,
-        alpha=config.lora.alpha,
-        seed=context.seeds.derive("lora init"),
-        name=source.path,
-    )
-    twins.publish()
-    trained, total = twins.peft.get_nb_trainable_parameters()
-    share = 100 * trained / total
-    log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{total:,d}", share)
-    limits = MemoryLimits()
-    trainer = Trainer(
-        twins.peft,
+    pair = create_pair(
         config,
-        device,
-        recompute=device.type == "cuda",
+        source,
+        trainer_device=devices.trainer,
+        sampler_devices=devices.samplers,
+        sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
+        seed=context.seeds.derive("lora init"),
+    )
+    trained = sum(p.numel() for p in pair.parameters.values())
+    share = 100 * trained / pair.total
+    log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
+    limits = [MemoryLimits() for _ in devices.samplers]
+    trainer = Trainer(
+        pair.trained,
+        pair.parameters,
+        config,
+        options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
-        micro_batch_tokens=context.params.micro_batch_tokens if isinstance(context.params, LocalOptions) else 0,
-        limits=limits,
+        limits=limits[0],
+        attend=_kernels(context, pair, devices).packed,
     )
-    policy = LocalPolicy(
-        sampler=twins.sampler,
-        device=device,
-        model_path=source.path,
-        stop_ids=stop_ids(base, context.tokenizer),
-        context_limit=context_limit(base),
-        save_adapter=partial(checkpoint.save_adapter, twins.peft),
-        logprobs=trainer.logprobs,
-        limits=limits,
-    )
-    name = config.value("inference.engine", "pytorch")
-    search_paths = config.plugins.search_paths
-    where = config.place("inference.engine")
-    found = resolve(context.plugins, Kind.INFERENCE_ENGINE, name, where=where, search_paths=search_paths)
+    policies = [
+        LocalPolicy(
+            sampler=sampler,
+            device=device,
+            model_path=source.path,
+            stop_ids=pair.stop_ids(context.tokenizer),
+            context_limit=pair.trained.shape.context,
+            save_adapter=partial(checkpoint.save_adapter, pair),
+            logprobs=trainer.logprobs,
+            limits=own_limits,
+        )
+        for sampler, device, own_limits in zip(pair.samplers, devices.samplers, limits, strict=True)
+    ]
+    threads = threads_for(pair.total, devices.trainer)
     backend = LocalBackend(
-        twins=twins,
-        policy=policy,
-        engine=found.target(context, policy),
+        pair=pair,
+        policies=policies,
+        engine=create_engine(context, found, policies, threads),
         trainer=trainer,
-        threads=threads_for(total, device),
-        traits=found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS,
+        threads=threads,
+        capabilities=_capabilities(found, devices),
+        samples_ahead=devices.is_split,
     )
-    log.info("LocalTrainHelper ready (engine=%s, split_mode=False).", name)
+    log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
     return backend
 
 
+def _kernels(context: PluginContext, pair: Pair, devices: Devices) -> Kernels:
+    """Attention of the trainer; bit for bit repeatable where no other thread uses PyTorch meanwhile."""
+    shape, dtype = pair.trained.shape, pair.trained.dtype
+    return kernels_for(context.config, devices.trainer, dtype, shape, exact=not devices.is_split)
+
+
+def _capabilities(found: Found, devices: Devices) -> Capabilities:
+    """What is promised with this engine on these devices."""
+    traits = found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS
+    limited = traits.limit(CAPABILITIES)
+    if devices.is_split and devices.trainer.type == "cuda":  # its deterministic mode is the whole process's
+        return replace(limited, determinism=Determinism.NONE)
+    return limited
+
+
+@runtime_checkable
+class MakesRoom(Protocol):
+    """An engine that can give its memory back between two calls of `sample`."""
+
+    def make_room(self) -> None:
+        """Do so; the next `sample` takes as much again, so that nothing else changes."""
+
+
 class LocalBackend:
-    """The model once, its sampler, its trainer.
+    """The model once, its sampler, its trainer; a `retrain.api.SamplesAhead` on split devices.
 
     Same machine and same seed: bit-identical tokens and adapters, if the engine can keep that; `capabilities` say so.
     """
@@ -108,36 +143,43 @@ class LocalBackend:
     def __init__(
         self,
         *,
-        twins: Twins,
-        policy: LocalPolicy,
+        pair: Pair,
+        policies: Sequence[LocalPolicy],
         engine: Engine,
         trainer: Trainer,
         threads: int,
-        traits: EngineTraits = FULL_TRAITS,
+        capabilities: Capabilities = CAPABILITIES,
+        samples_ahead: bool = False,
     ) -> None:
-        self.capabilities = traits.limit(CAPABILITIES)
-        self._twins: Twins | None = twins
-        self._policy = policy
+        self.capabilities = capabilities
+        self.samples_ahead = samples_ahead
+        self._pair: Pair | None = pair
+        self._trainer: Trainer | None = trainer
+        self._policies = tuple(policies)
         self._engine = engine
         self._can_deliver = "deliver" in inspect.signature(engine.sample).parameters
-        self._trainer: Trainer | None = trainer
+        self._device = pair.trained.device
         self._threads = threads
         self._version = 0
+        self._hindsight = Hindsight(pair) if samples_ahead else None
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
         """Draw from the policy last published; `deliver` gets each completion early if the engine can do that."""
         self._open()
-        with limited_threads(self._threads):
+        with self._sampling():
             if deliver is not None and self._can_deliver:
                 return self._engine.sample(requests, params, deliver)  # type: ignore[call-arg]
             return self._engine.sample(requests, params)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step; BackendError, and nothing changed, on a non-finite number."""
-        _, trainer = self._open()
-        with limited_threads(self._threads):
+        pair, trainer = self._open()
+        if not self.samples_ahead and isinstance(self._engine, MakesRoom):
+            if is_short(pair.trained.shape, pair.trained.dtype, self._device):
+                self._engine.make_room()
+        with self._training():
             report = trainer.step(batch)
         self._version += 1
         return report
@@ -145,17 +187,15 @@ class LocalBackend:
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """What the trained policy says of each row; see `Trainer.logprobs`."""
         _, trainer = self._open()
-        with limited_threads(self._threads):
+        with self._training():
             return trainer.logprobs(rows, temperature)
 
     def publish(self) -> int:
         """Let `sample` use what was trained; returns the number of optimizer steps in it."""
-        twins, _ = self._open()
-        with limited_threads(self._threads):
-            twins.publish()
-            self._policy.version = self._version
-            if isinstance(self._engine, Publishing):
-                self._engine.publish()
+        pair, _ = self._open()
+        if self._hindsight:
+            self._hindsight.published(pair, self._version)
+        self._hand_over(None, self._version)
         return self._version
 
     def metrics(self) -> Mapping[str, float]:
@@ -164,35 +204,68 @@ class LocalBackend:
 
     def save_adapter(self, folder: Path) -> None:
         """Write the trained adapter as plain PEFT files."""
-        twins, _ = self._open()
-        checkpoint.save_adapter(twins.peft, folder)
+        pair, _ = self._open()
+        checkpoint.save_adapter(pair, folder)
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer moments and step count."""
-        twins, trainer = self._open()
-        state = trainer.parameters, trainer.optimizer, self._version
-        checkpoint.save_state(twins.peft, *state, folder, self._policy.limits)
+        """Write adapter, optimizer moments, step count and limits; of split devices also the adapter drawn with."""
+        pair, trainer = self._open()
+        before = self._hindsight.before if self._hindsight else None
+        if before is not None and before.version == self._version:
+            before = None
+        first, *others = (policy.limits for policy in self._policies)
+        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before)
+        if others:
+            text = json.dumps([asdict(limits) for limits in others]) + "\n"
+            (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, and publish it."""
-        twins, trainer = self._open()
-        state = trainer.parameters, trainer.optimizer
-        self._version = checkpoint.load_state(twins.peft, *state, folder, self._policy.limits)
-        self.publish()
+        """Continue from what `save` wrote, and publish it; split devices draw from the adapter before, until told."""
+        pair, trainer = self._open()
+        loaded = checkpoint.load_state(pair, trainer.optimizer, folder, self._policies[0].limits)
+        self._version = loaded.version
+        if self._hindsight is None:
+            self.publish()
+            return
+        if (folder / LIMITS_FILE).is_file():
+            others = json.loads((folder / LIMITS_FILE).read_text(encoding="utf-8"))
+            for policy, limits in zip(self._policies[1:], others, strict=False):
+                policy.limits.restore(limits)
+        self._hindsight.published(pair, self._version)
+        before = loaded.published or self._hindsight.last
+        self._hindsight.restored(before)
+        self._hand_over(before, before.version)
 
     def close(self) -> None:
         """Let go of the model and its device memory."""
-        if self._twins is None:
+        if self._pair is None:
             return
         self._engine.close()
-        self._twins = self._trainer = None
-        on_gpu = self._policy.device.type == "cuda"
-        self._policy.sampler = None
+        self._pair = self._trainer = self._hindsight = None
+        for policy in self._policies:
+            policy.sampler = None
         gc.collect()
-        if on_gpu:
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _open(self) -> tuple[Twins, Trainer]:
-        if self._twins is None or self._trainer is None:
+    def _hand_over(self, published: Published | None, version: int) -> None:
+        """Bring the samplers to the trained adapter, or to another one."""
+        pair, _ = self._open()
+        with self._training():
+            pair.publish(published.adapter if published else None)
+        for policy in self._policies:
+            policy.version = version
+        if isinstance(self._engine, Publishing):
+            with self._sampling():
+                self._engine.publish()
+
+    def _training(self) -> AbstractContextManager[None]:
+        return working_on(self._device, self._threads)
+
+    def _sampling(self) -> AbstractContextManager[None]:
+        return working_on(self._policies[0].device, self._threads)
+
+    def _open(self) -> tuple[Pair, Trainer]:
+        if self._pair is None or self._trainer is None:
             raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
-        return self._twins, self._trainer
+        return self._pair, self._trainer

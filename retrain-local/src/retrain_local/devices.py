@@ -1,40 +1,80 @@
-"""From `[backend] devices` to one torch device."""
+"""From `[backend] devices` to torch devices: those that sample, and the one that trains."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from retrain.api import Config, ConfigError, Problem
+from retrain_local.threads import limited_threads
 
 KEY = "backend.devices"
 _GPU = re.compile(r"gpu:(\d+)")
 log = logging.getLogger("retrain")
 
 
-def choose_device(config: Config) -> torch.device:
-    """The device that `cpu` or `gpu:N` names; without CUDA every `gpu:N` becomes the CPU, with one warning.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """`samplers` draw and `trainer` learns: one and the same device, or split: the last trains, the others sample.
 
-    ConfigError on any other text, on several devices, and on an index past the last GPU.
+    Split devices work at the same time. Naming one device twice is allowed.
+    """
+
+    samplers: tuple[torch.device, ...]
+    trainer: torch.device
+    is_split: bool = False
+
+
+def choose_devices(config: Config) -> Devices:
+    """The devices that `cpu`, `gpu:N` or a comma-separated list of either name.
+
+    Without CUDA every `gpu:N` becomes the CPU, with one warning; a split run stays split. ConfigError on any other
+    text, on a list of both kinds, and on an index past the last GPU.
     """
     names = [name.strip() for name in config.backend.devices.split(",")]
-    if len(names) > 1:
-        what = f"{len(names)} devices given: split mode is not built yet"
-        raise ConfigError(Problem(where=config.place(KEY), what=what, fix=f"keep one, {names[0] or 'gpu:0'!r}"))
-    if names[0] == "cpu":
-        return torch.device("cpu")
-    match = _GPU.fullmatch(names[0])
-    if match is None:
-        what = f"{names[0]!r} is not a device"
-        raise ConfigError(Problem(where=config.place(KEY), what=what, fix='write "cpu" or "gpu:0"'))
-    if not torch.cuda.is_available():
-        log.warning("%s asked for, but PyTorch sees no CUDA device: training on the CPU instead.", names[0])
-        return torch.device("cpu")
-    index, count = int(match[1]), torch.cuda.device_count()
-    if index >= count:
-        what = f"there is no {names[0]}: this machine has {count} GPU{'s' if count > 1 else ''}"
-        fix = f'write "gpu:0" ... "gpu:{count - 1}", or "cpu"'
+    for name in names:
+        _check_name(name, config)
+    if len(names) > 1 and len({name == "cpu" for name in names}) > 1:
+        what = f"{config.backend.devices!r} names a CPU and a GPU: they do not compute the same policy"
+        raise ConfigError(Problem(where=config.place(KEY), what=what, fix='list GPUs alone, "gpu:0,gpu:1"'))
+    devices = _found(names, config)
+    return Devices(samplers=devices[:-1] or devices, trainer=devices[-1], is_split=len(devices) > 1)
+
+
+@contextmanager
+def working_on(device: torch.device, threads: int) -> Iterator[None]:
+    """Work on a device in this thread: its kernels go there by default, operations on the CPU use `threads`."""
+    with limited_threads(threads):
+        if device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(device):
+            yield
+
+
+def _check_name(name: str, config: Config) -> None:
+    if name != "cpu" and _GPU.fullmatch(name) is None:
+        what = f"{name!r} is not a device"
+        fix = 'write "cpu" or "gpu:0", or several: "gpu:0,gpu:1" samples on the first and trains on the last'
         raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
-    return torch.device("cuda", index)
+
+
+def _found(names: list[str], config: Config) -> tuple[torch.device, ...]:
+    indices = [int(match[1]) for match in map(_GPU.fullmatch, names) if match is not None]
+    if not indices:
+        return tuple(torch.device("cpu") for _ in names)
+    if not torch.cuda.is_available():
+        log.warning("%s asked for, but PyTorch sees no CUDA device: training on the CPU instead.", ", ".join(names))
+        return tuple(torch.device("cpu") for _ in names)
+    count = torch.cuda.device_count()
+    for index in indices:
+        if index >= count:
+            what = f"there is no gpu:{index}: this machine has {count} GPU{'s' if count > 1 else ''}"
+            fix = f'write "gpu:0" ... "gpu:{count - 1}", or "cpu"'
+            raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
+    return tuple(torch.device("cuda", index) for index in indices)

@@ -58,19 +58,20 @@ def _chosen(config: Config) -> Diagnosis:
     """The device that a run would take; choosing it for real warns on the console about a missing GPU."""
     import torch
 
-    from retrain_local.devices import choose_device
+    from retrain_local.devices import choose_devices
 
     wanted = config.backend.devices
-    if re.fullmatch(r"gpu:\d+", wanted.strip()) and not torch.cuda.is_available():
+    if re.fullmatch(r"gpu:\d+( *, *gpu:\d+)*", wanted.strip()) and not torch.cuda.is_available():
         detail = f"{config.place('backend.devices')} = {wanted!r}: there is no CUDA device, it trains on the CPU"
         return Diagnosis(name="device", status="warn", detail=detail, fix='devices = "cpu" says so', needed=True)
     try:
-        device: torch.device = choose_device(config)
+        devices = choose_devices(config)
     except ConfigError as error:
         problem = error.problems[0]
         detail = f"{problem.where}: {problem.what}"
         return Diagnosis(name="device", status="missing", detail=detail, fix=problem.fix, needed=True)
-    return Diagnosis(name="device", status="ok", detail=f"trains on {device}", needed=True)
+    samples = f", samples on {', '.join(map(str, devices.samplers))}" if devices.is_split else ""
+    return Diagnosis(name="device", status="ok", detail=f"trains on {devices.trainer}{samples}", needed=True)
 
 
 def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:

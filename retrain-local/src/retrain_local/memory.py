@@ -23,18 +23,23 @@ class MemoryLimits:
     """Sizes that running out of memory has brought down, 0 where it has not.
 
     They are part of a checkpoint: a resumed run cuts its work as the run before did, to the last bit of rounding.
-    `train_tokens` and `train_logits` bound a micro-batch, `cache_tokens` the key-value cache.
+    `train_tokens` and `train_logits` bound a micro-batch, `cache_tokens` the key-value cache. `pack_tokens` is the
+    budget that training found from free memory at its first step, `recompute` whether it keeps activations.
     """
 
     train_tokens: int = 0
     train_logits: int = 0
     cache_tokens: int = 0
+    pack_tokens: int = 0
+    recompute: bool = False
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Take over saved limits."""
         self.train_tokens = state.get("train_tokens", 0)
         self.train_logits = state.get("train_logits", 0)
         self.cache_tokens = state.get("cache_tokens", 0)
+        self.pack_tokens = state.get("pack_tokens", 0)
+        self.recompute = bool(state.get("recompute", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

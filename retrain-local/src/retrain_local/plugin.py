@@ -37,7 +37,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
     register(
         PluginSpec(
             name="local",
-            summary="PyTorch and PEFT in this process, on the CPU or one CUDA GPU.",
+            summary="PyTorch in this process, on the CPU or on CUDA GPUs: one, or split ones that sample and train at once.",
             factory="retrain_local.backend:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
@@ -51,8 +51,12 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
         PluginSpec(
             name="pytorch",
             summary="Batched sampling in this process from the very weights that are trained.",
-            factory="retrain_local.engine:create_engine",
-            traits=EngineTraits(determinism=Determinism.SAME_MACHINE, provides_entropy=True),
+            factory="retrain_local.sampling.engine:create_engine",
+            traits=EngineTraits(
+                determinism=Determinism.SAME_MACHINE,
+                provides_entropy=True,
+                honours=frozenset({"attention_kernel", "dtype", "kv_cache_dtype"}),
+            ),
         )
     )
 
@@ -78,6 +82,16 @@ def retrain_locate_model(model: str) -> str | None:
         what = f"there is no built-in model {model!r}"
         raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix="use builtin:tiny"))
     return str(folder)
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    """What the engine `pytorch` cannot do on any device, or not on a CPU."""
+    if config.backend.backend != "local":
+        return []
+    from retrain_local.checks import problems_of
+
+    return problems_of(config)
 
 
 @hookimpl

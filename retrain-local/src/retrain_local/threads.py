@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,15 @@ def threads_for(parameters: int, device: torch.device) -> int:
     """
     small = device.type == "cpu" and parameters < ONE_THREAD_BELOW
     return 1 if small else torch.get_num_threads()
+
+
+def pack_workers(parameters: int, device: torch.device) -> int:
+    """How many packs of a step are computed at a time: small models on the CPU use two cores that way.
+
+    Unlike the threads inside an operation these never wait for each other, and gradients are added up in the order of
+    the packs, so the numbers depend neither on the number of cores nor on what else the machine does.
+    """
+    return min(2, os.cpu_count() or 1) if threads_for(parameters, device) == 1 else 1
 
 
 @contextmanager

@@ -163,7 +163,7 @@ steps = 1
 [modell]
 model = "x"
 [inference]
-dtype = "fp8"
+dtype = "fp9"
 prefix_caching = "yes"
 """
     config, problems = load(text, "--lora-rank", "many", "--nonsense", environ={"RETRAIN__TRAINING__SEEED": "1"})
@@ -179,12 +179,28 @@ prefix_caching = "yes"
 
 
 @pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("kv_cache_dtype = 'int4'", "did you mean 'int8'?"),
+        ("dtype = 'BF16'", "did you mean 'bf16'?"),
+        ("attention_kernel = 'flash_attn'", "did you mean 'flash'?"),
+        ("attention_kernel = 'xformers'", 'Default: "default"'),
+        ("attention_kernel = 1", 'Default: "default"'),
+    ],
+)
+def test_an_unknown_choice_is_answered_with_all_and_the_nearest(line: str, fix: str, load: Load) -> None:
+    _, problems = load(f"[inference]\n{line}\n")
+    problem = one(problems)
+    assert problem.what.startswith("Input should be '")
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("[training]\ntop_p = 0.9\n", "full distribution"),
         ("[lora]\ndropout = 0.1\n", "sampler and trainer disagree"),
         ("[plugins]\nstrict = false\n", "lenient"),
-        ("[inference]\nkv_cache_dtype = 'fp8'\n", "dtype"),
     ],
 )
 def test_a_key_whose_feature_is_missing_is_refused_by_name(text: str, reason: str, load: Load) -> None:

@@ -66,6 +66,8 @@ def test_without_a_configuration_everything_is_shown_and_nothing_is_needed(docto
         "disk",
         "retrain-core",
         "retrain-core[wandb]",
+        "retrain-tinker",
+        "retrain-prime-rl",
         "hub",
         "retrain-sepa[semantic]",
         "torch",
@@ -309,18 +311,34 @@ ToyBackend.logprobs = _told
 """
 
 
+RECOMPUTES = """
+from dataclasses import replace as _replace
+
+_drawn = ToyBackend.sample
+def _recomputed(self, *arguments):
+    return [[_replace(s, engine_logprobs_T={engine}) for s in group] for group in _drawn(self, *arguments)]
+
+ToyBackend.sample = _recomputed
+"""
+
+
 @pytest.fixture
 def toy(command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: Callable[..., Path]) -> Command:
-    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that; "" = it cannot tell at all."""
+    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that; "" = it cannot tell at all.
+
+    `toy(error, engine)`: its samples carry the trainer's log-probabilities, and the engine's beside them.
+    """
     shutil.copytree(tokenizer_folder, tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "run.toml").write_text(TOY)
 
-    def call(error: str) -> Any:
+    def call(error: str, engine: str = "") -> Any:
         source = TOYS.read_text(encoding="utf-8") + (TELLS.format(error=error) if error else "")
+        source += RECOMPUTES.format(engine=engine) if engine else ""
         distribution("retrain-toys", {"toy_parts": source})
-        assert command("doctor", "run.toml").code == 0
-        return command("doctor", "run.toml", "--logprobs")
+        choice = ("--inference-engine", "vllm", "--inference-logprobs", "trainer") if engine else ()
+        assert engine or command("doctor", "run.toml").code == 0
+        return command("doctor", "run.toml", "--logprobs", *choice)
 
     return call
 
@@ -336,6 +354,20 @@ def test_a_trainer_that_is_off_is_found_out(toy: Command, error: str, code: int)
     result = toy(error)
     assert result.code == code
     assert f"mean gap {abs(float(error)):.2g}, max " in result.out or code == 0
+
+
+@pytest.mark.parametrize(("engine", "code"), [("s.logprobs_T - 0.3", 1), ("s.logprobs_T + 0.01", 0)])
+def test_recomputed_log_probabilities_are_not_compared_with_themselves(toy: Any, engine: str, code: int) -> None:
+    result = toy("0.0", engine)
+    assert result.code == code
+    assert "mean gap 0.3" in result.out or code == 0
+
+
+def test_an_engine_of_another_distribution_is_not_called_exact(toy: Any) -> None:
+    result = toy("0.0", "None")
+    assert result.code == 1
+    assert "does not say log-probabilities of the distribution that it samples from" in result.err
+    assert "mean gap" not in result.out
 
 
 @pytest.mark.parametrize("error", ["np.nan", "np.inf"])

@@ -53,8 +53,11 @@ class Forecast:
             "max_tokens_per_step": self.work.completions * self.work.max_tokens,
             "peak_memory_bytes": found.peak_bytes,
             "peak_phase": found.worst.name,
-            "resident": dict(found.resident),
-            "phases": {phase.name: {**phase.parts, "peak": found.peak_of(phase)} for phase in found.phases},
+            "needed_memory_bytes": found.needed_bytes,
+            "completions_at_a_time": found.at_once,
+            "pack_tokens": found.pack_tokens,
+            "resident": {phase.name: dict(phase.resident) for phase in found.phases},
+            "phases": {phase.name: {**phase.parts, "peak": phase.peak_bytes} for phase in found.phases},
             "biggest_tensor": str(found.biggest),
             "memory_limit_bytes": self.limit_bytes,
             "fix": self.advice,
@@ -102,6 +105,6 @@ def _runtime(past: Past, shape: ModelShape, work: Workload, limit: int | None) -
     """What a process needs beside the model, from past ones with this model loaded; on a GPU none has told."""
     if past.memory_at_start_bytes is None or work.device != "cpu":
         return None
-    resident = estimate(shape, work, runtime_bytes=0, device_bytes=limit).resident
-    loaded = sum(resident[name] for name in ("weights", "sampler", "adapter"))
+    resident = estimate(shape, work, runtime_bytes=0, device_bytes=limit).phases[0].resident
+    loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
     return max(0, past.memory_at_start_bytes - loaded)

@@ -25,6 +25,9 @@ SAME_WORK = (
     ("training", "batch_size"),
     ("training", "group_size"),
     ("training", "max_tokens"),
+    ("inference", "engine"),
+    ("inference", "dtype"),
+    ("inference", "kv_cache_dtype"),
 )
 SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what an idle process depends on
 

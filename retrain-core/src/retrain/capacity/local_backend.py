@@ -7,15 +7,16 @@ from __future__ import annotations
 
 # ---------------------------------------------------------------- sizes that the backend itself sets
 
-TRAIN_TOKENS = {"cpu": 2048, "cuda": 16384}  # tokens of a micro-batch, padding included, unless the options say more
-TRAIN_LOGITS = 2**29  # elements of a micro-batch's logits
-LOSS_CHUNK = 2**24  # logits turned to fp32 at a time
-DRAW_CHUNK = 2**25  # logits turned to fp64 at a time
-PREFILL_TOKENS = 2**16  # prompt tokens read in one forward
-SEGMENT = 8  # tokens drawn before anyone looks which rows have ended
-CACHE_CHUNK = 64  # the key-value cache grows by this, or by half of itself
-CACHE_BYTES_CPU = 2**32  # keys and values of all rows on the CPU
-CACHE_SHARE_GPU = 0.6  # of what the weights leave free
+BLOCK_SIZE = 16  # tokens of a block of keys and values
+CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
+CACHE_SHARE_GPU = 0.8  # of what is free before the first step
+PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
+DRAW_CHUNK = 2**25  # logits turned to probabilities at a time
+TOKEN_BUDGET = {"cpu": 1024, "cuda": 65536}  # tokens of a pack, unless the options say more
+FULL_SPEED_TOKENS = 8192  # a smaller pack is not worth keeping all activations for
+ACTIVATION_BYTES_CPU = 2**30
+ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
+LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
 WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
@@ -26,9 +27,11 @@ MIB = 2**20
 # Python, torch, transformers, peft and the model's modules in a process that has not sampled yet: CPU build of torch
 # 2.13 on Linux. A past run or a pilot on the machine at hand takes its place.
 RUNTIME_BYTES = {"cpu": 415 * MIB, "cuda": 600 * MIB}
-# Bytes per element of logits while one token per row is drawn: fp32 logits, scaled, probabilities and entropies, and
-# fp64 probabilities and their cumulative sum.
-DRAW_BYTES = 32
+# Bytes per element of logits while one token per row is drawn: fp32 logits, log-probabilities, probabilities and
+# entropies.
+DRAW_BYTES = 16
+# Bytes per element of a chunk of logits in training, with its gradient: two fp32 pieces; in bf16 two of these beside.
+LOGIT_BYTES = {"cpu": 8, "cuda": 12}
 # A sampled token on the host: token id, log-probability and entropy as Python numbers, then as arrays of rows, credit
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
@@ -37,5 +40,7 @@ HOST_TOKEN_BYTES = 2000
 # cost what they hold.
 HEAP_BLOCK_BYTES = 32 * MIB
 HEAP_WASTE = 1.8
+HEAP_WASTE_ALONE = 1.1  # of a step that is one pack: all blocks have come and gone together
+COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
+SCRATCH_BYTES = 50 * MIB  # of matrix products and the backward pass, with the first step
 HEAP_KEPT = 0.4  # of what training had in that heap, while the next step samples
-PAGE_BYTES = 4096

@@ -43,12 +43,13 @@ def device_kind(devices: str) -> str:
 
 
 def memory_limit(devices: str) -> int | None:
-    """Bytes of the device that a configuration means."""
+    """Bytes of the device that a configuration means, of several the smallest; None when the system does not say."""
     if device_kind(devices) == "cpu":
         return host_memory_bytes()
-    sizes, index = gpu_memory_bytes(), devices.split(",")[0].strip().removeprefix("gpu").removeprefix(":")
-    number = int(index) if index.isdigit() else 0
-    return sizes[number] if number < len(sizes) else None
+    sizes = gpu_memory_bytes()
+    names = [name.strip().removeprefix("gpu").removeprefix(":") for name in devices.split(",")]
+    numbers = [int(name) if name.isdigit() else 0 for name in names]
+    return min(sizes[number] for number in numbers) if max(numbers) < len(sizes) else None
 
 
 def _limit(file: Path) -> int | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 RECENT_STEPS = 500  # a median over more would be a list that grows with the run
 START = "start"
+PHASES = ("sample", "score", "train")  # whose times the metrics tell
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
@@ -58,7 +60,22 @@ class Meter:
         self._resident = resident_bytes()
         self._last = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._totals_s: dict[str, float] = defaultdict(float)
         self._longest = {"prompt": 0, "completion": 0}
+
+    @property
+    def steps(self) -> int:
+        """Steps measured, at most `RECENT_STEPS`."""
+        return len(self._times)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the steps' time in `sample`, `score` (waiting for it) and `train`; empty before the first step.
+
+        The first step, which compiles and reads, is left out where there are others.
+        """
+        whole_s = self._totals_s["step"]
+        return {phase: self._totals_s[phase] / whole_s for phase in PHASES} if whole_s > 0.0 else {}
 
     def enter(self, phase: str) -> None:
         """The phase before is over, and another begins."""
@@ -73,9 +90,13 @@ class Meter:
         longest["prompt"] = max(longest["prompt"], prompt_tokens)
         longest["completion"] = max(longest["completion"], completion_tokens)
 
-    def step(self, seconds: float) -> None:
-        """A step is done."""
+    def step(self, seconds: float, phases_s: Mapping[str, float] | None = None) -> None:
+        """A step is done, which spent `phases_s` of its seconds in phases."""
+        if len(self._times) == 1:
+            self._totals_s.clear()
         self._times.append(seconds)
+        for name, taken_s in {"step": seconds, **(phases_s or {})}.items():
+            self._totals_s[name] += taken_s
 
     def measured(self) -> dict[str, Any]:
         """Bytes, seconds, tokens, as JSON; times and lengths are absent before the first step."""
@@ -89,6 +110,7 @@ class Meter:
             # the first step of a process compiles and reads: left out where there are others
             warm = list(self._times)[1:] or list(self._times)
             found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
+            found |= {"time_shares": self.shares} if any(self.shares.values()) else {}
             found |= {f"longest_{name}_tokens": tokens for name, tokens in self._longest.items() if tokens}
         return found
 

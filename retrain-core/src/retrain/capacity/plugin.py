@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from retrain.capacity.meter import Meter
+from retrain.capacity.meter import PHASES, Meter
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import PluginSpec
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from retrain.plugins.manager import Plugins
     from retrain.views import GroupsView, RunView
 
+FEWEST_STEPS = 5  # that a hint about time rests on
+LOG = logging.getLogger("retrain")
 RUNS: list[tuple[RunView, Meter]] = []  # of this process; one that is over leaves when the next one starts
 
 
@@ -66,14 +69,20 @@ def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
     """How long the step took; the evaluation before training has no such time."""
     meter = meter_of(run)
     if meter and "step_time_s" in metrics:
-        meter.step(float(metrics["step_time_s"]))
+        phases_s = {phase: float(metrics.get(f"{phase}_time_s", 0.0)) for phase in PHASES}
+        meter.step(float(metrics["step_time_s"]), phases_s)
 
 
 @hookimpl
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
-    """Nothing more is charged to a phase of the run."""
+    """Nothing more is charged to a phase of the run; where one took most of the time, say what to try."""
     if meter := meter_of(run):
         meter.end()
+        if meter.steps >= FEWEST_STEPS:
+            from retrain.capacity.hint import hint
+
+            if text := hint(meter.shares, run.config):
+                LOG.info("Time: %s.", text)
 
 
 @hookimpl

@@ -22,7 +22,10 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
         "biggest_tensor": str(found.estimate.biggest),
     }
     if found.limit_bytes:
-        rows["peak_memory"] += f", of {size(found.limit_bytes)}"
+        fits = "does not fit" if found.advice else "fits"
+        rows["peak_memory"] += f", of {size(found.limit_bytes)}: {fits}"
+    if not found.work.is_served:
+        rows["sampled_at_a_time"] = f"{found.estimate.at_once:,d} of {found.work.most_sampled:,d} completions"
     if found.advice:
         rows["memory_fix"] = found.advice
     return rows | _time(found)
@@ -37,7 +40,7 @@ def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
     data = found.as_data()
     names = ("peak_memory_bytes", "peak_phase", "prompt_tokens", "prompt_tokens_are_assumed", "median_step_time_s")
     return {name: data[name] for name in names} | {
-        "peak_memory_bytes_by_phase": {phase.name: found.estimate.peak_of(phase) for phase in found.estimate.phases}
+        "peak_memory_bytes_by_phase": {phase.name: phase.peak_bytes for phase in found.estimate.phases}
     }
 
 

@@ -30,6 +30,7 @@ class ModelShape:
     is_tied: bool
     has_gate: bool
     experts: int
+    active_experts: int
     parameters: int
     is_counted: bool
     context: int | None
@@ -51,6 +52,19 @@ class ModelShape:
     def lora_parameters(self, rank: int) -> int:
         """rank x (inputs + outputs), over every linear layer but the head."""
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
+
+    def sampler_adapter_elements(self, rank: int) -> int:
+        """Those of a sampler that does not merge: layers with one input share a product, their B is block-diagonal."""
+        if self.experts:
+            return self.lora_parameters(rank)
+        attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1
+        joint = (  # inputs + outputs, and how many matrices stand one above the other
+            (self.hidden + attention + 2 * keys, 3),
+            (attention + self.hidden, 1),
+            (self.hidden + ups * self.inner, ups),
+            (self.inner + self.hidden, 1),
+        )
+        return rank * self.layers * sum(size * parts for size, parts in joint)
 
 
 def _refused(where: str, what: str) -> ConfigError:
@@ -104,6 +118,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
         is_tied=bool(document.get("tie_word_embeddings", False)),
         has_gate=document.get("model_type") not in PLAIN_MLP,
         experts=experts if experts > 1 else 0,
+        active_experts=size("num_experts_per_tok", "moe_top_k", default=1) if experts > 1 else 1,
         parameters=0,
         is_counted=counted is not None,
         context=size("max_position_embeddings", "n_positions", default=MAX_SIZE),

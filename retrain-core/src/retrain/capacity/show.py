@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from retrain.capacity.forecast import Forecast
+from retrain.capacity.pieces import Phase
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -37,13 +38,16 @@ def text(forecast: Forecast) -> str:
         f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
         "",
         f"Memory on {work.device}, when every completion reaches its limit:",
-        f"  always    {_parts(found.resident)}",
+        *_always(found.phases),
     ]
-    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(found.peak_of(phase))}" for phase in found.phases]
+    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(phase.peak_bytes)}" for phase in found.phases]
     lines += [
         f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
         f"  biggest   {found.biggest}",
+        f"  at once   {_at_once(forecast)}packs of {found.pack_tokens:,d} tokens",
     ]
+    if found.needed_bytes < found.peak_bytes:
+        lines.append(f"  at least  {size(found.needed_bytes)}, with one completion at a time")
     if forecast.past.peak_memory_bytes:
         lines.append(f"  measured  {size(forecast.past.peak_memory_bytes)} in {_past(forecast)}")
     if forecast.advice:
@@ -70,6 +74,18 @@ def _of_limit(forecast: Forecast) -> str:
     if not limit:
         return ""
     return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of the {size(limit)} there are"
+
+
+def _always(phases: Sequence[Phase]) -> list[str]:
+    """What is always there, once where all phases have one device."""
+    if all(phase.resident == phases[0].resident for phase in phases):
+        return [f"  always    {_parts(phases[0].resident)}"]
+    return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
+
+
+def _at_once(forecast: Forecast) -> str:
+    work = forecast.work
+    return "" if work.is_served else f"{forecast.estimate.at_once:,d} of {work.most_sampled:,d} completions sampled, "
 
 
 def _parts(parts: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _prepare_process()
     if question := os.environ.get(ASKED):
         sys.exit(answer(question, load_plugins()))
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    code = run(list(sys.argv[1:] if arguments is None else arguments))
+    gc.freeze()  # the process ends: nothing that lives now needs to be looked through for it
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

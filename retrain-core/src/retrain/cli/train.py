@@ -30,11 +30,14 @@ Exit codes: 0 done; 1 the run failed; 2 usage or configuration error;
 @click.pass_obj
 def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> None:
     """Train as CONFIG says (default: ./retrain.toml); `--kebab-case` flags override its keys."""
-    from retrain.loop.configure import load_checked  # help and completion import nothing of the loop
+    from retrain.loop.collector import paused_collector  # help and completion import nothing of the loop
 
-    checked = load_checked(arguments, plugins)
-    from retrain.cli.console import run_console  # only when there is something to train
-    from retrain.loop.session import train
+    with paused_collector():
+        from retrain.loop.configure import load_checked
 
-    with run_console(plugins, is_quiet=is_quiet):
-        train(checked.config, plugins, checked.flow, checked.keys)
+        checked = load_checked(arguments, plugins)
+        from retrain.cli.console import run_console  # only when there is something to train
+        from retrain.loop.session import train
+
+        with run_console(plugins, is_quiet=is_quiet):
+            train(checked.config, plugins, checked.flow, checked.keys)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -270,6 +270,9 @@ def _has_no_effect(draft: _Draft, key: Key) -> bool:
 
 def _expected(key: Key, value: Any) -> str:
     meant = unquoted(value, key.default)
+    choices = [choice for choice in get_args(key.annotation) if isinstance(choice, str)]
+    if near := get_close_matches(str(value).lower(), choices, n=1):
+        return f"did you mean {near[0]!r}?"
     return f"write {meant}, without quotes" if meant else f"{key.description} Default: {toml_text(key.default)}"
 
 

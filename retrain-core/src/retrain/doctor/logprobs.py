@@ -8,15 +8,15 @@ import numpy as np
 
 from retrain.config.resolved import Config
 from retrain.errors import BackendError, Problem
-from retrain.loop.assemble import load_tokenizer
 from retrain.loop.build import build_part
 from retrain.loop.prompts import encode_prompts
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.check import backend_options
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import Backend, PluginContext
 from retrain.plugins.serving import LogprobRow
 from retrain.seeding import Seeds
-from retrain.types import Example, Kind, SampleRequest, SamplingParams, Tokens
+from retrain.types import Example, Floats, Kind, Sample, SampleRequest, SamplingParams, Tokens
 
 MAX_TOKENS = 64
 QUESTIONS = (
@@ -69,9 +69,22 @@ def _gap(backend: Backend, prompts: list[Tokens], config: Config, seeds: Seeds) 
     samples = [samples_G[0] for samples_G in backend.sample(requests, params)]
     rows = [LogprobRow.of(prompt_T, sample.tokens_T) for prompt_T, sample in zip(prompts, samples, strict=True)]
     trained = backend.logprobs(rows, temperature)
-    gaps = [new_T[row.action_T] - sample.logprobs_T for row, new_T, sample in zip(rows, trained, samples, strict=True)]
+    drawn = [_engines_own(sample, config) for sample in samples]
+    gaps = [new_T[row.action_T] - old_T for row, new_T, old_T in zip(rows, trained, drawn, strict=True)]
     gaps_N = np.abs(np.concatenate(gaps))
     if not len(gaps_N) or not np.isfinite(gaps_N).all():
         what = f"{np.count_nonzero(~np.isfinite(gaps_N))} of {len(gaps_N)} log-probabilities are no finite numbers"
         raise BackendError(Problem(what=what, why="of sampler or trainer", fix="try another dtype or model"))
     return Gap(prompts=len(rows), tokens=len(gaps_N), mean=float(gaps_N.mean()), max=float(gaps_N.max()))
+
+
+def _engines_own(sample: Sample, config: Config) -> Floats:
+    """What the engine said, even where a run takes the trainer's numbers instead: those would agree with themselves."""
+    if sample.engine_logprobs_T is not None:
+        return sample.engine_logprobs_T
+    if config.value("inference.logprobs", "engine") == "trainer":
+        what = "the engine does not say log-probabilities of the distribution that it samples from"
+        why = "a run recomputes them with the training model, and each step logs the gap as engine_gap_mean"
+        where, fix = config.place("inference.logprobs"), "leave --logprobs out"
+        raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+    return sample.logprobs_T

@@ -9,7 +9,7 @@ from retrain.declared import Kind
 from retrain.loop.recording import recorder_names
 from retrain.plugins.check import registered_tables
 from retrain.plugins.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra
-from retrain.plugins.first_party import CORE, LOCAL, REWARDS, SEPA, provider
+from retrain.plugins.first_party import CORE, LOCAL, PRIME_RL, REWARDS, SEPA, TINKER, provider
 from retrain.plugins.manager import Plugins
 from retrain.plugins.selected import Selected, selected_parts
 
@@ -18,6 +18,8 @@ PURPOSES = {
     SEPA: "grpo, maxrl, the gtpo transforms and SEPA",
     REWARDS: "rewards, data sources and environments",
     LOCAL: "training on this machine",
+    TINKER: "training on a Tinker service",
+    PRIME_RL: "training with PRIME-RL",
 }
 
 

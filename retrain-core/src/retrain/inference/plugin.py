@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from retrain.declared import EngineTraits, TableTraits
 from retrain.hookspecs import hookimpl
 from retrain.plugins.spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.config.resolved import Config
+    from retrain.errors import Problem
+    from retrain.plugins.manager import Plugins
 
 ENGINES = {
     "vllm": "A vLLM server: token ids both ways, adapters loaded while it runs.",
@@ -43,7 +49,16 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
     """One engine per kind of server. Batching on a server changes rounding, so no seed repeats its completions."""
     for name, summary in ENGINES.items():
         factory = f"retrain.inference.{name}:create_engine"
-        register(PluginSpec(name=name, summary=summary, factory=factory, traits=EngineTraits()))
+        traits = EngineTraits(honours=frozenset({"logprobs"}))
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
+    """Keys of `[inference]` that the engine would not heed."""
+    from retrain.inference.heeded import problems_of
+
+    return problems_of(config, plugins)
 
 
 @hookimpl

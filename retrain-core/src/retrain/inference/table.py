@@ -10,9 +10,6 @@ from pydantic import field_validator
 from retrain.config.keys import Table, key
 from retrain.declared import Kind
 
-KERNEL_CHOICE = "only the default attention of the model is built"
-DTYPE_CHOICE = "only the training dtype is built"
-
 
 class InferenceTable(Table):
     """Which engine draws completions, and how. The keys from `url` to `api_key_env` are those of servers."""
@@ -37,11 +34,15 @@ class InferenceTable(Table):
         300.0, "Seconds for which a failed request is tried again; 0 = not at all.", ge=0.0, free_on_resume=True
     )
     api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
-    attention_kernel: str = key(
-        "default", "default, flash, triton, tk or cutlass.", flag="attention_kernel", pending=KERNEL_CHOICE
+    attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
+        "default", "Attention of the engine pytorch; default = the best at hand.", flag="attention_kernel"
     )
-    dtype: str = key("auto", "auto, bf16, fp8 or fp4.", pending=DTYPE_CHOICE)
-    kv_cache_dtype: str = key("auto", "auto, bf16, fp8 or int8.", flag="kv_cache_dtype", pending=DTYPE_CHOICE)
+    dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
+        "auto", "Weights that the engine pytorch samples with; auto = those of training. The gap is logged."
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
+        "auto", "Keys and values that the engine pytorch keeps; auto = dtype.", flag="kv_cache_dtype"
+    )
     prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
 
     @field_validator("url")

@@ -9,11 +9,11 @@ import click
 
 from retrain.config.resolved import Config
 from retrain.errors import EXIT_FAILED
-from retrain.loop.assemble import load_tokenizer
 from retrain.loop.audit.report import AuditFinding, AuditReport, duration
 from retrain.loop.configure import load_checked
 from retrain.loop.lines import printable
 from retrain.loop.tasks import audit_tasks, load_tasks
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import PluginContext
 from retrain.seeding import Seeds

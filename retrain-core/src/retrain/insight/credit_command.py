@@ -14,8 +14,9 @@ from retrain.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.insight.heat_page import render
 from retrain.insight.pieces import token_pieces
 from retrain.insight.stored import StoredCompletion, read_step, replay
-from retrain.loop.assemble import build_detector, load_tokenizer
+from retrain.loop.assemble import build_detector
 from retrain.loop.configure import Checked, load_checked
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import PlanningDetector, PluginContext
 from retrain.records.files import write_text

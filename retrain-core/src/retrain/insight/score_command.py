@@ -12,12 +12,12 @@ import click
 from retrain.config.resolved import Config
 from retrain.config.schema import ScoringTable
 from retrain.errors import EXIT_FAILED, ConfigError, Problem
-from retrain.loop.assemble import load_tokenizer
 from retrain.loop.configure import load_checked
 from retrain.loop.lines import printable
 from retrain.loop.scoring.build import build_rewards, data_reward, verifier_of_source
 from retrain.loop.scoring.failures import FailureRecord, read_failures
 from retrain.loop.scoring.service import NamedReward, ScoringService
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.manager import Plugins
 from retrain.plugins.protocols import PluginContext
 from retrain.seeding import Seeds

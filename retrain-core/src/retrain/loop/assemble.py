@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from retrain.config.load import TableEntry
 from retrain.config.resolved import Config
 from retrain.credit.flow import CreditFlow, build_flow
-from retrain.errors import ConfigError, Problem, RetrainError
+from retrain.errors import Problem, RetrainError
 from retrain.loop.build import build_part
 from retrain.loop.episodes import Episodes
 from retrain.loop.health import HealthWatch, monitor_names
@@ -21,14 +19,13 @@ from retrain.loop.recording import Recorders, recorder_names
 from retrain.loop.rollout import Rollouts, SingleTurn
 from retrain.loop.scoring.service import ScoringService
 from retrain.loop.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.plugins.manager import Plugins
 from retrain.plugins.pacing import Pacer
 from retrain.plugins.protocols import Backend, Controller, PlanningDetector, PluginContext
 from retrain.seeding import Seeds
 from retrain.types import Kind, SamplingParams
-
-LOG = logging.getLogger("retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,27 +145,3 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     name = context.config.value("planning.detector", "regex")
     detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
     return detector
-
-
-def load_tokenizer(config: Config, plugins: Plugins) -> Any:
-    """The model's tokenizer; ConfigError when the folder or hub id cannot be read."""
-    model = config.model.model
-    LOG.info("Loading tokenizer for %s ...", model)
-    located = plugins.notify("retrain_locate_model", model=model) or model
-    where = config.place("model.model")
-    if ("/" not in located or located.startswith((".", "/", "~"))) and not Path(located).expanduser().is_dir():
-        fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"
-        raise ConfigError(Problem(where=where, what=f"no model folder {located!r}", fix=fix))
-    from transformers import AutoTokenizer  # heavy: only now is a tokenizer really needed
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(located, trust_remote_code=config.model.trust_remote_code)
-    except Exception as error:  # transformers raises many kinds for the same two causes
-        reason = " ".join(str(error).split())[:300]
-        fix = "check the name and the network, or give a local folder with tokenizer files"
-        raise ConfigError(
-            Problem(where=where, what=f"no tokenizer could be loaded from {model!r}", why=reason, fix=fix)
-        ) from error
-    LOG.info("Loading vocabulary table...")
-    LOG.info("Vocabulary table: %d entries", len(tokenizer))
-    return tokenizer

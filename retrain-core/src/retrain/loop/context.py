@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.config.resolved import Config
 from retrain.errors import ConfigError, Problem
 from retrain.plugins.manager import Plugins
+
+PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one text model, no nested configuration
 
 
 def context_length(config: Config, plugins: Plugins) -> int | None:
@@ -17,15 +20,29 @@ def context_length(config: Config, plugins: Plugins) -> int | None:
     """
     model = config.model.model
     located = plugins.notify("retrain_locate_model", model=model) or model
+    folder = Path(located).expanduser()
+    if (told := _told_plainly(folder / "config.json")) is not None:
+        return told
     from transformers import AutoConfig  # heavy
 
-    source = str(Path(located).expanduser()) if Path(located).expanduser().is_dir() else located
+    source = str(folder) if folder.is_dir() else located
     try:
         found = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
         limit = getattr(found.get_text_config(), "max_position_embeddings", None)
     except Exception:  # unknown architecture, no configuration file, no network: the backend will say what it needs
         return None
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+
+
+def _told_plainly(path: Path) -> int | None:
+    """The length in a configuration file whose architecture takes it as it stands; None leaves it to `transformers`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        is_plain = content["model_type"] in PLAIN_ARCHITECTURES and "auto_map" not in content
+        limit = content["max_position_embeddings"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return limit if is_plain and type(limit) is int and limit > 0 else None
 
 
 def fit_context(

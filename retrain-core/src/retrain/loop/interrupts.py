@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain.errors import EXIT_FAILED, EXIT_RESUMABLE, RetrainError
 
+T = TypeVar("T")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -96,6 +97,24 @@ class Interrupts:
             self._depth -= 1
         if self._depth == 0:
             self.check()
+
+    def exposed(self, work: Callable[[], T]) -> T:
+        """Do `work` as if there were no shield around it: a stop tears it with StopRequested, and the shield holds.
+
+        A function and no `with` block, which a signal could leave with the shield down: once this has returned or
+        raised, whatever comes next in the shield is as safe as before.
+        """
+        depth = self._depth
+        try:
+            try:
+                self._depth = 0
+                self.check()
+                return work()
+            finally:
+                self._depth = depth
+        except StopRequested:
+            self._depth = depth  # it came between two statements of the block above; it comes no second time
+            raise
 
     @contextmanager
     def installed(self) -> Iterator[None]:

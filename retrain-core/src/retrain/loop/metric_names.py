@@ -17,6 +17,7 @@ NO_TOKENS = "when the step has no such token"
 NO_EVAL = "except on lines with an evaluation"
 NO_ENTROPY = "when the backend reports no entropies; " + NO_TOKENS
 NO_EPISODES = "without [environment]"
+IN_TURN = "on a rejected step; when the backend samples and trains in turn"
 
 HEAD = (
     ("step", "Number of the step, from 0; -1 is the evaluation before training.", "", ""),
@@ -56,6 +57,8 @@ TRAINED = (
     ("k3", "Mean of r - 1 - log r, r being the ratio: an estimate >= 0 of the KL divergence.", "nats", UNTRAINED),
     ("ess_frac", "Effective sample size of the ratios over their number, in (0, 1].", "", UNTRAINED),
     ("clip_fraction", "Share of action tokens whose ratio was clipped by the loss.", "", UNTRAINED),
+    ("staleness_mean", "Updates since the policy that sampled, mean over completions; 0 on policy.", "steps", IN_TURN),
+    ("staleness_max", "Most such updates.", "steps", IN_TURN),
 )
 REWARDS = (
     ("mean_reward", "Mean score over all completions that have one, trained or not.", "", "without any verdict"),
@@ -106,6 +109,9 @@ TIMES = (
     ("sample_time_s", "Of these, sampling; scoring goes on meanwhile.", "s", ""),
     ("score_time_s", "Of these, waiting for scores after sampling.", "s", ""),
     ("train_time_s", "Of these, the optimizer step.", "s", ""),
+    ("overlap_time_s", "Of these, sampling (for the step after) and training at once.", "s", IN_TURN),
+    ("sampler_idle_time_s", "Of these, without sampling.", "s", IN_TURN),
+    ("trainer_idle_time_s", "Of these, without training.", "s", IN_TURN),
 )
 HEALTH = (("health", "What the health monitors find wrong, by name of the state.", "list", "when nothing is wrong"),)
 PARTS = (("exec", "execution tokens"), ("plan", "planning tokens"))

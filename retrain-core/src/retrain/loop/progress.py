@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ class Progress:
 
     `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
     `metrics.jsonl` is not written yet, because its evaluation is still to come. `has_first_eval` says that the
-    evaluation before training has its line.
+    evaluation before training has its line. `is_ahead` says that the completions of the step that comes next are drawn
+    with the policy before the last update: while that was under way.
     """
 
     step: int = 0
@@ -28,6 +30,7 @@ class Progress:
     bad_steps_in_a_row: int = 0
     unfinished: dict[str, Any] | None = None
     has_first_eval: bool = False
+    is_ahead: bool = False
 
     def count(self, groups: tuple[Group, ...]) -> None:
         """Take a step's completions into the totals."""
@@ -45,7 +48,7 @@ class Progress:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
         """The counters that `as_state` gave."""
-        return cls(**{field.name: state[field.name] for field in fields(cls)})
+        return cls(**{field.name: state[field.name] for field in fields(cls) if field.name in state})
 
 
 class Clock:
@@ -54,6 +57,7 @@ class Clock:
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.phase_s = dict.fromkeys(("sample", "score", "train"), 0.0)
+        self._spans: list[tuple[str, float, float]] = []  # phase, begin, end
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -62,9 +66,21 @@ class Clock:
         try:
             yield
         finally:
-            self.phase_s[phase] += time.perf_counter() - started
+            ended = time.perf_counter()
+            self.phase_s[phase] += ended - started
+            self._spans.append((phase, started, ended))
 
-    def fields(self) -> dict[str, float]:
-        """Timing fields of the metrics line."""
+    def fields(self, *, halves: bool = False) -> dict[str, float]:
+        """Timing fields of the metrics line; with `halves` also what they say of sampling and training at once."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
-        return {"step_time_s": time.perf_counter() - self.started, **phases}
+        step_s = time.perf_counter() - self.started
+        return {"step_time_s": step_s, **phases, **(self._halves(step_s) if halves else {})}
+
+    def _halves(self, step_s: float) -> dict[str, float]:
+        trained = [(begin, end) for phase, begin, end in self._spans if phase == "train"]
+        drawn = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
+        return {
+            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in drawn),
+            "sampler_idle_time_s": step_s - self.phase_s["sample"],
+            "trainer_idle_time_s": step_s - self.phase_s["train"],
+        }

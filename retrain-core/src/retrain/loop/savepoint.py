@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from retrain.loop.ahead import samples_ahead
 from retrain.loop.assemble import Parts
 from retrain.loop.progress import Progress
 from retrain.records.checkpoints import Checkpoint, prune, save_checkpoint
@@ -57,9 +58,13 @@ def save_run(
 
 
 def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
-    """Bring back everything but counters and records: policy and optimizer, controller, health monitors, plugins."""
+    """Bring back everything but counters and records: policy and optimizer, controller, health monitors, plugins.
+
+    A backend that samples ahead is not published yet: what had been drawn ahead is drawn again before.
+    """
     parts.backend.load(checkpoint.path)
-    parts.backend.publish()
+    if not samples_ahead(parts.backend):
+        parts.backend.publish()
     state = checkpoint.state
     if parts.controller and state["controller"] is not None:
         parts.controller.restore(state["controller"])

@@ -14,6 +14,7 @@ from retrain.config.schema import DeadlinesTable
 from retrain.credit.flow import CreditFlow
 from retrain.errors import RetrainError
 from retrain.loop.assemble import assemble
+from retrain.loop.collector import resume_collector
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.lines import OUTCOME_LEVEL
 from retrain.loop.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
@@ -77,6 +78,7 @@ def _session(
             manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
             _restore(trainer, plan)
         folder.write_manifest(_described(trainer) | manifest, config_toml(config, seed=seeds.root))
+        resume_collector()
         watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
         with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
             _run(trainer, folder, manifest)

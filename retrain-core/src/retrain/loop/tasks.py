@@ -73,8 +73,9 @@ def _from_source(context: PluginContext) -> Tasks:
     source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
     data: LoadedData = source.load()
     scoring = ScoringService(build_rewards(config, context, data.reward), config.scoring)
-    tasks = _tasks(data, scoring, context)
     with closed_on_error(scoring):
+        scoring.launch()  # it comes up while the prompts are encoded
+        tasks = _tasks(data, scoring, context)
         scoring.start()
     return tasks
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from retrain.loop import lines
+from retrain.loop.ahead import Ahead, Draw, Scored
 from retrain.loop.assemble import Parts
 from retrain.loop.batch import Credited, assign
 from retrain.loop.evaluate import eval_metrics
@@ -50,6 +52,7 @@ class Trainer:
         self.notify = parts.plugins.notify
         self.last_metrics: Mapping[str, Any] = {}
         self.pace = Pace(parts.pacer, parts.config.training)
+        self.ahead = Ahead(parts.backend, interrupts)
         self.view = RunView(
             config=parts.config,
             condition=parts.flow.condition,
@@ -66,8 +69,7 @@ class Trainer:
         try:
             self._steps()
             adapter = self._save("final")
-            max_steps = self.config.training.max_steps
-            rate = self.progress.running_rate()
+            max_steps, rate = self.config.training.max_steps, self.progress.running_rate()
             LOG.log(lines.OUTCOME_LEVEL, "%s", lines.training_complete(self.view.condition, max_steps, rate))
             LOG.log(lines.OUTCOME_LEVEL, "Adapter saved to %s", adapter)
             LOG.log(lines.OUTCOME_LEVEL, "Metrics saved to %s", self.folder.path / "metrics.jsonl")
@@ -80,9 +82,12 @@ class Trainer:
             error = caught
             raise
         finally:
+            self.ahead.close()
             self.notify("retrain_run_end", run=self.view, error=error)
 
     def _steps(self) -> None:
+        if self.ahead.is_on:
+            self._catch_up()
         if self.progress.unfinished is not None:
             self.finish_step(self.progress.unfinished)
         elif self.progress.step == 0 and self.parts.pool.held_out and not self.progress.has_first_eval:
@@ -93,33 +98,47 @@ class Trainer:
                 self._announce(before)
             LOG.info("%s", lines.evaluation(before))
         while self.progress.step < self.config.training.max_steps:
-            batch_size = self.pace.batch_size(self.progress.step)
+            batch_size = self.ahead.size or self.pace.batch_size(self.progress.step)
             try:
                 self.step(self.progress.step, batch_size)
             except OutOfMemoryError:
                 is_done = self.progress.unfinished is not None  # what failed is its evaluation
                 if is_done or not self.pace.backs_off(self.progress.step, batch_size):
                     raise
+                self.ahead.forget()
+                self.progress.is_ahead = False
+
+    def _catch_up(self) -> None:
+        """Draw again what a resumed run had drawn ahead, with the policy of then; publish the one of now."""
+        step = self.progress.step + (self.progress.unfinished is not None)
+        if self.progress.is_ahead and (draw := self._draw_of(step, self.progress.example_idx, Clock())):
+            self.ahead.draw(draw)
+        self.ahead.publish()
 
     def step(self, step: int, batch_size: int) -> None:
         """One optimizer step, or a step without one when no group can teach anything."""
         parts, training, clock = self.parts, self.config.training, Clock()
         self.notify("retrain_step_start", run=self.view, step=step)
+        self.ahead.measure_anew()
         sepa_lambda = parts.controller.value(step) if parts.controller else 0.0
 
         prompts = parts.pool.draw(self.progress.example_idx, batch_size)
         try:
-            groups, fields = self._sample_and_score(step, prompts, clock)
+            groups, fields = self.ahead.take() or self._sample_and_score(step, prompts, clock)
         except NonFiniteError as error:
             self._reject_sampling(step, prompts, clock, error)
             return
+        seen = GroupsView(step=step, groups=groups)
+        self.notify("retrain_groups_scored", run=self.view, groups=seen)
+        staleness = self.ahead.staleness(groups)
         credited = assign(
             groups, parts.flow, parts.detector, step=step, sepa_lambda=sepa_lambda, temperature=training.temperature
         )
         with self.interrupts.shield():
-            report, reason = self._train(step, credited, clock)
+            report, reason = self._train(step, credited, clock, len(prompts))
             self.progress.count(groups)
             self.progress.example_idx += len(prompts)
+            self.progress.is_ahead = self.ahead.is_on and report is not None
             metrics = step_metrics(
                 parts,
                 step,
@@ -128,11 +147,11 @@ class Trainer:
                 report,
                 sepa_lambda=sepa_lambda,
                 running_rate=self.progress.running_rate(),
-                extras=lambda: self._extras(step, groups),
+                extras=lambda: self.notify("retrain_extra_metrics", run=self.view, groups=seen),
             )
             self._observe(step, metrics["correct_rate"], credited)
-            metrics = merge_fields(metrics, fields, source="scoring")
-            metrics |= clock.fields() | ({"rejected": reason} if reason else {})
+            metrics = merge_fields(metrics, fields, source="scoring") | staleness
+            metrics |= clock.fields(halves=self.ahead.is_on) | ({"rejected": reason} if reason else {})
             metrics = self.pace.observed(metrics, batch_size, has_trained=report is not None)
             self._write_completions(step, prompts, groups, credited, report, metrics)
             self.progress.unfinished = metrics
@@ -162,9 +181,7 @@ class Trainer:
                 self._save(self._name())
             self.parts.health.refuse_to_go_on(step)
 
-    def _sample_and_score(
-        self, step: int, prompts: list[Prompt], clock: Clock
-    ) -> tuple[tuple[Group, ...], Mapping[str, float]]:
+    def _sample_and_score(self, step: int, prompts: list[Prompt], clock: Clock) -> Scored:
         """The step's scored groups, and what scoring has to say about itself."""
         parts = self.parts
         self.notify("retrain_phase", run=self.view, step=step, phase="sampling")
@@ -180,21 +197,34 @@ class Trainer:
             Group(example=prompt.example, completions=group, scores=judged)
             for prompt, group, judged in zip(prompts, completions, scores, strict=True)
         )
-        self.notify("retrain_groups_scored", run=self.view, groups=GroupsView(step=step, groups=groups))
         return groups, fields
 
-    def _train(self, step: int, credited: Credited, clock: Clock) -> tuple[TrainReport | None, str]:
+    def _draw_of(self, step: int, cursor: int, clock: Clock) -> Draw | None:
+        """How to draw a coming step from position `cursor` of the prompts on; None when there is no such step."""
+        if step >= self.config.training.max_steps or not self.ahead.is_on:
+            return None
+        prompts = self.parts.pool.draw(cursor, self.pace.batch_size(step))
+        return Draw(size=len(prompts), work=partial(self._sample_while_training, step, prompts, clock))
+
+    def _sample_while_training(self, step: int, prompts: list[Prompt], clock: Clock) -> Scored:
+        try:
+            return self._sample_and_score(step, prompts, clock)
+        finally:
+            self.notify("retrain_phase", run=self.view, step=step - 1, phase="training")  # what is waited for now
+
+    def _train(self, step: int, credited: Credited, clock: Clock, size: int) -> tuple[TrainReport | None, str]:
         """The backend's report and "", or no report and why the step was rejected ("" when there was nothing to do)."""
         if not credited.batch.rows:
             return None, ""
         self.notify("retrain_phase", run=self.view, step=step, phase="training")
         self.notify("retrain_batch_ready", run=self.view, batch=BatchView(step=step, batch=credited.batch))
+        coming = self._draw_of(step + 1, self.progress.example_idx + size, clock)  # what can be done meanwhile
+        try:
+            report = self.ahead.train(partial(clock.timed("train")(self.parts.backend.train), credited.batch), coming)
+        except NonFiniteError as error:
+            return None, error.problems[0].what
         with clock.timed("train"):
-            try:
-                report = self.parts.backend.train(credited.batch)
-            except NonFiniteError as error:
-                return None, error.problems[0].what
-            self.parts.backend.publish()
+            self.ahead.publish()
         return report, ""
 
     def _evaluate(self, step: int) -> dict[str, Any]:
@@ -227,6 +257,7 @@ class Trainer:
         reason = {"loss": None, "rejected": error.problems[0].what}
         with self.interrupts.shield():
             self.progress.example_idx += len(prompts)
+            self.progress.is_ahead = False
             metrics = {**step_head(self.parts, step), **reason, **clock.fields()}
             metrics = self.pace.observed(metrics, len(prompts), has_trained=False)
             self.progress.unfinished = metrics
@@ -240,9 +271,6 @@ class Trainer:
             what = f"{limit} steps in a row were rejected; the last: {metrics['rejected']}"
             fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are as they were"
             raise BackendError(Problem(where=f"step {metrics['step']}", what=what, fix=fix))
-
-    def _extras(self, step: int, groups: tuple[Group, ...]) -> Any:
-        return self.notify("retrain_extra_metrics", run=self.view, groups=GroupsView(step=step, groups=groups))
 
     def _observe(self, step: int, correct_rate: float, credited: Credited) -> None:
         if self.parts.controller:

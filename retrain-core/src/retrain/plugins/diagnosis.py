@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -67,6 +64,10 @@ def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> D
 
 def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
     """Whether a server answers at `url` within five seconds; any HTTP status but 500 and 502 to 504 is an answer."""
+    import http.client  # a scoring process imports this module too, and asks no server
+    import urllib.error
+    import urllib.request
+
     try:
         parts = urlsplit(url)
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))  # no login, no key

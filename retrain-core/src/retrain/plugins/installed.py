@@ -6,8 +6,10 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ def installed_version(name: str) -> str:
 
 def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
     """What a distribution requires on this machine: always, or with `extra` what that extra adds."""
+    from packaging.requirements import InvalidRequirement, Requirement  # every run imports this module, few ask
+
     try:
         lines = distribution(name).requires or []
     except PackageNotFoundError:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -104,14 +105,15 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(pluggy=manager)
     present = set()
+    unmet = cache(unmet_requirement)  # a distribution has many entry points
     for entry, owner in _discovered():
         name = _normal(owner.distribution)
         present.add(name)
         if name != KERNEL and (name in blocked or (only and name not in only)):
             plugins.left_out.add(name)
             continue
-        if entry.dist is not None and name != KERNEL and (unmet := unmet_requirement(entry.dist)):
-            plugins.failures.append(LoadFailure(owner=owner, error=unmet))
+        if entry.dist is not None and name != KERNEL and (why := unmet(entry.dist)):
+            plugins.failures.append(LoadFailure(owner=owner, error=why))
             continue
         try:
             plugin = entry.load()
@@ -126,13 +128,19 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
 
 
 def _discovered() -> Iterable[tuple[EntryPoint, Owner]]:
+    told: dict[int, tuple[str, str]] = {}  # of each distribution once: every question reads its metadata anew
+    found = []
+    for entry in entry_points(group=GROUP):
+        dist = entry.dist
+        if dist is not None and id(dist) not in told:
+            told[id(dist)] = dist.name, dist.version
+        found.append((told[id(dist)] if dist is not None else ("", ""), entry))
     seen: set[tuple[str, str]] = set()
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.dist.name if e.dist else "", e.name)):
-        name = entry.dist.name if entry.dist else "unknown"
+    for (name, version), entry in sorted(found, key=lambda each: (each[0][0], each[1].name)):
         if (name, entry.name) in seen:  # the same distribution twice on the path
             continue
         seen.add((name, entry.name))
-        yield entry, Owner(distribution=name, version=entry.dist.version if entry.dist else "", source=entry.value)
+        yield entry, Owner(distribution=name or "unknown", version=version, source=entry.value)
 
 
 def _names(text: str | None) -> frozenset[str]:

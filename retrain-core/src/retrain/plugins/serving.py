@@ -75,6 +75,19 @@ class TakesWeights(Protocol):
 
 
 @runtime_checkable
+class SamplesAhead(Protocol):
+    """A backend that can sample while it trains: the policy that it samples from is a copy of its own.
+
+    Where `samples_ahead` is True, `train` is called in a thread of its own, and meanwhile the run's thread calls
+    `sample` for the step after, which draws from what was last published: the policy before that update. Nothing else
+    is called until both have ended. So that what was drawn can be drawn again after a resume, `save` writes the policy
+    before the last `publish` too, with its version, and after `load` `sample` draws from that one, until `publish`.
+    """
+
+    samples_ahead: bool
+
+
+@runtime_checkable
 class Measuring(Protocol):
     """A backend or engine with fields of its own for the step's line in `metrics.jsonl`."""
 

@@ -21,6 +21,8 @@ from retrain.types import Kind
 
 LIBRARIES = ("torch", "transformers", "peft", "numpy", "tokenizers", "datasets", "reasoning-gym", "pydantic", "pluggy")
 
+COMMIT_LINE, NO_COMMIT = "# branch.oid ", "(initial)"
+
 
 def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: str) -> dict[str, Any]:
     """Content of `run.json`: resolved config with origins, versions, commit, hardware, seed. Secrets are hidden."""
@@ -86,9 +88,13 @@ def _versions() -> dict[str, str]:
 
 def _git_commit() -> dict[str, Any]:
     """Commit of the folder the run was started in, and whether it had uncommitted changes; empty outside git."""
+    command = ["git", "status", "--porcelain=v2", "--branch"]
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, timeout=5, check=True)
+        status = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip()), "folder": Path.cwd().name}
+    heads = [line.removeprefix(COMMIT_LINE) for line in status if line.startswith(COMMIT_LINE)]
+    if not heads or heads[0] == NO_COMMIT:
+        return {}
+    dirty = any(not line.startswith("#") for line in status)
+    return {"commit": heads[0], "dirty": dirty, "folder": Path.cwd().name}

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from retrain.config.resolved import Config
-from retrain.loop.assemble import load_tokenizer
+from retrain.loop.tokenizer.load import load_tokenizer
 from retrain.plugins.manager import Plugins
 
 BUILTIN = "builtin:tiny"

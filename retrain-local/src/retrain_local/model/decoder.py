@@ -49,9 +49,7 @@ class Scores:
 class Attend(Protocol):
     """Attention of one forward pass over N packed tokens."""
 
-    def __call__(
-        self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores
-    ) -> Tensor:
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """What each token gathers, [N, heads, value_size]; query head h reads key head h // (heads // kv_heads)."""
 
 
@@ -67,3 +65,15 @@ class Decoder(Protocol):
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits [M, vocabulary] of any chosen hidden states, with all that the architecture does behind its head."""
+
+
+class TrainedDecoder(Decoder, Protocol):
+    """The decoder whose adapter is trained: `hidden` and `logits` are differentiable with respect to it.
+
+    With `recompute` a layer keeps its input alone and is computed again in the backward pass; the gradient is the same.
+    """
+
+    recompute: bool
+
+    def compile(self) -> None:
+        """Fuse what stands between matrix products with torch.compile; ConfigError where that cannot be done."""

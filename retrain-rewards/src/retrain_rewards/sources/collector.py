@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from retrain.api import ConfigError, Example, LoadedData, Message, Problem, Reward
 
 ID_BYTES = 12
+ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one for each task
 
 
 def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> str:
     """`source-<24 hex digits>`: the same for the same source, prompt and reference, on every machine."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-    text = json.dumps([source, content, reference], sort_keys=True)
+    text = ENCODER.encode([source, content, reference])
     return f"{source}-{hashlib.blake2b(text.encode(), digest_size=ID_BYTES).hexdigest()}"
 
 
@@ -41,8 +42,8 @@ class Collector:
     duplicates: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
     examples: dict[str, Example] = field(default_factory=dict)
-    references: dict[str, str] = field(default_factory=dict)  # id of the prompt alone -> the first reference
-    contradicted: dict[str, str] = field(default_factory=dict)  # id of the prompt alone -> place
+    references: dict[str, str] = field(default_factory=dict)  # the prompt alone -> the first reference
+    contradicted: dict[str, str] = field(default_factory=dict)  # the prompt alone -> place
 
     def add(
         self,
@@ -66,7 +67,7 @@ class Collector:
         if name in self.examples:
             self.duplicates += 1
             return
-        asked = example_id(self.source, prompt, "")
+        asked = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
         if self.references.setdefault(asked, text) != text:
             self.contradicted.setdefault(asked, place)
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})

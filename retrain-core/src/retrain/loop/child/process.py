@@ -45,11 +45,12 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._life_line: socket.socket | None = None
+        self._is_launched = False  # the process runs, and has no target yet
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and not killed; it may have died unnoticed."""
-        return self._process is not None
+        return self._process is not None and not self._is_launched
 
     @property
     def pid(self) -> int:
@@ -57,13 +58,33 @@ class Child:
         process = self._process
         return process.pid if process else 0
 
+    def launch(self) -> None:
+        """Start the process and no more: `start` finds it ready sooner, while whoever launches does something else.
+
+        What is wrong is told by `start`.
+        """
+        with suppress(OSError):
+            self._boot()
+
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the process, hand the target over, and let it prepare.
+        """Start the process unless it was launched, hand the target over, and let it prepare.
 
         PluginError when the target cannot be pickled; ChildTimeout, ChildDied; what `prepare` raises as in `call`.
         """
+        if not self._is_launched:
+            self._boot()
+        self._is_launched = False
+        try:
+            content = self._pickled()
+            deadline = time.monotonic() + timeout_s
+            self._send(content, timeout_s)
+            self._value(self._receive(deadline - time.monotonic(), f"did not start within {timeout_s:g} s"))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _boot(self) -> None:
         self.kill()
-        content = self._pickled()
         connection, theirs = socket.socketpair()
         life_line, far_end = socket.socketpair()
         try:
@@ -86,13 +107,7 @@ class Child:
             far_end.close()
         with self._lock:
             self._process, self._connection, self._life_line = process, connection, life_line
-        try:
-            deadline = time.monotonic() + timeout_s
-            self._send(content, timeout_s)
-            self._value(self._receive(deadline - time.monotonic(), f"did not start within {timeout_s:g} s"))
-        except BaseException:
-            self.kill()
-            raise
+        self._is_launched = True
 
     def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         """The value of `target.method(*arguments)`; the clock starts when the method does.
@@ -117,6 +132,7 @@ class Child:
         with self._lock:
             process, connection, life_line = self._process, self._connection, self._life_line
             self._process = self._connection = self._life_line = None
+            self._is_launched = False
         if process is None or connection is None or life_line is None:
             return
         with suppress(OSError):

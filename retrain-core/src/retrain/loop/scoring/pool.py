@@ -37,6 +37,10 @@ class ScoringPool:
         self._threads: list[threading.Thread] = []
         self._is_closing = False
 
+    def launch(self) -> None:
+        """Let the first process come up while the run does something else; `start` waits for it."""
+        self._children[0].launch()
+
     def start(self) -> None:
         """Start the first process, so that what is wrong with a reward is told now; the others start when needed."""
         if self._threads:

@@ -62,6 +62,11 @@ class ScoringService:
         """The rewards, as the configuration names them."""
         return tuple(each.name for each in self.rewards)
 
+    def launch(self) -> None:
+        """Let a scoring process come up meanwhile, so that `start` takes less time; what is wrong is told there."""
+        if self._pool is not None and not self._is_started:
+            self._pool.launch()
+
     def start(self) -> None:
         """Prepare the rewards; PluginError says what is wrong with one. The first batch does it otherwise."""
         if self._is_started:

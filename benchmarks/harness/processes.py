@@ -1,0 +1,150 @@
+"""Runs a program and watches it from outside: when each line of its records appears, and how much memory it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_S, MEMORY_S, DEVICE_S = 0.003, 0.1, 0.25
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: bytes on macOS, KiB elsewhere
+PROC = Path("/proc")
+TAIL_CHARS = 4000
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One process, from its start to its end; times are seconds since the start.
+
+    `peak_bytes` is the most that the process itself had in memory (or one of its children, where that is more).
+    `tree_bytes` adds what its children had then: every process counts with its own peak, so shared pages count more than
+    once. None off Linux. `device_bytes` is what the CUDA device gave out meanwhile.
+    """
+
+    seen_s: tuple[float, ...]
+    records: tuple[dict[str, Any], ...]
+    wall_s: float
+    peak_bytes: int
+    tree_bytes: int | None
+    device_bytes: int | None
+
+    def periods_s(self, first: int = 1) -> list[float]:
+        """From each record to the next, beginning with the one that ends at record `first`."""
+        return [self.seen_s[at] - self.seen_s[at - 1] for at in range(first, len(self.seen_s))]
+
+
+class _Lines:
+    """Reads a growing JSONL file; a line counts once it is complete."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._rest, self._at = file, b"", 0
+        self.seen_s: list[float] = []
+        self.records: list[dict[str, Any]] = []
+
+    def look(self, now_s: float) -> None:
+        try:
+            if self._file.stat().st_size == self._at:
+                return
+        except FileNotFoundError:
+            return
+        with self._file.open("rb") as stream:
+            stream.seek(self._at)
+            fresh = stream.read()
+        self._at += len(fresh)
+        *complete, self._rest = (self._rest + fresh).split(b"\n")
+        for line in complete:
+            self.records.append(json.loads(line))
+            self.seen_s.append(now_s)
+
+
+class _Device:
+    """The most memory that the first CUDA device had given out, above what it had before, asked in a thread."""
+
+    def __init__(self) -> None:
+        self._before, self._most, self._done = _device_bytes(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._done.wait(DEVICE_S):
+            self._most = max(self._most, _device_bytes())
+
+    def stop(self) -> int:
+        self._done.set()
+        self._thread.join()
+        return max(0, self._most - self._before)
+
+
+def watch(
+    command: Sequence[str], *, folder: Path, lines: str, environ: Mapping[str, str] | None = None, device: str = "cpu"
+) -> Run:
+    """Run `command` in `folder` to its end; `lines` is the JSONL file below it whose lines are timed.
+
+    Settings of the number of threads are not inherited: a program runs as it would for a user, unless `environ` says
+    otherwise. A program that fails ends the benchmark with the end of what it wrote.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if name not in THREADS}
+    gpu = _Device() if device == "cuda" else None
+    reader, tree, next_look = _Lines(folder / lines), 0, 0.0
+    with (folder / "output.log").open("wb") as log:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, cwd=folder, env={**inherited, **(environ or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        while True:
+            done, status, usage = os.wait4(process.pid, os.WNOHANG)
+            now_s = time.perf_counter() - started
+            reader.look(now_s)
+            if done:
+                break
+            if now_s >= next_look:
+                tree, next_look = max(tree, _tree_bytes(process.pid)), now_s + MEMORY_S
+            time.sleep(POLL_S)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    device_bytes = gpu.stop() if gpu else None
+    if process.returncode:
+        _give_up(command, process.returncode, folder / "output.log")
+    return Run(
+        seen_s=tuple(reader.seen_s),
+        records=tuple(reader.records),
+        wall_s=now_s,
+        peak_bytes=usage.ru_maxrss * RSS_UNIT,
+        tree_bytes=max(tree, usage.ru_maxrss * RSS_UNIT) if tree else None,
+        device_bytes=device_bytes,
+    )
+
+
+def _give_up(command: Sequence[str], code: int, log: Path) -> None:
+    tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:]
+    sys.exit(f"{tail}\nthis failed with exit code {code}: {' '.join(map(str, command))}")
+
+
+def _tree_bytes(pid: int) -> int:
+    """Sum of the peaks of a process and its descendants that are alive; 0 where the system has no /proc."""
+    total, waiting = 0, [pid]
+    while waiting:
+        folder = PROC / str(waiting.pop())
+        try:
+            status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+            for task in (folder / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except (OSError, ValueError):  # gone in the meantime, or another system
+            continue
+        peak = status.partition("VmHWM:")[2].split(maxsplit=1)
+        total += int(peak[0]) * 1024 if peak else 0
+    return total
+
+
+def _device_bytes() -> int:
+    asked = ("--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0")
+    done = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=False)
+    return int(done.stdout.split()[0]) * 2**20 if done.returncode == 0 and done.stdout.strip() else 0

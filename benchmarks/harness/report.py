@@ -1,0 +1,112 @@
+"""What a benchmark leaves behind: a Markdown table on the screen and in a page, and everything as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.figures import Spread
+
+END = "<!-- end of benchmark -->"
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """`--json FILE` and `--markdown FILE`, the same for every benchmark."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    text = "put the table into this page, between its markers, or make a new file"
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help=text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """`rows` are the table; `figures` everything else worth keeping; `machine` says where it was measured."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    figures: Mapping[str, Any]
+    machine: Mapping[str, Any]
+
+    def publish(self, options: argparse.Namespace) -> None:
+        """Print the table, and write the files that were asked for."""
+        print(self.markdown())
+        if options.json:
+            document = {"benchmark": self.name, "command": command_line(), **self.machine, **self.figures}
+            text = json.dumps(document, indent=2, default=_plain, allow_nan=False)
+            options.json.write_text(text + "\n", encoding="utf-8")
+        if options.markdown:
+            paste(options.markdown, self.name, self.markdown())
+
+    def markdown(self) -> str:
+        """The table, and below it how and where it was measured."""
+        lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
+        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        told = [f"`{command_line()}`; {describe(self.machine)}.", *self.notes]
+        return "\n".join([*lines, "", *told])
+
+
+def paste(page: Path, name: str, table: str) -> None:
+    """Replace what stands between `<!-- benchmark: name -->` and the next end marker; a new page is made of both."""
+    begin = f"<!-- benchmark: {name} -->"
+    if not page.exists():
+        page.write_text(f"{begin}\n\n{table}\n\n{END}\n", encoding="utf-8")
+        return
+    head, marker, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, end, tail = rest.partition(END)
+    if not marker or not end:
+        sys.exit(f"{page} has no line {begin} followed by {END}")
+    page.write_text(f"{head}{begin}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
+
+
+def command_line() -> str:
+    """How this benchmark was started, without the files that it writes."""
+    words, shown = list(sys.argv[1:]), ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
+    while words:
+        word = words.pop(0)
+        if word in ("--json", "--markdown", "--peer-python", "--folder"):
+            words.pop(0)
+        elif not word.startswith(("--json=", "--markdown=", "--peer-python=", "--folder=")):
+            shown.append(word)
+    return shlex.join(shown)
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """Date, processor and versions in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    device = machine["card"] or f"{machine['cores']} cores of {machine['processor']}"
+    return f"{machine['date']}, {device}, {versions}, commit {machine['commit']}"
+
+
+def seconds(spread: Spread) -> str:
+    """`0.412 s (0.40-0.43)`: median and quartiles."""
+    return f"{_short(spread.median)} s ({_short(spread.low)}-{_short(spread.high)})"
+
+
+def times(spread: Spread) -> str:
+    """`2.31 (2.2-2.4)`: how many times, with quartiles."""
+    return f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"
+
+
+def mebibytes(count: float | None) -> str:
+    """Memory in MiB, or a dash where it was not measured."""
+    return "-" if count is None else f"{count / 2**20:,.0f} MiB"
+
+
+def _short(value: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(value))) if 0 < value < 100 else 0
+    return f"{value:.{digits}f}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {k: None if v in (math.inf, -math.inf) else v for k, v in dataclasses.asdict(value).items()}
+    return str(value)

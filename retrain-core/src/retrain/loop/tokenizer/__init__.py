@@ -1,0 +1,1 @@
+"""Tokenizers of a run: ours for plain folders, those of `transformers` for the others."""

@@ -1,0 +1,184 @@
+"""Attention over packed rows in plain PyTorch, on any device: segments of like length are padded for this alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.spans import Spans
+from retrain_local.model.decoder import Scores
+
+SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds what padding costs
+MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a segment larger than that has a bucket of its own
+
+
+class PaddedAttend:
+    """`Attend` over the segments of one packed row; differentiable.
+
+    The linear layers of a model see no padding. Here alone segments are put side by side, longest first, in buckets
+    whose members differ little in length; tokens are moved there and back by index, each exactly once.
+    """
+
+    def __init__(self, spans: Spans, device: torch.device) -> None:
+        self._buckets = [_Bucket.of(spans, members, device) for members in _members(spans)]
+        index_P = np.concatenate([bucket.index_ST.ravel() for bucket in self._buckets])
+        is_token_P = np.concatenate([bucket.is_token_ST.ravel() for bucket in self._buckets])
+        places_N = np.empty(spans.num_tokens, np.int64)
+        places_N[index_P[is_token_P]] = np.flatnonzero(is_token_P)
+        self._index_P = torch.from_numpy(index_P).to(device)
+        self._places_N = torch.from_numpy(places_N).to(device)
+        self._pads_Q = torch.from_numpy(np.flatnonzero(~is_token_P)).to(device)
+        self._masks: dict[tuple[int, torch.dtype, int | None], Tensor] = {}
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        """See `Attend`."""
+        sizes = [bucket.index_ST.size for bucket in self._buckets]
+        padded = [_padded(x, self._index_P, self._places_N).split(sizes) for x in (queries_NHD, keys_NKD, values_NKD)]
+        parts = []
+        for number, bucket in enumerate(self._buckets):
+            queries, keys, values = (x[number].unflatten(0, bucket.index_ST.shape) for x in padded)
+            if bucket.prefix_SP is not None:
+                keys = torch.cat([_picked(keys_NKD, bucket.prefix_SP), keys], dim=1)
+                values = torch.cat([_picked(values_NKD, bucket.prefix_SP), values], dim=1)
+            q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
+            parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
+        return _packed(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
+
+    def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """Of one bucket, [segments, heads, length, size]."""
+        is_plain = scores.softcap is None and scores.sinks_H is None
+        given: dict[str, Any] = {"scale": scores.scale, "enable_gqa": True}
+        if is_plain and self._buckets[number].prefix_SP is None and scores.window is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **given)
+        mask = self._mask(number, q.dtype, scores.window)
+        if is_plain:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
+        return dense_attention(q, k, v, mask, scores)
+
+    def _mask(self, number: int, dtype: torch.dtype, window: int | None) -> Tensor:
+        """0 where a key is seen and -inf elsewhere, [segments or 1, 1, queries, prefix + keys]; once for all layers."""
+        key = number, dtype, window
+        if key not in self._masks:
+            seen = self._buckets[number].seen(window)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+            self._masks[key] = mask[:, None]
+        return self._masks[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Bucket:
+    """S segments padded to T tokens, the last of each repeated, and P tokens of the prefixes that they continue."""
+
+    index_ST: np.ndarray
+    is_token_ST: np.ndarray
+    device: torch.device
+    prefix_SP: Tensor | None = None
+    prefix_lengths_S: Tensor | None = None
+
+    @classmethod
+    def of(cls, spans: Spans, members: list[int], device: torch.device) -> _Bucket:
+        starts, lengths = np.array(spans.starts), np.array(spans.lengths)
+        index_ST, is_token_ST = _side_by_side(starts[members], lengths[members])
+        prefixes = np.array(spans.prefixes)[members]
+        if prefixes[0] < 0:
+            return cls(index_ST=index_ST, is_token_ST=is_token_ST, device=device)
+        prefix_SP, _ = _side_by_side(starts[prefixes], lengths[prefixes])
+        return cls(
+            index_ST=index_ST,
+            is_token_ST=is_token_ST,
+            device=device,
+            prefix_SP=torch.from_numpy(prefix_SP).to(device),
+            prefix_lengths_S=torch.from_numpy(lengths[prefixes]).to(device),
+        )
+
+    def seen(self, window: int | None) -> Tensor:
+        """Which keys a query sees, bool [segments or 1, queries, prefix + keys]."""
+        at = torch.arange(self.index_ST.shape[1], device=self.device)
+        distance = (at[:, None] - at[None, :])[None]
+        seen = distance >= 0
+        if self.prefix_SP is not None and self.prefix_lengths_S is not None:
+            lengths = self.prefix_lengths_S[:, None, None]
+            before = torch.arange(self.prefix_SP.shape[1], device=self.device)[None, None, :]
+            ahead = lengths + at[None, :, None] - before
+            own = seen.expand(len(lengths), -1, -1)
+            seen = torch.cat([(before < lengths).expand(-1, len(at), -1), own], dim=2)
+            distance = torch.cat([ahead, distance.expand(len(lengths), -1, -1)], dim=2)
+        return seen if window is None else seen & (distance < window)
+
+
+def _members(spans: Spans) -> Iterator[list[int]]:
+    """Segments by bucket: all with a prefix or all without, longest first, none much shorter than the first."""
+    for continues in (False, True):
+        chosen = [s for s, prefix in enumerate(spans.prefixes) if (prefix >= 0) == continues and spans.lengths[s]]
+        chosen.sort(key=lambda s: -spans.lengths[s])
+        bucket: list[int] = []
+        for s in chosen:
+            if bucket:
+                longest = spans.lengths[bucket[0]]
+                keys = longest + (max(spans.lengths[spans.prefixes[m]] for m in [*bucket, s]) if continues else 0)
+                too_large = (len(bucket) + 1) * longest * keys > MASK_ELEMENTS
+                if too_large or spans.lengths[s] < SHORTEST_SHARE * longest:
+                    yield bucket
+                    bucket = []
+            bucket.append(s)
+        if bucket:
+            yield bucket
+
+
+def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the tokens of each segment stand, [S, longest], and which of these are more than a repeated last token."""
+    columns_T = np.arange(int(lengths_S.max()))
+    index_ST = starts_S[:, None] + np.minimum(columns_T[None, :], lengths_S[:, None] - 1)
+    return index_ST, columns_T[None, :] < lengths_S[:, None]
+
+
+class _Padded(torch.autograd.Function):  # type: ignore[misc]
+    """x[index_P]. Nothing depends on padding, so its gradient is zero, and the way back is a read of every token's
+    own place; adding up by index, which autograd would do, costs several times as much."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
+        ctx.save_for_backward(places_N)
+        return x_N.index_select(0, index_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places_N,) = ctx.saved_tensors
+        return gradients[0].index_select(0, places_N), None, None
+
+
+class _Packed(torch.autograd.Function):  # type: ignore[misc]
+    """x[places_N], the inverse; what stands at padding is dropped and gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
+        ctx.save_for_backward(index_P, pads_Q)
+        return x_P.index_select(0, places_N)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        index_P, pads_Q = ctx.saved_tensors
+        return gradients[0].index_select(0, index_P).index_fill_(0, pads_Q, 0.0), None, None, None
+
+
+def _padded(x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
+    result: Tensor = _Padded.apply(x_N, index_P, places_N)
+    return result
+
+
+def _packed(x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
+    result: Tensor = _Packed.apply(x_P, places_N, index_P, pads_Q)
+    return result
+
+
+def _picked(x_N: Tensor, index_SP: Tensor) -> Tensor:
+    """Prefix tokens once for each segment that continues them; their gradients add up."""
+    return x_N.index_select(0, index_SP.flatten()).unflatten(0, index_SP.shape)

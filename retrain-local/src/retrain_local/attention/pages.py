@@ -1,0 +1,88 @@
+"""Kernels over pages of keys and values, as sampling sees them; on a CPU there are none."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from retrain_local.model.decoder import Scores
+
+
+class PagedKernels(Protocol):
+    """Writes to and reads from one layer's pool, [num_blocks, block_size, kv_heads, size] of keys and of values.
+
+    Slot s is place s % block_size of block s // block_size. A quantised pool (int8, float8_e4m3fn) has fp32 scales
+    [num_blocks, block_size, kv_heads], and a stored number times its scale is the number meant. Neither waits for the
+    device, and what is launched depends on shapes alone, so that both can be recorded in a CUDA graph.
+    """
+
+    def write(
+        self,
+        keys_NKD: Tensor,
+        values_NKD: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots_N: Tensor,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> None:
+        """Put the keys and values of N tokens into their slots (int64); several may share a slot that nobody reads."""
+
+    def read(
+        self,
+        queries_BHD: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables_BM: Tensor,
+        lengths_B: Tensor,
+        scores: Scores,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> Tensor:
+        """What each row's newest token gathers, [B, heads, value_size]; zeros where the length is 0.
+
+        `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
+        """
+
+
+class Pages(Protocol):
+    """The pools of all layers."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    key_scales: list[Tensor] | None
+    value_scales: list[Tensor] | None
+
+
+class Fresh(Protocol):
+    """One new token per row: the slot that it goes to, its row's blocks, and the keys that it sees, itself included."""
+
+    @property
+    def slots_B(self) -> Tensor:
+        """int64."""
+
+    @property
+    def tables_BM(self) -> Tensor:
+        """int32."""
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """int32."""
+
+
+class PagedAttend:
+    """`Attend` of one new token per row: its key and value go into the pool, then it reads those of its row."""
+
+    def __init__(self, kernels: PagedKernels, pages: Pages, fresh: Fresh) -> None:
+        self._kernels, self._pages, self._fresh = kernels, pages, fresh
+
+    def __call__(self, layer: int, queries_BHD: Tensor, keys_BKD: Tensor, values_BKD: Tensor, scores: Scores) -> Tensor:
+        """See `Attend`."""
+        pages, fresh = self._pages, self._fresh
+        keys, values = pages.keys[layer], pages.values[layer]
+        key_scales = pages.key_scales[layer] if pages.key_scales is not None else None
+        value_scales = pages.value_scales[layer] if pages.value_scales is not None else None
+        scales = key_scales, value_scales
+        self._kernels.write(keys_BKD, values_BKD, keys, values, fresh.slots_B, *scales)
+        return self._kernels.read(queries_BHD, keys, values, fresh.tables_BM, fresh.lengths_B, scores, *scales)

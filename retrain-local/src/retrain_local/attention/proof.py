@@ -1,0 +1,126 @@
+"""Is a kernel right here? Small cases against plain PyTorch, on the device and with the sizes that it would serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
+from retrain_local.attention.spans import Spans
+from retrain_local.model.decoder import Attend, Scores, Shape
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest element
+TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half of the last place, and what bf16 adds to it
+CASE = Spans(lengths=(40, 1, 19, 130, 3, 5), prefixes=(-1, 0, 0, -1, 3, 3))
+ROW_LENGTHS = 1, 16, 45, 300, 0
+BLOCK_SIZE = 16
+WINDOWS = None, 7
+
+
+def packed_fault(
+    make: Callable[[Spans, torch.device], Attend], shape: Shape, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """What is wrong with the attention and the gradients of these `Attend`s; None if they agree with `PaddedAttend`."""
+    return _first(_packed_faults(make, shape, device, dtype))
+
+
+def paged_fault(
+    kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
+) -> str | None:
+    """What is wrong with these kernels over a pool of `stored`; None if they agree with reading every row's keys."""
+    return _first(_paged_faults(kernels, shape, device, dtype, stored))
+
+
+def read_plainly(
+    queries_BHD: Tensor, keys: Tensor, values: Tensor, tables_BM: Tensor, lengths_B: Tensor, scores: Scores
+) -> Tensor:
+    """`PagedKernels.read` in plain PyTorch and fp32, row by row, of a pool that is not quantised."""
+    gathered = []
+    for queries_HD, table_M, length in zip(queries_BHD.float(), tables_BM.long(), lengths_B.tolist(), strict=True):
+        if length == 0:
+            gathered.append(queries_HD.new_zeros(len(queries_HD), values.shape[-1]))
+            continue
+        first = max(0, length - (scores.window or length))
+        kept = (pool[table_M].flatten(0, 1)[first:length].float().transpose(0, 1)[None] for pool in (keys, values))
+        gathered.append(dense_attention(queries_HD[None, :, None], *kept, None, scores)[0, :, 0])
+    return torch.stack(gathered)
+
+
+def _packed_faults(
+    make: Callable[[Spans, torch.device], Attend], shape: Shape, device: torch.device, dtype: torch.dtype
+) -> Iterator[str]:
+    for window in WINDOWS:
+        scores = Scores(scale=shape.head_size**-0.5, window=window)
+        got, wanted = (
+            _differentiated(maker(CASE, device), shape, device, dtype, scores) for maker in (make, PaddedAttend)
+        )
+        for name, one, other in zip(("output", "dq", "dk", "dv"), got, wanted, strict=True):
+            yield from _difference(name, one, other, TOLERANCE[dtype])
+
+
+def _differentiated(
+    attend: Attend, shape: Shape, device: torch.device, dtype: torch.dtype, scores: Scores
+) -> tuple[Tensor, ...]:
+    """What the packed tokens gather, and the gradients of queries, keys and values."""
+    tokens = CASE.num_tokens
+    sizes = (shape.heads, shape.head_size), (shape.kv_heads, shape.head_size), (shape.kv_heads, shape.value_size)
+    inputs = [_numbers((tokens, *size), dtype, device, at).requires_grad_() for at, size in enumerate(sizes)]
+    with torch.enable_grad():
+        out = attend(0, *inputs, scores)
+        weighed = (out.float() * _numbers((tokens, shape.heads, shape.value_size), torch.float32, device, 3)).sum()
+        return out.detach(), *torch.autograd.grad(weighed, inputs)
+
+
+def _paged_faults(
+    kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
+) -> Iterator[str]:
+    blocks = [-(-length // BLOCK_SIZE) for length in ROW_LENGTHS]
+    table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is nobody's
+    tables_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)
+    lengths_B = torch.tensor(ROW_LENGTHS, dtype=torch.int32, device=device)
+    cells = 1 + sum(blocks), BLOCK_SIZE, shape.kv_heads
+    new, pools = [], []
+    for at, size in enumerate((shape.head_size, shape.value_size)):
+        new.append(_numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at))
+        pools.append(torch.zeros(*cells, size, dtype=torch.int8 if stored.itemsize == 1 else stored, device=device))
+    pools = [pool.view(stored) for pool in pools]
+    scales = [torch.zeros(cells, device=device) if stored.itemsize == 1 else None for _ in pools]
+    kernels.write(*new, *pools, torch.arange(len(new[0]), device=device), *scales)
+    kept = [
+        pool.float() if scale is None else pool.float() * scale[..., None]
+        for pool, scale in zip(pools, scales, strict=True)
+    ]
+    for name, states, pool in zip(("stored keys", "stored values"), new, kept, strict=True):
+        yield from _difference(name, pool.flatten(0, 1), states, TOLERANCE[stored])
+    queries_BHD = _numbers((len(ROW_LENGTHS), shape.heads, shape.head_size), dtype, device, 2)
+    for window in WINDOWS:
+        scores = Scores(scale=shape.head_size**-0.5, window=window)
+        got = kernels.read(queries_BHD, *pools, tables_BM, lengths_B, scores, *scales)
+        wanted = read_plainly(queries_BHD, *kept, tables_BM, lengths_B, scores)
+        yield from _difference("output", got, wanted, TOLERANCE[dtype])
+
+
+def _difference(name: str, got: Tensor, wanted: Tensor, tolerance: float) -> Iterator[str]:
+    gap, largest = float((got.float() - wanted.float()).abs().max()), float(wanted.float().abs().max())
+    if not gap <= tolerance * largest:  # a NaN is a fault
+        yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
+
+
+def _numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device, at: int) -> Tensor:
+    """Between -1 and 1, without a pattern that a wrong index would fall into, the same on every device."""
+    return torch.sin(torch.arange(math.prod(size), dtype=torch.float64) * (1.7 + at)).view(size).to(device, dtype)
+
+
+def _first(faults: Iterator[str]) -> str | None:
+    """What a library of kernels raises when it cannot compile or launch is of any class."""
+    try:
+        return next(faults, None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

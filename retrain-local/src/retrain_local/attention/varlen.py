@@ -1,0 +1,226 @@
+"""Attention over packed rows by flash attention: PyTorch's `varlen_attn`, CUDA and 16-bit numbers only."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.spans import Spans
+from retrain_local.model.decoder import Scores
+
+DTYPES = torch.float16, torch.bfloat16
+LARGEST_HEAD = 256
+BACKWARD_TAKES = ["grad_out", "query", "key", "value", "out", "lse", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+BACKWARD_TAKES += ["is_causal", "rng_state", "scale", "window_size"]
+
+
+class Rows:
+    """R rows of queries and of keys, each packed: the last query of a row stands at its last key."""
+
+    def __init__(self, new_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device) -> None:
+        self.query_ends = _ends(new_lengths, device)
+        self.key_ends = _ends(key_lengths, device)
+        # with one query per row the kernel changes the order of what it keeps for the backward pass
+        self.max_queries = max(2, *new_lengths)
+        self.max_keys = max(2, *key_lengths)
+
+
+class VarlenAttend:
+    """`Attend` over the segments of one packed row; differentiable, and the same bits every time if `exact`.
+
+    Keys and values of a prefix are repeated for each segment that continues it; where each stands is worked out once
+    and serves every layer. Layers that flash attention cannot compute (fp32, soft-capped scores, sinks) go through
+    `PaddedAttend`. `exact` makes PyTorch's deterministic mode hold for the length of a backward call, in the whole
+    process: it has to be off while another thread uses PyTorch.
+    """
+
+    def __init__(self, spans: Spans, device: torch.device, *, exact: bool = True) -> None:
+        self._spans, self._device, self._exact = spans, device, exact
+        self._padded: PaddedAttend | None = None
+        before = [spans.lengths[prefix] if prefix >= 0 else 0 for prefix in spans.prefixes]
+        keys = [own + prefix for own, prefix in zip(spans.lengths, before, strict=True)]
+        self._rows = Rows(spans.lengths, keys, device)
+        self._copies = Copies(spans, device) if any(before) else None
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        """See `Attend`."""
+        if not flash_computes(queries_NHD, values_NKD, scores):
+            self._padded = self._padded or PaddedAttend(self._spans, self._device)
+            return self._padded(layer, queries_NHD, keys_NKD, values_NKD, scores)
+        if self._copies is not None:
+            keys_NKD, values_NKD = _Copied.apply(keys_NKD, self._copies), _Copied.apply(values_NKD, self._copies)
+        return attend_rows(queries_NHD, keys_NKD, values_NKD, self._rows, scores, exact=self._exact)
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why `varlen_attn` cannot be used on this device; None if it can."""
+    if device.type != "cuda":
+        return f"flash attention runs on CUDA, not on {device.type!r}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"flash attention needs compute capability 8.0, this GPU has {major}.{minor}"
+    try:
+        importlib.import_module("torch.nn.attention.varlen")
+    except ImportError:
+        return f"PyTorch {torch.__version__} has no torch.nn.attention.varlen"
+    schema = torch.ops.torch_attn._varlen_attn_backward.default._schema
+    if [argument.name for argument in schema.arguments][: len(BACKWARD_TAKES)] != BACKWARD_TAKES:
+        return f"the backward pass of varlen_attn takes other arguments in PyTorch {torch.__version__}"
+    return None
+
+
+def flash_computes(queries_NHD: Tensor, values_NKD: Tensor, scores: Scores) -> bool:
+    """Whether numbers, sizes and scores of a layer are such as flash attention knows."""
+    size = queries_NHD.shape[2]
+    fits = size % 8 == 0 and size <= LARGEST_HEAD and size == values_NKD.shape[2]
+    return fits and queries_NHD.dtype in DTYPES and scores.softcap is None and scores.sinks_H is None
+
+
+def attend_rows(
+    queries_NHD: Tensor, keys_MKD: Tensor, values_MKD: Tensor, rows: Rows, scores: Scores, *, exact: bool = True
+) -> Tensor:
+    """What every query gathers from the keys of its row up to its own, [N, heads, size]; see `flash_computes`."""
+    # a window of w keys, the query's own included, is w - 1 keys to its left
+    window = (-1 if scores.window is None else scores.window - 1, 0)
+    out: Tensor = _Flash.apply(queries_NHD, keys_MKD, values_MKD, rows, scores.scale, window, exact)
+    return out
+
+
+@functools.cache
+def _options() -> dict[str, Any]:
+    """What this version wants to be told of grouped heads; earlier ones read it off the shapes."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+class _Flash(torch.autograd.Function):  # type: ignore[misc]
+    """`varlen_attn` with a backward pass that can be made deterministic."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries_NHD: Tensor,
+        keys_MKD: Tensor,
+        values_MKD: Tensor,
+        rows: Rows,
+        scale: float,
+        window: tuple[int, int],
+        exact: bool,
+    ) -> Tensor:
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+        lengths = rows.query_ends, rows.key_ends, rows.max_queries, rows.max_keys
+        out_NHD, sums = varlen_attn(
+            queries_NHD,
+            keys_MKD,
+            values_MKD,
+            *lengths,
+            return_aux=AuxRequest(lse=True),
+            scale=scale,
+            window_size=window,
+            **_options(),
+        )
+        ctx.save_for_backward(queries_NHD, keys_MKD, values_MKD, out_NHD, sums)
+        ctx.lengths, ctx.scale, ctx.window, ctx.exact = lengths, scale, window, exact
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=gradient.device)
+        with _deterministic(ctx.exact):
+            into = torch.ops.torch_attn._varlen_attn_backward(
+                gradient.contiguous(),
+                *ctx.saved_tensors,
+                *ctx.lengths,
+                ctx.window == (-1, 0),
+                no_dropout,
+                ctx.scale,
+                list(ctx.window),
+            )
+        return (*into, None, None, None, None)
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Flash attention's backward pass adds in a fixed order when PyTorch is told to be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()  # a mere warning leaves the order open
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    if not wanted or (before and not warns):
+        yield
+        return
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+class Copies:
+    """Where the keys of a packed row stand once every segment has those of its prefix before its own."""
+
+    def __init__(self, spans: Spans, device: torch.device) -> None:
+        starts = spans.starts
+        index: list[np.ndarray] = []
+        own: list[np.ndarray] = []
+        rounds: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        followers = [0] * len(spans.lengths)
+        end = 0
+        for segment, prefix in enumerate(spans.prefixes):
+            if prefix >= 0:
+                tokens = np.arange(starts[prefix], starts[prefix + 1])
+                index.append(tokens)
+                rounds.setdefault(followers[prefix], []).append((tokens, end + np.arange(len(tokens))))
+                followers[prefix] += 1
+                end += len(tokens)
+            tokens = np.arange(starts[segment], starts[segment + 1])
+            index.append(tokens)
+            own.append(end + np.arange(len(tokens)))
+            end += len(tokens)
+        shared = np.flatnonzero(np.array(followers))
+        shared_P = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in shared])
+        self.index_M = torch.from_numpy(np.concatenate(index)).to(device)
+        self.own_N = torch.from_numpy(np.concatenate(own)).to(device)
+        self.shared_P = torch.from_numpy(shared_P).to(device)
+        # the j-th copies of all prefixes: no token twice in one round, so that adding them up has one order
+        self.rounds = [
+            tuple(torch.from_numpy(x).to(device) for x in (np.searchsorted(shared_P, tokens), places))
+            for tokens, places in (map(np.concatenate, zip(*rounds[j], strict=True)) for j in sorted(rounds))
+        ]
+
+
+class _Copied(torch.autograd.Function):  # type: ignore[misc]
+    """x[index_M]; the gradients of a prefix's copies are added in fp32 and in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, copies: Copies) -> Tensor:
+        ctx.copies = copies
+        return x_N.index_select(0, copies.index_M)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        copies, (gradient_M,) = ctx.copies, gradients
+        gradient_N = gradient_M.index_select(0, copies.own_N)
+        total_P = gradient_N.index_select(0, copies.shared_P).float()
+        for rows, places in copies.rounds:
+            total_P.index_add_(0, rows, gradient_M.index_select(0, places).float())
+        return gradient_N.index_copy_(0, copies.shared_P, total_P.to(gradient_N.dtype)), None
+
+
+def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
+    ends = list(itertools.accumulate(lengths, initial=0))
+    return torch.tensor(ends, dtype=torch.int32).to(device)

@@ -1,0 +1,43 @@
+"""What a configuration must not ask of the engine `pytorch`; told before anything heavy is imported."""
+
+from __future__ import annotations
+
+from retrain.api import Config, Problem
+
+ENGINE = "pytorch"
+GPU_ONLY = {
+    ("dtype", "fp8"): "a CPU has no matrix product of 8-bit weights",
+    ("attention_kernel", "flash"): "PyTorch's flash attention over packed rows runs on CUDA alone",
+    ("attention_kernel", "triton"): "Triton compiles for GPUs",
+    ("attention_kernel", "tk"): "its kernels are CUDA's",
+    ("attention_kernel", "cutlass"): "its kernels are CUDA's",
+}
+ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
+
+
+def problems_of(config: Config) -> list[Problem]:
+    """Values of `[inference]` that no device has, or not the CPU that is asked for by name.
+
+    What depends on a GPU's generation or on an installed package is found out where the engine is made.
+    """
+    if config.value("inference.engine", ENGINE) != ENGINE:
+        return []
+    problems = []
+    if config.value("inference.dtype", "auto") == "fp4":
+        what, why = "dtype = 'fp4' is refused", "PyTorch has no kernel that computes with 4-bit weights"
+        fix = 'use "fp8" on a GPU that has it, or "auto"'
+        problems.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix=fix))
+    if not _is_cpu(config.backend.devices):
+        return problems
+    for (name, value), why in GPU_ONLY.items():
+        if config.value(f"inference.{name}", "") == value:
+            what = f"{name} = {value!r} is refused with devices = {config.backend.devices!r}"
+            fix = f'set [backend] devices = "gpu:0", {ON_A_CPU[name]}'
+            problems.append(Problem(where=config.place(f"inference.{name}"), what=what, why=why, fix=fix))
+    return problems
+
+
+def _is_cpu(devices: str) -> bool:
+    """Whether the sampler's devices, all but the last of several, are CPUs."""
+    names = [name.strip() for name in devices.split(",")]
+    return all(name == "cpu" for name in names[:-1] or names)

@@ -1,0 +1,146 @@
+"""Adapter and optimizer on disk: safetensors and JSON, nothing pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from retrain.api import BackendError, Problem
+from retrain_local.memory import MemoryLimits
+from retrain_local.model.adapter import file_names
+from retrain_local.model.pair import Pair
+
+ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
+PUBLISHED_FILE = "published_adapter.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+FORMAT = 1
+
+
+class Optimizer(Protocol):
+    """What is saved of an optimizer: the moments of each parameter that was ever updated, by name of the moment."""
+
+    @property
+    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """By parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Published:
+    """The adapter that the sampler used when it was not the trained one, and how many steps were in it."""
+
+    adapter: Mapping[str, Tensor]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loaded:
+    """Number of optimizer steps in the trained adapter; `published` is None when the sampler used the same."""
+
+    version: int
+    published: Published | None
+
+
+def save_adapter(pair: Pair, folder: Path) -> None:
+    """Write the trained adapter as plain PEFT files."""
+    _save(pair.adapter, folder / ADAPTER_FILE)
+    text = json.dumps(dict(pair.adapter_config), indent=2, sort_keys=True) + "\n"
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def save_state(
+    pair: Pair,
+    optimizer: Optimizer,
+    version: int,
+    folder: Path,
+    limits: MemoryLimits | None = None,
+    published: Published | None = None,
+) -> None:
+    """Write everything that continuing needs: adapter, AdamW moments by parameter name, step count and limits."""
+    save_adapter(pair, folder)
+    moments = {
+        f"{name}.{moment}": optimizer.state[p][moment]
+        for name, p in pair.parameters.items()
+        if p in optimizer.state
+        for moment in MOMENTS
+    }
+    _save(moments, folder / OPTIMIZER_FILE)
+    limited = asdict(limits or MemoryLimits())
+    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
+    if published is not None:
+        _save(published.adapter, folder / PUBLISHED_FILE)
+        state["published_version"] = published.version
+    (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLimits | None = None) -> Loaded:
+    """Bring back what `save_state` wrote into the parameters, the optimizer and the limits; publishing is left over.
+
+    BackendError, and nothing changed, when a file is missing, broken, or does not fit this model and rank.
+    """
+    adapter, moments, state = _read(folder)
+    targets, published = file_names(pair.parameters), None
+    _check_fit(targets, adapter, folder / ADAPTER_FILE)
+    wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
+    if moments:
+        _check_fit(wanted, moments, folder / OPTIMIZER_FILE)
+    if "published_version" in state:
+        published = Published(adapter=_read_published(folder), version=int(state["published_version"]))
+        _check_fit(targets, published.adapter, folder / PUBLISHED_FILE)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(adapter[name])
+    optimizer.state.clear()
+    for name, p in pair.parameters.items() if moments else ():
+        loaded = {m: moments[f"{name}.{m}"] for m in MOMENTS}
+        optimizer.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in loaded.items()}
+    if limits is not None:
+        limits.restore(state.get("memory_limits", {}))
+    return Loaded(version=int(state["policy_version"]), published=published)
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    save_file(plain, file, metadata={"format": "pt"})
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    try:
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise _unusable(folder, f"{STATE_FILE} has format {state['format']}, this version reads {FORMAT}")
+        state["policy_version"] = int(state["policy_version"])
+        return load_file(folder / ADAPTER_FILE), load_file(folder / OPTIMIZER_FILE), state
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise _unusable(folder, f"{type(error).__name__}: {error}") from error
+
+
+def _read_published(folder: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(folder / PUBLISHED_FILE)
+    except (OSError, SafetensorError) as error:
+        raise _unusable(folder, f"{type(error).__name__}: {error}") from error
+    return tensors
+
+
+def _check_fit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor], file: Path) -> None:
+    if odd := sorted(wanted.keys() ^ found.keys()):
+        raise _unusable(file, f"{len(odd)} tensors are missing or unknown, first {odd[0]}")
+    for name, tensor in wanted.items():
+        if tensor is not None and tensor.shape != found[name].shape:
+            raise _unusable(file, f"{name} has shape {list(found[name].shape)}, this run needs {list(tensor.shape)}")
+        if not torch.isfinite(found[name]).all():
+            raise _unusable(file, f"{name} holds a number that is not finite")
+
+
+def _unusable(path: Path, what: str) -> BackendError:
+    fix = "resume with the model and [lora] settings of the saved run, from a complete checkpoint"
+    return BackendError(Problem(where=str(path), what=what, fix=fix))

@@ -1,0 +1,199 @@
+"""Any other architecture: the modules of transformers under PEFT's adapter, with our attention in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging as transformers_logging
+
+from retrain.api import ConfigError, Problem
+from retrain_local.model.adapter import adapter_config
+from retrain_local.model.decoder import Attend, Shape
+from retrain_local.model.folder import Folder, refuse_recurrent
+from retrain_local.model.interface import KEYWORD, UnservedError, register
+from retrain_local.model.pair import Lora, Pair, Placement, Publish
+from retrain_local.model.peft_layers import attach, create_sampler, fan_in_fan_out, targets, trainable
+from retrain_local.model.probe import measured, own_logits
+from retrain_local.model.weights import MissingWeightsError
+
+
+class HostedDecoder:
+    """A causal language model of transformers; see `TrainedDecoder`.
+
+    Its body is called on one packed row without cache or mask; the model with its body cut out is the head, so that
+    whatever the architecture does behind it (soft-capping, scaling) is done by its own code.
+    """
+
+    shape: Shape
+
+    def __init__(self, model: Any) -> None:
+        self.device, self.dtype = model.device, model.dtype
+        self._model = model
+        path = _body_path(model)
+        self._body = model.get_submodule(path)
+        self._head = _replaced(model, path.split("."), _Given())
+        self._recompute = False
+
+    @property
+    def recompute(self) -> bool:
+        """See `TrainedDecoder`."""
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, value: bool) -> None:
+        if value == self._recompute:
+            return
+        self._recompute = value
+        # by hand: transformers' own switch wants modules in training mode, in which some layers drop activations
+        for module in self._model.modules():
+            if not isinstance(module, GradientCheckpointingLayer):
+                continue
+            if value:
+                again = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+                module.__dict__["forward"] = again
+            else:
+                del module.__dict__["forward"]
+
+    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """See `Decoder`."""
+        inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False}
+        hidden_ND: Tensor = self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
+        return hidden_ND
+
+    def compile(self) -> None:
+        """See `TrainedDecoder`."""
+        what = f"{type(self._model).__name__} is computed by transformers' modules, which are not compiled"
+        fix = "leave [backend.options] compile at false"
+        raise ConfigError(Problem(where="[backend.options] compile", what=what, fix=fix))
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """See `Decoder`."""
+        logits_MV: Tensor = self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
+        return logits_MV
+
+
+def create_hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
+    """See `create_pair`."""
+    if place.is_quantised:
+        what = f"fp8 is not served for {folder.document['model_type']}"
+        fix = 'set [inference] dtype to "auto" or "bf16"'
+        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+    register()
+    with folder.refusals(place.trainer), _quiet():
+        base = _load(folder, place)
+        own = own_logits(base, base.get_input_embeddings().num_embeddings)
+        peft = attach(base, lora)
+        eos_ids = folder.eos_ids()
+    parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
+    trained = HostedDecoder(peft.get_base_model())
+    text = base.config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    try:
+        trained.shape = measured(trained, own, parameters=total, context=context, inner=inner)
+    except UnservedError as error:
+        what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
+        raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
+    samplers: list[HostedDecoder] = []
+    published: list[Publish] = []
+    for device in place.samplers:
+        with folder.refusals(device):
+            model, publish = create_sampler(peft, place, device)
+        samplers.append(HostedDecoder(model))
+        samplers[-1].shape = trained.shape
+        published.append(publish)
+
+    def publish_to_all(adapter: Mapping[str, Tensor] | None = None) -> None:
+        for publish in published:
+            publish(adapter)
+
+    written = adapter_config(
+        targets(peft), rank=lora.rank, alpha=lora.alpha, base=lora.name, fan_in_fan_out=fan_in_fan_out(peft)
+    )
+    return Pair(
+        trained=trained,
+        samplers=tuple(samplers),
+        parameters=parameters,
+        total=total,
+        eos_ids=eos_ids,
+        adapter_config=written,
+        publish=publish_to_all,
+    )
+
+
+def _load(folder: Folder, place: Placement) -> Any:
+    """The causal language model on its device, frozen, in evaluation mode."""
+    source, options = folder.source, {"trust_remote_code": folder.trust_remote_code}
+    options["local_files_only"] = folder.source.offline
+    config = AutoConfig.from_pretrained(source.path, **options)
+    text = config.get_text_config()
+    if not getattr(text, "num_attention_heads", None):
+        what = f"{config.model_type} has no attention layers"
+        raise ConfigError(Problem(where=folder.where, what=what, fix="use a model with attention layers only"))
+    refuse_recurrent({"model_type": config.model_type, "layer_types": getattr(text, "layer_types", None)}, folder.where)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source.path,
+        config=config,
+        dtype=place.trainer_dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        attn_implementation="eager",
+        **options,
+    )
+    if report["missing_keys"]:
+        raise MissingWeightsError(sorted(report["missing_keys"]))
+    if model.get_output_embeddings() is None:
+        what = f"{type(model).__name__} has no language-model head"
+        raise ConfigError(Problem(where=folder.where, what=what, fix="name a causal language model"))
+    return model.requires_grad_(False).eval().to(place.trainer)
+
+
+class _Output(BaseModelOutput):  # type: ignore[misc]
+    """Hidden states; whatever else an architecture looks for (router logits, cross attentions) is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _Given(nn.Module):  # type: ignore[misc]
+    """In the place of a model's body: hidden states that are there already."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+def _body_path(model: Any) -> str:
+    """Name of the module between embedding and head."""
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    names = [name for name, module in model.named_modules() if name and module is body]
+    return names[0] if names else str(model.base_model_prefix)
+
+
+def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
+    """The same module around the same tensors, with another one at `path` within it."""
+    found, child = copy.copy(module), module._modules[path[0]]
+    assert child is not None
+    found._modules = module._modules | {path[0]: _replaced(child, path[1:], new) if path[1:] else new}
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for reading a file: the console has its own line for it."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

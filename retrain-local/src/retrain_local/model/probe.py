@@ -1,0 +1,82 @@
+"""One small forward pass that measures an unknown architecture and shows that packed rows give its own numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.spans import Spans
+from retrain_local.model.decoder import Decoder, Scores, Shape
+from retrain_local.model.interface import ATTENTION, UnservedError
+
+SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four
+TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
+LOOSE = 0.1  # in bf16, where experts may be chosen differently
+
+
+@dataclass(slots=True, eq=False)
+class Recorder:
+    """An `Attend` that notes which layers called it, and with what."""
+
+    attend: PaddedAttend
+    layers: list[int] = field(default_factory=list)
+    shapes: set[tuple[int, int, int, int]] = field(default_factory=set)
+    windows: set[int | None] = field(default_factory=set)
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        """See `Attend`."""
+        _, heads, size = queries_NHD.shape
+        self.layers.append(layer)
+        self.shapes.add((heads, keys_NKD.shape[1], size, values_NKD.shape[2]))
+        self.windows.add(scores.window)
+        return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
+
+
+def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
+    """What the model says of the rows of `SPANS`, one at a time, by its own attention."""
+    shared, *endings = _ids(vocabulary, model.device).split(SPANS.lengths)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        rows = [torch.cat([shared, ending])[None] for ending in endings]
+        logits = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
+    model.set_attn_implementation(ATTENTION)
+    return logits
+
+
+def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int | None, inner: int) -> Shape:
+    """The decoder's sizes as its attention is called; UnservedError unless its packed logits equal its own."""
+    device, vocabulary = decoder.device, own[0].shape[-1]
+    recorder = Recorder(PaddedAttend(SPANS, device))
+    positions_N = torch.from_numpy(SPANS.positions()).to(device)
+    with torch.no_grad():
+        hidden_ND = decoder.hidden(_ids(vocabulary, device), positions_N, recorder)
+        shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+    if recorder.layers != list(range(len(recorder.layers))) or not recorder.layers:
+        raise UnservedError(f"its attention is called for layers {recorder.layers}")
+    if len(recorder.shapes) > 1:
+        raise UnservedError("its layers have heads of different numbers or sizes")
+    for ending, expected in zip(endings, own, strict=True):
+        gap = (torch.cat([shared, ending]) - expected).float().norm() / expected.float().norm()
+        if not gap <= TOLERANCE.get(decoder.dtype, LOOSE):
+            raise UnservedError(f"without padding its logits differ by {float(gap):.2g} of their size from its own")
+    ((heads, kv_heads, head_size, value_size),) = recorder.shapes
+    return Shape(
+        layers=len(recorder.layers),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        value_size=value_size,
+        hidden=hidden_ND.shape[1],
+        inner=inner,
+        vocabulary=vocabulary,
+        context=context,
+        parameters=parameters,
+    )
+
+
+def _ids(vocabulary: int, device: torch.device) -> Tensor:
+    return (torch.arange(SPANS.num_tokens, device=device) * 7919 + 17) % vocabulary

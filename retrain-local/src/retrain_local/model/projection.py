@@ -1,0 +1,163 @@
+"""y = x W^T with the adapter's part in it: for training, with a gradient, and for sampling, without."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from retrain_local.model.adapter import Adapter, merge
+from retrain_local.model.weights import Linear
+
+MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices (1 GiB) up to which W + scale B A is computed and kept
+
+
+class Projection(Protocol):
+    """A fused linear layer of a decoder."""
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """[N, sum of outputs]."""
+
+
+class Sampled(Projection, Protocol):
+    """A projection that sampling uses."""
+
+    def take(self, adapter: Adapter) -> None:
+        """Compute with these matrices from now on, in place, so that a CUDA graph sees them."""
+
+
+class TrainedMerged:
+    """x (W + scale B A)^T. The gradient of A and B goes by products of their rank."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """See `Projection`."""
+        y_NO: Tensor = _Merged.apply(x_NI, self._adapter, *self._adapter.parts_a, *self._adapter.parts_b)
+        return y_NO
+
+
+class TrainedLowRank:
+    """x W^T + (x A^T) (scale B)^T in the dtype of W, which keeps an update that rounding of W + BA would lose."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """See `Projection`."""
+        y_NO: Tensor = _LowRank.apply(x_NI, self._adapter, *self._adapter.parts_a, *self._adapter.parts_b)
+        return y_NO
+
+
+class SampledMerged:
+    """x W'^T with W' = W + scale B A of what was last published, computed afresh from W each time: nothing drifts."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+        self._weight = linear.weight.clone()
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """See `Projection`."""
+        return functional.linear(x_NI, self._weight, self._linear.bias)
+
+    def take(self, adapter: Adapter) -> None:
+        """See `Sampled`."""
+        merge(adapter, self._linear.weight, self._weight)
+
+
+class SampledLowRank:
+    """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
+
+    def __init__(self, linear: Linear, rank: int) -> None:
+        self._linear, self._rank = linear, rank
+        parts, weight = len(linear.sizes), linear.weight
+        self._a = weight.new_zeros(parts * rank, weight.shape[1])
+        self._b = weight.new_zeros(weight.shape[0], parts * rank)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """See `Projection`."""
+        y_NO = functional.linear(x_NI, self._linear.weight, self._linear.bias)
+        return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
+
+    def take(self, adapter: Adapter) -> None:
+        """See `Sampled`."""
+        self._a.copy_(adapter.a)
+        rows, columns = self._b.split(self._linear.sizes), range(0, self._b.shape[1], self._rank)
+        for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
+            block[:, at : at + self._rank].copy_(_scaled(b, adapter, block.dtype))
+
+
+def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
+    """scale B in the dtype that is multiplied with; both sides round at the same place."""
+    return (b.detach() * adapter.scale).to(dtype)
+
+
+class _Merged(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps x alone for the way back; W' is made again, which costs rank / N of a product with it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.adapter = adapter
+        linear = adapter.linear
+        return functional.linear(x, merge(adapter, linear.weight, torch.empty_like(linear.weight)), linear.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (x,), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
+        weight = adapter.linear.weight
+        g_x = g @ merge(adapter, weight, torch.empty_like(weight)) if ctx.needs_input_grad[0] else None
+        return g_x, None, *_adapter_gradients(x, g, adapter.a, adapter.b * adapter.scale, adapter)[1]
+
+
+class _LowRank(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps x alone for the way back; x A^T is made again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.adapter = adapter
+        linear, rank = adapter.linear, adapter.rank
+        y = functional.linear(x, linear.weight, linear.bias)
+        inner = x @ adapter.a.to(x.dtype).T
+        scaled_b = _scaled(adapter.b, adapter, x.dtype)
+        parts_of = zip(
+            y.split(linear.sizes, dim=1), inner.split(rank, dim=1), scaled_b.split(linear.sizes), strict=True
+        )
+        for part, inside, b in parts_of:
+            part.addmm_(inside, b.T)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (x,), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
+        a, scaled_b = adapter.a.to(x.dtype), _scaled(adapter.b, adapter, x.dtype)
+        g_inner, of_parts = _adapter_gradients(x, g, a, scaled_b, adapter)
+        g_x = (g @ adapter.linear.weight).addmm_(g_inner, a) if ctx.needs_input_grad[0] else None
+        return g_x, None, *of_parts
+
+
+def _adapter_gradients(
+    x: Tensor, g: Tensor, a: Tensor, scaled_b: Tensor, adapter: Adapter
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Gradient of x A^T, [N, parts x rank], and those of every A, then of every B."""
+    sizes, rank = adapter.linear.sizes, adapter.rank
+    inner = x @ a.T
+    g_inner = torch.empty_like(inner)
+    g_b = adapter.b.new_empty(adapter.b.shape)
+    parts = zip(
+        g.split(sizes, dim=1),
+        inner.split(rank, dim=1),
+        g_inner.split(rank, dim=1),
+        scaled_b.split(sizes),
+        g_b.split(sizes),
+        strict=True,
+    )
+    for of_y, inside, of_inside, b, of_b in parts:
+        torch.mm(of_y, b, out=of_inside)
+        of_b.copy_(of_y.T @ inside)
+    g_a = (g_inner.T @ x).to(adapter.a.dtype)
+    return g_inner, (*g_a.split(rank), *g_b.mul_(adapter.scale).split(sizes))

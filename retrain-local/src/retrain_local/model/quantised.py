@@ -1,0 +1,91 @@
+"""Matrices of 8-bit floats for sampling: `[inference] dtype = "fp8"`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from retrain_local.model.adapter import Adapter
+from retrain_local.model.weights import Linear
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0  # of float8_e4m3fn
+ALIGNMENT = 16  # what both sides of a matrix have to be a multiple of
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fp8Matrix:
+    """A frozen matrix [outputs, inputs] as float8_e4m3fn with one fp32 scale per row, half the bytes of bf16."""
+
+    weight_OI: Tensor
+    scales_O: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> Fp8Matrix:
+        """Rounded to the nearest; the largest element of a row becomes 448."""
+        stored_OI, scales_O1 = _rounded(weight_OI)
+        return cls(weight_OI=stored_OI, scales_O=scales_O1[:, 0])
+
+    def linear(self, x_NI: Tensor) -> Tensor:
+        """x W^T in x's dtype; x is rounded to 8 bits too, with one scale per row. What is not finite becomes NaN."""
+        stored_NI, scales_N1 = _rounded(x_NI)
+        y_NO: Tensor = torch._scaled_mm(
+            stored_NI, self.weight_OI.T, scale_a=scales_N1, scale_b=self.scales_O[None, :], out_dtype=torch.bfloat16
+        )
+        return y_NO.to(x_NI.dtype)
+
+
+class SampledFp8:
+    """x W^T + (x A^T) (scale B)^T with W in 8 bits; the adapter stays in the dtype that it is sampled with."""
+
+    def __init__(self, linear: Linear, rank: int) -> None:
+        self._sizes, self._rank, self._bias = linear.sizes, rank, linear.bias
+        self._matrix = Fp8Matrix.of(linear.weight)
+        parts, weight = len(linear.sizes), linear.weight
+        self._a = weight.new_zeros(parts * rank, weight.shape[1])
+        self._b = weight.new_zeros(weight.shape[0], parts * rank)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """[N, sum of outputs]."""
+        y_NO = self._matrix.linear(x_NI)
+        if self._bias is not None:
+            y_NO += self._bias
+        return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
+
+    def take(self, adapter: Adapter) -> None:
+        """Compute with these matrices from now on, in place, so that a CUDA graph sees them."""
+        self._a.copy_(adapter.a)
+        rows, columns = self._b.split(self._sizes), range(0, self._b.shape[1], self._rank)
+        for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
+            block[:, at : at + self._rank].copy_(b.detach() * adapter.scale)
+
+
+def fp8_refusal(device: torch.device) -> str | None:
+    """Why 8-bit matrices cannot be multiplied on this device; None if they can."""
+    if device.type != "cuda":
+        return f"{device} has no matrix product of 8-bit floats"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        return f"8-bit floats need compute capability 8.9, this GPU has {major}.{minor}"
+    try:
+        probe = Fp8Matrix.of(torch.ones(ALIGNMENT, ALIGNMENT, dtype=torch.bfloat16, device=device))
+        probe.linear(torch.ones(1, ALIGNMENT, dtype=torch.bfloat16, device=device))
+    except RuntimeError as error:
+        return f"PyTorch {torch.__version__} does not multiply them here: {str(error).splitlines()[0]}"
+    return None
+
+
+def takes_fp8(linear: Linear) -> bool:
+    """Whether the sizes of a matrix are such as the 8-bit product asks for; others stay as they are."""
+    return all(size % ALIGNMENT == 0 for size in linear.weight.shape)
+
+
+def _rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, I] in 8 bits and scales [N, 1]: together they give x."""
+    wide_NI = x_NI.float()
+    scales_N1 = wide_NI.abs().amax(dim=1, keepdim=True).div_(LARGEST).clamp_(min=TINY)
+    # the cast does not saturate: what rounding pushed past the largest number would become NaN
+    return wide_NI.div_(scales_N1).clamp_(-LARGEST, LARGEST).to(FP8), scales_N1

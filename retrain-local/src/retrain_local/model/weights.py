@@ -1,0 +1,238 @@
+"""Frozen weights, read from safetensors straight into the tensors that the decoder multiplies with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain_local.model.architecture import Architecture
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Linear:
+    """One or more matrices with the same input, one above the other: [sum of outputs, inputs].
+
+    `names` are the modules of transformers' causal language model that hold them, `sizes` their numbers of outputs.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
+        """The same tensors where device and dtype agree already, otherwise copies."""
+        bias = None if self.bias is None else self.bias.to(device, dtype)
+        return replace(self, weight=self.weight.to(device, dtype), bias=bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWeights:
+    """One layer; `heads_norm` is [heads + kv_heads, head_size], what queries and keys are multiplied with."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    heads_norm: Tensor | None
+    output: Linear
+    inner_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """In the order of the forward pass."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weights:
+    """All frozen tensors of a decoder; `head` is `embedding` where they are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Weights:
+        """Embedding, head and norms there; linear layers, which projections hold, are left where they are."""
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(device, dtype)
+
+        layers = tuple(
+            replace(
+                layer,
+                attention_norm=moved(layer.attention_norm),
+                heads_norm=None if layer.heads_norm is None else moved(layer.heads_norm),
+                inner_norm=moved(layer.inner_norm),
+            )
+            for layer in self.layers
+        )
+        embedding = moved(self.embedding)
+        head = embedding if self.head is self.embedding else moved(self.head)
+        return Weights(embedding=embedding, layers=layers, norm=moved(self.norm), head=head)
+
+    @property
+    def count(self) -> int:
+        """Number of parameters, the tied head counted once."""
+        tensors = [self.embedding, self.norm] + ([self.head] if self.head is not self.embedding else [])
+        for layer in self.layers:
+            tensors += [layer.attention_norm, layer.inner_norm]
+            tensors += [x for linear in layer.linears for x in (linear.weight, linear.bias) if x is not None]
+        heads = sum(2 * layer.heads_norm.shape[-1] for layer in self.layers if layer.heads_norm is not None)
+        return int(sum(x.numel() for x in tensors) + heads)
+
+
+class MissingWeightsError(Exception):
+    """The checkpoint lacks tensors that the architecture needs."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"{len(names)} weights are missing, first {names[0]}")
+        self.names = names
+
+
+class MisshapenWeightsError(Exception):
+    """A tensor of the checkpoint has another shape than config.json says."""
+
+
+class Reader:
+    """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self._folder, self._device, self._dtype = folder, device, dtype
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        self._open: dict[str, Any] = {}
+
+    def __enter__(self) -> Reader:
+        from safetensors import safe_open
+
+        for name in file_names(self._folder):
+            file = self._stack.enter_context(safe_open(self._folder / name, framework="pt", device="cpu"))
+            self._files |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, read from its file's header."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def empty(self, *shape: int) -> Tensor:
+        """A tensor to read into."""
+        return torch.empty(shape, device=self._device, dtype=self._dtype)
+
+    def read(self, name: str, into: Tensor) -> Tensor:
+        """Fill a tensor of the same shape."""
+        return into.copy_(self._files[name].get_tensor(name))
+
+
+def file_names(folder: Path) -> list[str]:
+    """The safetensors files of a folder, in order."""
+    if not (folder / INDEX).is_file():
+        return [SINGLE]
+    return sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+
+
+def read_weights(reader: Reader, architecture: Architecture) -> Weights:
+    """All weights of a decoder, fused; MissingWeightsError or MisshapenWeightsError when the files do not hold them."""
+    prefix = "" if "embed_tokens.weight" in reader else "model."
+    shapes = dict(_shapes(architecture, prefix))
+    is_tied = architecture.is_tied and "lm_head.weight" not in reader
+    if is_tied:
+        del shapes["lm_head.weight"]
+    if missing := sorted(name for name in shapes if name not in reader):
+        raise MissingWeightsError(missing)
+    for name, shape in shapes.items():
+        if reader.shape(name) != shape:
+            raise MisshapenWeightsError(
+                f"{name} is {list(reader.shape(name))} in the file, config.json says {list(shape)}"
+            )
+
+    def whole(name: str) -> Tensor:
+        return reader.read(name, reader.empty(*shapes[name]))
+
+    embedding = whole(f"{prefix}embed_tokens.weight")
+    layers = tuple(_layer(reader, shapes, prefix, f"layers.{at}.", architecture) for at in range(architecture.layers))
+    head = embedding if is_tied else whole("lm_head.weight")
+    if architecture.is_tied and not is_tied and torch.equal(head, embedding):
+        head = embedding  # some files hold the tied head as well
+    return Weights(embedding=embedding, layers=layers, norm=whole(f"{prefix}norm.weight"), head=head)
+
+
+def _shapes(a: Architecture, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}embed_tokens.weight", (a.vocabulary, a.hidden)
+    yield f"{prefix}norm.weight", (a.hidden,)
+    yield "lm_head.weight", (a.vocabulary, a.hidden)
+    for at in range(a.layers):
+        layer = f"{prefix}layers.{at}."
+        yield f"{layer}input_layernorm.weight", (a.hidden,)
+        yield f"{layer}post_attention_layernorm.weight", (a.hidden,)
+        if a.normalises_heads:
+            yield f"{layer}self_attn.q_norm.weight", (a.head_size,)
+            yield f"{layer}self_attn.k_norm.weight", (a.head_size,)
+        for name, (out, inside) in matrices(a).items():
+            yield f"{layer}{name}.weight", (out, inside)
+            if name.rpartition(".")[2] in a.biased:
+                yield f"{layer}{name}.bias", (out,)
+
+
+def matrices(a: Architecture) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the linear layers within one layer, by module name, in the order of their modules."""
+    queries, keys = a.heads * a.head_size, a.kv_heads * a.head_size
+    return {
+        "self_attn.q_proj": (queries, a.hidden),
+        "self_attn.k_proj": (keys, a.hidden),
+        "self_attn.v_proj": (keys, a.hidden),
+        "self_attn.o_proj": (a.hidden, queries),
+        "mlp.gate_proj": (a.inner, a.hidden),
+        "mlp.up_proj": (a.inner, a.hidden),
+        "mlp.down_proj": (a.hidden, a.inner),
+    }
+
+
+def _layer(
+    reader: Reader, shapes: Mapping[str, tuple[int, ...]], prefix: str, layer: str, a: Architecture
+) -> LayerWeights:
+    def vector(name: str) -> Tensor:
+        name = f"{prefix}{layer}{name}.weight"
+        return reader.read(name, reader.empty(*shapes[name]))
+
+    def fused(*names: str) -> Linear:
+        full = tuple(f"{prefix}{layer}{name}" for name in names)
+        sizes = tuple(shapes[f"{name}.weight"][0] for name in full)
+        weight = reader.empty(sum(sizes), shapes[f"{full[0]}.weight"][1])
+        bias = reader.empty(sum(sizes)) if f"{full[0]}.bias" in shapes else None
+        for name, rows in zip(full, weight.split(sizes), strict=True):
+            reader.read(f"{name}.weight", rows)
+        if bias is not None:
+            for name, part in zip(full, bias.split(sizes), strict=True):
+                reader.read(f"{name}.bias", part)
+        return Linear(weight=weight, bias=bias, names=tuple(f"model.{layer}{name}" for name in names), sizes=sizes)
+
+    heads_norm = None
+    if a.normalises_heads:
+        queries, keys = vector("self_attn.q_norm"), vector("self_attn.k_norm")
+        heads_norm = torch.cat([queries.expand(a.heads, -1), keys.expand(a.kv_heads, -1)])
+    return LayerWeights(
+        attention_norm=vector("input_layernorm"),
+        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        heads_norm=heads_norm,
+        output=fused("self_attn.o_proj"),
+        inner_norm=vector("post_attention_layernorm"),
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+        down=fused("mlp.down_proj"),
+    )

@@ -1,0 +1,36 @@
+"""Pool, owners of its blocks and rows kept in it: what sampling holds beside the weights."""
+
+from __future__ import annotations
+
+import torch
+
+from retrain_local.model.decoder import Decoder
+from retrain_local.sampling.blocks import Blocks
+from retrain_local.sampling.kept import Kept
+from retrain_local.sampling.pool import Pool, bytes_per_token
+
+BLOCK_SIZE = 16  # tokens
+CPU_CACHE_BYTES = 2**32  # half of it the pool, half the copy that a segment reads
+GPU_CACHE_SHARE = 0.8  # of the memory that is free when the engine is made
+
+
+class Cache:
+    """Keys and values of `tokens` tokens; the memory of a CPU is taken when it is first written."""
+
+    def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
+        sizes = {"tokens": tokens, "block_size": BLOCK_SIZE, "kind": kind}
+        self.tokens = tokens
+        self.pool = Pool(decoder.shape, dtype=decoder.dtype, device=decoder.device, **sizes)
+        self.blocks = Blocks(self.pool.num_blocks - 1)
+        self.kept = Kept(self.blocks)
+
+
+def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None) -> int:
+    """Tokens for which a pool is made: of so many bytes, or of what the device has free at this moment."""
+    if cache_bytes is None:
+        cache_bytes = CPU_CACHE_BYTES
+        if decoder.device.type == "cuda":
+            cache_bytes = int(GPU_CACHE_SHARE * torch.cuda.mem_get_info(decoder.device)[0])
+    if decoder.device.type == "cpu":
+        cache_bytes //= 2
+    return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))

@@ -1,0 +1,112 @@
+"""Decode steps as CUDA graphs: recorded once per batch size, then replayed with one launch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain_local.memory import is_out_of_memory
+
+log = logging.getLogger("retrain")
+SMALL = (1, 2, 4, 8)
+MIDDLE, LARGE = 8, 32  # steps between buckets up to 32 rows and above
+WARM_UP = 2  # calls before the recording: libraries set themselves up, Triton compiles
+
+
+def bucket(rows: int) -> int:
+    """The batch size that `rows` rows decode in: 1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 160 and so on."""
+    for size in SMALL:
+        if rows <= size:
+            return size
+    step = MIDDLE if rows <= LARGE else LARGE
+    return -(-rows // step) * step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recording:
+    """A graph and the tensors that it advances, which live as long as it does."""
+
+    graph: torch.cuda.CUDAGraph
+    state: tuple[Tensor, ...]
+
+    def is_of(self, state: Sequence[Tensor]) -> bool:
+        """Whether these are the very tensors."""
+        return [tensor.data_ptr() for tensor in self.state] == [tensor.data_ptr() for tensor in state]
+
+
+class Graphs:
+    """Recorded steps by key. All share one pool of memory: they run one after another, and what outlives a step stands
+    in tensors that were there before the recording.
+
+    A step takes nothing and returns nothing; it reads and writes tensors whose addresses never change, waits for
+    nothing, and does the same for the same key. Where the recording fails, steps run as they are, after one warning.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._records = device.type == "cuda"
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
+        """Do `step` once. `state` is every tensor that it advances: the warm-up puts them back.
+
+        A key whose tensors have moved since is recorded again.
+        """
+        if not self._records:
+            step()
+            return
+        with torch.cuda.device(self._device):
+            recording = self._recordings.get(key)
+            if recording is None or not recording.is_of(state):
+                recording = self._recorded(step, state)
+                if recording is None:
+                    step()
+                    return
+                self._recordings[key] = recording
+            recording.graph.replay()
+
+    def forget(self) -> None:
+        """Drop all recordings: the tensors that they work on are about to be allocated anew."""
+        self._recordings.clear()
+        self._pool = None
+
+    def _recorded(self, step: Callable[[], None], state: Sequence[Tensor]) -> _Recording | None:
+        before = [tensor.clone() for tensor in state]
+        stream = torch.cuda.Stream(self._device)
+        try:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    step()
+                    _put_back(state, before)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            # another thread may train meanwhile: what it asks of CUDA must not end this recording
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            log.warning("CUDA graphs are off, decoding step by step: %s", str(error).splitlines()[0])
+            self._records = False
+            self.forget()
+            torch.cuda.synchronize()
+            _put_back(state, before)
+            return None
+        return _Recording(graph, tuple(state))
+
+
+def _put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    for tensor, old in zip(state, before, strict=True):
+        tensor.copy_(old)

@@ -1,0 +1,59 @@
+"""What the engine measures of its own work, and what that is called in a step's line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from retrain.api import MetricSpec
+
+if TYPE_CHECKING:
+    from retrain_local.sampling.schedule import Schedule
+
+ABSENT = "nothing was sampled by engine pytorch"
+METRICS = [
+    MetricSpec(
+        name="engine_prompt_reuse",
+        meaning="Share of prompt tokens whose keys and values were there already, of the group's prompt or of an "
+        "earlier turn.",
+        absent=ABSENT,
+    ),
+    MetricSpec(
+        name="engine_rows_put_aside",
+        meaning="How often a completion had to wait in its middle because keys and values of all did not fit.",
+        absent=ABSENT,
+    ),
+    MetricSpec(
+        name="engine_live_rows_mean",
+        meaning="Completions being decoded together, mean over the tokens that were drawn one after another.",
+        absent=ABSENT,
+    ),
+]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Counts since they were last asked for."""
+
+    steps: int = 0
+    row_steps: int = 0
+    put_aside: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+
+    def add(self, schedule: Schedule) -> None:
+        """Take in what a schedule counted."""
+        self.put_aside += schedule.put_aside
+        self.prompt_tokens += schedule.prompt_tokens
+        self.computed_tokens += schedule.computed_tokens
+
+    def fields(self) -> Mapping[str, float]:
+        """Finite numbers by the names of `METRICS`; nothing when nothing was sampled."""
+        if not self.steps:
+            return {}
+        return {
+            "engine_prompt_reuse": 1.0 - self.computed_tokens / max(1, self.prompt_tokens),
+            "engine_rows_put_aside": float(self.put_aside),
+            "engine_live_rows_mean": self.row_steps / self.steps,
+        }

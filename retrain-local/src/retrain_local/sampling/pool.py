@@ -1,0 +1,139 @@
+"""Keys and values of all rows, in blocks of some tokens each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrain_local.model.decoder import Shape
+
+QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}  # storage and its largest number
+SCALE_BYTES = 4
+
+
+class Pool:
+    """Per layer keys [num_blocks, block_size, kv_heads, head_size] and values of the same form; block 0 is scratch.
+
+    `kind` "auto" keeps them as the model makes them, "bf16" rounds them. "int8" and "fp8" (e4m3) keep, for each token
+    and head, one fp32 scale that maps the vector's largest magnitude to the largest number of the storage; scales are
+    [num_blocks, block_size, kv_heads]. Slot s is place s % block_size of block s // block_size. All starts as zeros:
+    what is read beyond the end of a row is masked, and must be finite for that.
+    """
+
+    def __init__(
+        self, shape: Shape, *, tokens: int, block_size: int, kind: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = 1 + max(1, tokens // block_size)
+        self.kind = kind
+        self.dtype = dtype
+        stored, self._largest = storage(kind, dtype)
+        sizes = {"dtype": stored, "device": device}
+        slots = (self.num_blocks, block_size, shape.kv_heads)
+        layers = range(shape.layers)
+        # the bytes of a float8 are zeroed and moved as integers, for which every device has kernels
+        self.keys = [_zeros((*slots, shape.head_size), **sizes) for _ in layers]
+        self.values = [_zeros((*slots, shape.value_size), **sizes) for _ in layers]
+        self.key_scales: list[Tensor] | None = None
+        self.value_scales: list[Tensor] | None = None
+        if self.is_quantised:
+            self.key_scales = [_zeros(slots, dtype=torch.float32, device=device) for _ in layers]
+            self.value_scales = [_zeros(slots, dtype=torch.float32, device=device) for _ in layers]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether numbers are kept with scales."""
+        return self.kind in QUANTISED
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is read is what was written."""
+        return self.keys[0].dtype is self.dtype
+
+    def write(self, layer: int, slots_N: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
+        """Put keys and values of N tokens into their slots."""
+        for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self._sides(layer), strict=True):
+            cells, scales_NK = self._encoded(states_NKD, stored.dtype)
+            _bytes(stored).flatten(0, 1).index_copy_(0, slots_N, _bytes(cells))
+            if scales is not None and scales_NK is not None:
+                scales.flatten(0, 1).index_copy_(0, slots_N, scales_NK)
+
+    def read(self, layer: int, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at any vectors, [*vectors.shape, size] in the model's dtype.
+
+        A vector is one head of one slot: number slot x kv_heads + head, see `vectors_of`.
+        """
+        found = []
+        for stored, scales in self._sides(layer):
+            cells = _bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
+            taken = None if scales is None else scales.flatten().index_select(0, vectors.flatten())
+            found.append(self._decoded(cells, taken).unflatten(0, vectors.shape))
+        return found[0], found[1]
+
+    def rounded(self, states_NKD: Tensor) -> Tensor:
+        """What would be read after these were written."""
+        return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD, self.keys[0].dtype))
+
+    def vectors_of(self, slots: Tensor) -> Tensor:
+        """Numbers of the vectors in these slots, [rows, tokens] to [rows, kv_heads, tokens]."""
+        heads = self.keys[0].shape[2]
+        return slots[:, None] * heads + torch.arange(heads, device=slots.device)[:, None]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, all layers; every source is read before any target is written."""
+        if not sources:
+            return
+        device = self.keys[0].device
+        sources_R, targets_R = (torch.tensor(list(blocks), device=device) for blocks in (sources, targets))
+        scales = [*(self.key_scales or ()), *(self.value_scales or ())]
+        for stored in (*self.keys, *self.values, *scales):
+            _bytes(stored).index_copy_(0, targets_R, _bytes(stored).index_select(0, sources_R))
+
+    def _sides(self, layer: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Storage and scales of a layer's keys and values."""
+        if self.key_scales is None or self.value_scales is None:
+            return [(self.keys[layer], None), (self.values[layer], None)]
+        return [(self.keys[layer], self.key_scales[layer]), (self.values[layer], self.value_scales[layer])]
+
+    def _encoded(self, states: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        if not self.is_quantised:
+            return states.to(stored), None
+        wide = states.float()
+        scales = wide.abs().amax(dim=-1) / self._largest
+        # a vector of zeros keeps the scale 0; a NaN or an infinity makes the scale one, and so stays visible
+        cells = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+        return (cells.round() if stored is torch.int8 else cells).to(stored), scales
+
+    def _decoded(self, cells: Tensor, scales: Tensor | None) -> Tensor:
+        return cells.to(self.dtype) if scales is None else (cells.float() * scales[..., None]).to(self.dtype)
+
+
+def storage(kind: str, dtype: torch.dtype) -> tuple[torch.dtype, float]:
+    """What a pool of this kind is made of for a model of this dtype, and the largest number that fits (1 if any)."""
+    if kind in QUANTISED:
+        return QUANTISED[kind]
+    return (torch.bfloat16 if kind == "bf16" else dtype), 1.0
+
+
+def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
+    """Of keys and values in all layers, scales included."""
+    stored, _ = storage(kind, dtype)
+    vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (kind in QUANTISED)
+    return shape.layers * shape.kv_heads * vectors
+
+
+def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU their memory is taken only when it is first written."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.int8)).view(dtype).view(size)
+    if dtype.itemsize == 1:
+        return torch.zeros(size, dtype=torch.int8, device=device).view(dtype)
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+def _bytes(stored: Tensor) -> Tensor:
+    return stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored

@@ -1,0 +1,220 @@
+"""Which rows are decoded next, and which blocks are theirs."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from retrain.api import Tokens
+from retrain_local.sampling.blocks import Blocks
+from retrain_local.sampling.kept import Kept, Prefix
+from retrain_local.sampling.rows import Row
+
+HEADROOM = 64  # tokens that every row must have room for before another one is taken up
+
+
+class NoRoomError(Exception):
+    """The pool does not even hold the one row that is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fill:
+    """Tokens whose keys and values have to be computed; the `past` before them are in `blocks` already.
+
+    `copied` is a pair of blocks, source and target, that has to be copied before.
+    """
+
+    tokens_T: Tokens
+    past: int
+    blocks: list[int]
+    copied: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fills:
+    """What a segment needs first: `prompts` that several rows begin with, then each row's own `rest`."""
+
+    prompts: list[Fill] = field(default_factory=list)
+    rest: list[Fill] = field(default_factory=list)
+
+
+class Schedule:
+    """Continuous batching: rows run from the oldest on, as many as there are blocks for.
+
+    Every row that runs is older than every row that waits. When blocks run out, what could be computed again goes
+    first: rows kept from before, then prompts of which no row runs, then the youngest row, which keeps its tokens
+    and waits. All of it depends on the rows and on the sizes alone. `batch_tokens` bounds rows x longest row of a batch.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        blocks: Blocks,
+        block_size: int,
+        *,
+        kept: Kept | None,
+        share: bool,
+        batch_tokens: int | None = None,
+    ) -> None:
+        self.running: list[Row] = []
+        self.waiting = deque(row for row in rows if row.room)
+        self.put_aside = 0
+        self.prompt_tokens = 0  # of all rows that were begun, and how many of these had to be computed
+        self.computed_tokens = 0
+        self._blocks = blocks
+        self._size = block_size
+        self._kept = kept
+        self._batch_tokens = batch_tokens
+        self._prompts: dict[bytes, Prefix] = {}
+        self._unfinished = Counter(row.prompt_key for row in self.waiting if share)
+
+    def advance(self, steps: int) -> Fills:
+        """Make room for `steps` more tokens in every row that runs, then take up as many others as fit.
+
+        NoRoomError when not even the oldest row fits.
+        """
+        self._reserve(steps)
+        fills = Fills()
+        ahead = sum(self._ahead(row) for row in self.running)
+        width = self._width(self.running)
+        while self.waiting:
+            row = self.waiting[0]
+            width = max(width, self._width([row]))
+            too_wide = width * (len(self.running) + 1) > self._limit
+            if (self.running and too_wide) or not self._take_up(row, steps, ahead, fills):
+                break
+            self.running.append(self.waiting.popleft())
+            ahead += self._ahead(row)
+        return fills
+
+    def retire(self, row: Row) -> None:
+        """Take a row that has ended out; its blocks are kept for rows that continue it, or free."""
+        self.running.remove(row)
+        needed = self._count(row.cached)
+        self._blocks.release(row.blocks[needed:])
+        if self._kept is not None:
+            self._kept.add(Prefix(tokens_T=row.prefix_T, blocks=row.blocks[:needed]))
+        else:
+            self._blocks.release(row.blocks[:needed])
+        row.blocks = []
+        self._unfinished[row.prompt_key] -= 1
+        if self._unfinished[row.prompt_key] <= 0:
+            self._forget(row.prompt_key)
+
+    def release(self) -> None:
+        """Give back the blocks of all rows and prompts."""
+        for row in self.running:
+            self._blocks.release(row.blocks)
+            row.blocks = []
+        for key in list(self._prompts):
+            self._forget(key)
+        self.running.clear()
+        self.waiting.clear()
+
+    def _reserve(self, steps: int) -> None:
+        while len(self.running) > 1 and self._width(self.running) * len(self.running) > self._limit:
+            self._put_aside()
+        place = 0
+        while place < len(self.running):
+            row = self.running[place]
+            missing = self._count(row.cached + min(steps, row.room)) - len(row.blocks)
+            if missing <= self._blocks.free:
+                row.blocks += self._blocks.take(max(0, missing))
+                place += 1
+            elif not self._give_up_one():
+                if len(self.running) > 1:
+                    self._put_aside()  # perhaps this very row
+                elif self._prompts:
+                    self._forget(next(iter(self._prompts)))
+                else:
+                    raise NoRoomError
+
+    def _take_up(self, row: Row, steps: int, ahead: int, fills: Fills) -> bool:
+        """Give a row its blocks, with `ahead` left for the others; False when those that run leave no room for it."""
+        alone = not self.running
+        count = self._count(row.cached + min(steps if alone else HEADROOM, row.room))
+        before_last = len(row.prompt_T) - 1
+        is_shared = self._unfinished[row.prompt_key] > 1
+        while True:
+            prompt = self._prompts.get(row.prompt_key)
+            base = prompt or (self._kept.longest(row.prompt_T) if self._kept is not None else None)
+            missing = count - (base.cached // self._size if base else 0)
+            if is_shared and prompt is None:
+                # the prompt gets blocks of its own, of which the row shares all but the last, partial one
+                missing += self._count(before_last) - before_last // self._size
+            if missing + ahead <= self._blocks.free:
+                break
+            if not self._give_up_one():
+                if not alone:
+                    return False
+                if not is_shared:
+                    raise NoRoomError
+                is_shared = False  # by itself, without a copy of the partial block
+        if is_shared and prompt is None:
+            base = self._begin_prompt(row, base, fills)
+        self._begin(row, base, count, fills)
+        return True
+
+    def _begin_prompt(self, row: Row, base: Prefix | None, fills: Fills) -> Prefix:
+        blocks, copied = self._fork(base, self._count(len(row.prompt_T) - 1))
+        past = base.cached if base else 0
+        fills.prompts.append(Fill(tokens_T=row.prompt_T[past:-1], past=past, blocks=blocks, copied=copied))
+        self.computed_tokens += len(row.prompt_T) - 1 - past
+        prefix = Prefix(tokens_T=row.prompt_T, blocks=blocks)
+        self._prompts[row.prompt_key] = prefix
+        return prefix
+
+    def _begin(self, row: Row, base: Prefix | None, count: int, fills: Fills) -> None:
+        row.blocks, copied = self._fork(base, count)
+        past = base.cached if base else 0
+        fills.rest.append(Fill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
+        if not row.tokens:
+            self.prompt_tokens += len(row.prompt_T) - 1
+            self.computed_tokens += len(row.prompt_T) - 1 - past
+        row.rewind()
+
+    def _fork(self, base: Prefix | None, count: int) -> tuple[list[int], tuple[int, int] | None]:
+        """`count` blocks that begin as `base` does: whole ones shared, the partial last one to be copied."""
+        if base is None:
+            return self._blocks.take(count), None
+        whole = base.cached // self._size
+        fresh = self._blocks.take(count - whole)
+        self._blocks.share(base.blocks[:whole])
+        copied = (base.blocks[whole], fresh[0]) if base.cached % self._size else None
+        return [*base.blocks[:whole], *fresh], copied
+
+    def _put_aside(self) -> None:
+        row = self.running.pop()
+        self._blocks.release(row.blocks)
+        row.blocks = []
+        self.waiting.appendleft(row)
+        self.put_aside += 1
+
+    def _give_up_one(self) -> bool:
+        if self._kept is not None and self._kept.drop_oldest():
+            return True
+        used = {row.prompt_key for row in self.running}
+        idle = next((key for key in self._prompts if key not in used), None)
+        if idle is not None:
+            self._forget(idle)
+        return idle is not None
+
+    def _forget(self, key: bytes) -> None:
+        prompt = self._prompts.pop(key, None)
+        if prompt is not None:
+            self._blocks.release(prompt.blocks)
+
+    def _ahead(self, row: Row) -> int:
+        """Blocks that the row lacks for its next tokens."""
+        return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))
+
+    def _width(self, rows: Iterable[Row]) -> int:
+        return max((self._size * self._count(row.cached + min(HEADROOM, row.room)) for row in rows), default=0)
+
+    @property
+    def _limit(self) -> float:
+        return float("inf") if self._batch_tokens is None else self._batch_tokens
+
+    def _count(self, tokens: int) -> int:
+        return -(-tokens // self._size)

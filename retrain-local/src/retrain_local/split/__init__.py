@@ -1,0 +1,1 @@
+"""Split mode: sampling and training on devices of their own, one step of overlap."""

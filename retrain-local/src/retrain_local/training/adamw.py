@@ -1,0 +1,54 @@
+"""AdamW over the adapter's parameters: PyTorch's arithmetic without the second that its class takes to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+
+class AdamW:
+    """Adam with decoupled weight decay (arXiv:1711.05101).
+
+    `torch.optim.AdamW` calls the same function; making one imports PyTorch's compiler, which takes as long as PyTorch
+    itself. `state` is as there: `exp_avg`, `exp_avg_sq` and `step` of each parameter that was ever updated.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, decay: float
+    ) -> None:
+        self.parameters = list(parameters)
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._lr, self._betas, self._eps, self._decay = lr, betas, eps, decay
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        updated = [p for p in self.parameters if p.grad is not None]
+        for p in updated:
+            if p not in self.state:
+                moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                self.state[p] = {**moments, "step": torch.tensor(0.0)}
+        states = [self.state[p] for p in updated]
+        with torch.no_grad():
+            adamw(
+                updated,
+                [p.grad for p in updated],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                amsgrad=False,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                lr=self._lr,
+                weight_decay=self._decay,
+                eps=self._eps,
+                maximize=False,
+            )
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+        for p in self.parameters:
+            p.grad = None

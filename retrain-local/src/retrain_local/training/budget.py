@@ -1,0 +1,108 @@
+"""How many tokens a packed row may hold: found from free memory, brought down by running out of it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from retrain.api import OutOfMemoryError, Problem
+from retrain_local.memory import MemoryLimits
+from retrain_local.model.decoder import Shape
+
+LOG = logging.getLogger("retrain")
+TOKEN_BUDGET = {"cpu": 1024, "cuda": 65536}  # of a pack: larger ones gain nothing, on a CPU they leave its caches
+ACTIVATION_BYTES_CPU = 2**30
+ACTIVATION_SHARE_GPU = 0.7  # of the memory that is free when the first step begins
+FULL_SPEED_TOKENS = 8192  # a pack of fewer tokens leaves a GPU idle: then activations are computed twice instead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackLoad:
+    """What was being computed: a pack of `tokens` from `rows` rows, the longest of `longest` tokens."""
+
+    rows: int = 0
+    tokens: int = 0
+    longest: int = 0
+
+
+def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool) -> int:
+    """Bytes that one token of a pack occupies until the backward pass, and in it.
+
+    A layer keeps its input twice (before and after the norm, again around the feed-forward part), queries, keys and
+    values before and after their rotation, what was gathered, and three vectors of the inner size. With `recompute` a
+    layer keeps its input alone, and one layer at a time the rest. The head keeps a vector of the hidden size.
+    """
+    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
+    layer = 6 * shape.hidden + attention + 4 * shape.inner
+    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * layer
+    return (kept + 4 * shape.hidden) * dtype.itemsize
+
+
+def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:
+    """Whether keeping all activations would leave room for too few tokens to be fast."""
+    return free_bytes // activation_bytes(shape, dtype, recompute=False) < FULL_SPEED_TOKENS
+
+
+def activation_room(device: torch.device) -> int:
+    """Bytes that activations may take: a fixed amount on a CPU, most of what is free on a GPU."""
+    if device.type != "cuda":
+        return ACTIVATION_BYTES_CPU
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(ACTIVATION_SHARE_GPU * (free + unused))
+
+
+def is_short(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether what is free now would make training slow, so that sampling had better give its memory back first."""
+    return device.type == "cuda" and plan_recompute(shape, dtype, activation_room(device))
+
+
+def token_budget(shape: Shape, dtype: torch.dtype, device: torch.device, room_bytes: int, *, recompute: bool) -> int:
+    """Tokens of a pack."""
+    most = TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"])
+    return max(1, min(most, room_bytes // activation_bytes(shape, dtype, recompute=recompute)))
+
+
+def recompute_from_now_on(limits: MemoryLimits, load: PackLoad, device: torch.device) -> None:
+    """Keep fewer activations after running out of memory, and say so."""
+    limits.recompute = True
+    LOG.warning(
+        "Out of memory in training, with a pack of %d tokens on %s. Activations are computed again in the backward pass "
+        "from now on, and the step is done again; the gradient is the same.",
+        load.tokens,
+        device,
+    )
+
+
+def halve(limits: MemoryLimits, load: PackLoad, device: torch.device) -> None:
+    """Bring the budget down after running out of memory, and say so."""
+    limits.train_tokens = max(1, load.tokens // 2)
+    LOG.warning(
+        "Out of memory in training, with a pack of %d tokens from %d rows on %s. Packs hold %d tokens from now on, and "
+        "the step is done again; the gradient is the same.",
+        load.tokens,
+        load.rows,
+        device,
+        limits.train_tokens,
+    )
+
+
+def too_big_to_train(load: PackLoad, fitting_tokens: int, shape: Shape, device: torch.device) -> OutOfMemoryError:
+    """The error of a pack that does not fit; `fitting_tokens` is the size of the largest that did."""
+    rows = "one row" if load.rows == 1 else f"{load.rows} rows"
+    inner = f"activations of a layer [{load.tokens}, {shape.inner}]"
+    what = (
+        f"training ran out of memory on {device} with a pack of {load.tokens} tokens from {rows}; the biggest: {inner}"
+    )
+    if load.rows > 1:
+        size = min(load.tokens - 1, max(load.tokens // 2, fitting_tokens))
+        fix = f"set [backend.options] micro_batch_tokens = {size} (it does not change the gradient)"
+    else:
+        shorter = max(1, min(load.longest - 1, max(load.longest // 2, fitting_tokens)))
+        fix = (
+            'set [backend.options] gradient_checkpointing = "on", keep rows (prompt and completion) below '
+            f"{shorter} tokens with [training] max_tokens, or use a smaller [model] model or a GPU with more memory"
+        )
+    return OutOfMemoryError(Problem(where="training", what=what, fix=fix))

@@ -1,0 +1,161 @@
+"""Cuts the rows of an optimizer step into packed rows without padding, in which a group's prompt stands once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrain.api import BackendError, Floats, Problem, TrainRow
+from retrain_local.attention.spans import Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pack:
+    """N tokens of several rows, one after another, and M action tokens that they predict, row by row.
+
+    Action m is `tokens_M[m]`, predicted after token `places_M[m]` of the packed row; the first actions of a group are
+    all predicted after the last token of its shared prompt. `rows` are the numbers of the rows in the step.
+    `engine_logprobs_M` are `old_logprobs_M` again unless the rows tell the two apart.
+    """
+
+    rows: tuple[int, ...]
+    spans: Spans
+    ids_N: Tensor
+    positions_N: Tensor
+    places_M: Tensor
+    tokens_M: Tensor
+    old_logprobs_M: Tensor
+    engine_logprobs_M: Tensor
+    advantages_M: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A row: tokens up to its first action, and all that its last action depends on."""
+
+    number: int
+    row: TrainRow
+    first: int
+    last: int
+
+
+def pack_rows(rows: Sequence[TrainRow], *, device: torch.device, max_tokens: int, share: bool = True) -> list[Pack]:
+    """All rows that have action tokens, in packs of at most `max_tokens`, or of one row that is longer.
+
+    Rows that begin with the same tokens up to their first action share these where `share` is True; a group that is cut
+    has them once in each of its packs. The order depends on the rows alone.
+    """
+    return [_pack(groups, device) for groups in _cut(_groups(rows, share=share), max_tokens)]
+
+
+def _groups(rows: Sequence[TrainRow], *, share: bool) -> list[list[_Member]]:
+    groups: dict[bytes | int, list[_Member]] = {}
+    for number, row in enumerate(rows):
+        actions = np.flatnonzero(row.action_T)
+        if len(actions):
+            member = _Member(number=number, row=row, first=int(actions[0]), last=int(actions[-1]))
+            groups.setdefault(row.tokens_T[: member.first].tobytes() if share else number, []).append(member)
+    for members in groups.values():
+        members.sort(key=lambda member: -member.last)
+    return sorted(groups.values(), key=lambda members: -members[0].last)
+
+
+def _cut(groups: list[list[_Member]], max_tokens: int) -> Iterator[list[list[_Member]]]:
+    pack: list[list[_Member]] = []
+    used = 0
+    for members in groups:
+        opened = False
+        for member in members:
+            own = member.last - member.first
+            cost = own if opened else member.last
+            if pack and used + cost > max_tokens:
+                yield pack
+                pack, used, opened = [], 0, False
+                cost = member.last
+            if not opened:
+                pack.append([])
+                opened = True
+            pack[-1].append(member)
+            used += cost
+    if pack:
+        yield pack
+
+
+def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
+    lengths: list[int] = []
+    prefixes: list[int] = []
+    ids, places, members = [], [], []
+    start = 0
+
+    def segment(tokens_T: np.ndarray, prefix: int) -> int:
+        nonlocal start
+        lengths.append(len(tokens_T))
+        prefixes.append(prefix)
+        ids.append(tokens_T)
+        start += len(tokens_T)
+        return start - len(tokens_T)
+
+    for group in groups:
+        alone = len(group) == 1
+        member = group[0]
+        prompt_start = segment(member.row.tokens_T[: member.last if alone else member.first], -1)
+        prompt = len(lengths) - 1
+        for member in group:
+            begun = prompt_start + member.first
+            if not alone and member.last > member.first:
+                begun = segment(member.row.tokens_T[member.first : member.last], prompt)
+            at_M = np.flatnonzero(member.row.action_T) - 1 - member.first  # -1: after the last token of the prompt
+            places.append(np.where(at_M < 0, prompt_start + member.first - 1, begun + at_M))
+            members.append(member)
+    spans = Spans(lengths=tuple(lengths), prefixes=tuple(prefixes))
+    rows = [member.row for member in members]
+
+    def moved(values: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(values)).to(device=device, dtype=dtype)
+
+    return Pack(
+        rows=tuple(member.number for member in members),
+        spans=spans,
+        ids_N=moved(ids, torch.int64),
+        positions_N=moved([spans.positions()], torch.int64),
+        places_M=moved(places, torch.int64),
+        tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
+        old_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
+        engine_logprobs_M=moved([_engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
+        advantages_M=moved([row.advantages_T[row.action_T] for row in rows], torch.float32),
+    )
+
+
+def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
+    """BackendError, naming row and token, on anything that would train nonsense."""
+    for index, row in enumerate(rows):
+        length = len(row.tokens_T)
+        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
+            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+        if length and (row.tokens_T.min() < 0 or row.tokens_T.max() >= vocabulary):
+            raise _refused(f"row {index} holds a token id outside the model's {vocabulary}")
+        if length and row.action_T[0]:
+            raise _refused(f"row {index}: its first token is an action, and nothing stands before it to predict it")
+        engine_T = _engine_logprobs(row)
+        if len(engine_T) != length:
+            raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
+        for name, values_T in (
+            ("log-probability", row.logprobs_T),
+            ("engine's log-probability", engine_T),
+            ("advantage", row.advantages_T),
+        ):
+            faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
+            if len(faulty):
+                raise _refused(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
+
+
+def _engine_logprobs(row: TrainRow) -> Floats:
+    return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
+
+
+def _refused(what: str) -> BackendError:
+    return BackendError(Problem(what=what, fix="correct the plugin that made the rows"))

@@ -1,0 +1,254 @@
+"""One optimizer step on the adapter."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain.api import (
+    ActionRow,
+    BackendError,
+    Config,
+    Floats,
+    NonFiniteError,
+    Problem,
+    TrainBatch,
+    TrainReport,
+    TrainRow,
+)
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.spans import Spans
+from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
+from retrain_local.model.decoder import Attend, TrainedDecoder
+from retrain_local.options import LocalOptions
+from retrain_local.threads import pack_workers
+from retrain_local.training import budget
+from retrain_local.training.adamw import AdamW
+from retrain_local.training.head import selected_logprobs
+from retrain_local.training.loss import LossSettings, policy_loss
+from retrain_local.training.packs import Pack, check_rows, pack_rows
+
+T = TypeVar("T")
+MakeAttend = Callable[[Spans, torch.device], Attend]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """What came of one pack: `gradients` in the order of the parameters."""
+
+    loss: Tensor
+    clipped: Tensor
+    gaps_M: Tensor
+    gradients: tuple[Tensor | None, ...]
+
+
+class Trainer:
+    """AdamW on the LoRA parameters with the loss of `[algorithm]`.
+
+    Rows are packed without padding, a group's prompt once; memory decides how many tokens make a pack, and whether
+    activations are kept or computed again in the backward pass. Neither changes the gradient. When a pack does not fit
+    the step begins again, first with activations computed again, then once with half the tokens; `limits` keeps that
+    for later steps and for a resumed run.
+    """
+
+    def __init__(
+        self,
+        decoder: TrainedDecoder,
+        parameters: Mapping[str, nn.Parameter],
+        config: Config,
+        *,
+        options: LocalOptions | None = None,
+        check_stop: Callable[[], None] = lambda: None,
+        limits: MemoryLimits | None = None,
+        attend: MakeAttend = PaddedAttend,
+    ) -> None:
+        self.parameters = dict(parameters)
+        self._workers = pack_workers(decoder.shape.parameters, decoder.device)
+        self._options = options or LocalOptions()
+        if self._options.compile:
+            decoder.compile()
+        self._decoder = decoder
+        self._check_stop = check_stop
+        self._limits = limits or MemoryLimits()
+        self._attend = attend
+        self._load = budget.PackLoad()
+        self._fitting_tokens = 0
+        self._loss = LossSettings.of(config)
+        self._clip = config.optimizer.grad_clip_norm
+        self.optimizer = AdamW(
+            self.parameters.values(),
+            lr=config.training.lr,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+            eps=config.optimizer.eps,
+            decay=config.training.weight_decay,
+        )
+
+    def step(self, batch: TrainBatch) -> TrainReport:
+        """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
+        try:
+            with _deterministic(self._decoder.device):
+                loss, clipped, gaps_N = self._in_memory(partial(self.accumulate, batch))
+                grad_norm = self._update(loss)
+        except torch.OutOfMemoryError as error:
+            what = f"the optimizer's update ran out of memory on {self._decoder.device}"
+            raise BackendError(Problem(where="training", what=what, fix="lower [model] lora_rank")) from error
+        finally:
+            self.optimizer.zero_grad()
+        return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped)
+
+    def accumulate(self, batch: TrainBatch) -> tuple[float, int, Floats]:
+        """Add the gradient of the step's loss to the parameters.
+
+        Returns the loss, the number of clipped tokens and log rho = logp_trainer - logp_sampler of every action token.
+        """
+        check_rows(batch.rows, self._decoder.shape.vocabulary)
+        if not batch.num_actions:
+            what = "nothing to train on: no row of the batch has an action token"
+            raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
+        done = []
+        for part in self._each(self._packs(batch.rows), partial(self._differentiated, batch)):
+            for p, gradient in zip(self.parameters.values(), part.gradients, strict=True):
+                if gradient is not None:
+                    p.grad = gradient if p.grad is None else p.grad.add_(gradient)
+            done.append(part)
+            self._check_stop()  # nothing has changed yet: the gradient is dropped by whoever catches it
+        loss = float(torch.stack([part.loss for part in done]).sum())
+        clipped = int(torch.stack([part.clipped for part in done]).sum())
+        return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Log-probabilities of the action tokens as the loss would see them now, 0 elsewhere; no gradient is kept."""
+        found = [np.zeros(len(row.tokens_T)) for row in rows]
+        asked = [_unscored(row) for row in rows]
+        check_rows(asked, self._decoder.shape.vocabulary)
+        for pack, values_M in self._in_memory(partial(self._all_logprobs, asked, temperature)):
+            counts = [int(np.count_nonzero(asked[number].action_T)) for number in pack.rows]
+            for number, values in zip(pack.rows, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
+                found[number][asked[number].action_T] = values
+        return found
+
+    def _all_logprobs(self, rows: Sequence[TrainRow], temperature: float) -> list[tuple[Pack, Floats]]:
+        packs = self._packs(rows)
+        return list(zip(packs, self._each(packs, partial(self._scored, temperature)), strict=True))
+
+    def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
+        """Work on every pack, several at a time where that pays; what comes of them, in order."""
+        if self._workers == 1 or len(packs) == 1:
+            yield from map(work, packs)
+            return
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="pack") as pool:
+            try:
+                yield from pool.map(work, packs)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _differentiated(self, batch: TrainBatch, pack: Pack) -> _Part:
+        self._note(pack)
+        new_M = self._logprobs(pack, batch.temperature)
+        given = pack.old_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
+        loss, clipped = policy_loss(new_M, *given)
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        self._fitting_tokens = max(self._fitting_tokens, pack.spans.num_tokens)
+        gaps_M = (new_M.detach() - pack.old_logprobs_M).double()
+        return _Part(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
+
+    def _scored(self, temperature: float, pack: Pack) -> Floats:
+        self._note(pack)
+        with torch.inference_mode():
+            return self._logprobs(pack, temperature).double().cpu().numpy()
+
+    def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
+        decoder, limits, asked = self._decoder, self._limits, self._options.gradient_checkpointing
+        if not limits.pack_tokens:  # found at the first step, and then kept, by a resumed run as well
+            sizes = decoder.shape, decoder.dtype
+            room = budget.activation_room(decoder.device) // self._workers
+            limits.recompute = asked == "on" or (asked == "auto" and budget.plan_recompute(*sizes, room))
+            limits.pack_tokens = budget.token_budget(*sizes, decoder.device, room, recompute=limits.recompute)
+        decoder.recompute = limits.recompute
+        max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
+        return pack_rows(rows, device=decoder.device, max_tokens=max_tokens)
+
+    def _logprobs(self, pack: Pack, temperature: float) -> Tensor:
+        decoder = self._decoder
+        attend = self._attend(pack.spans, decoder.device)
+        hidden_ND = decoder.hidden(pack.ids_N, pack.positions_N, attend)
+        hidden_MD = hidden_ND.index_select(0, pack.places_M)
+        return selected_logprobs(hidden_MD, pack.tokens_M, decoder.logits, decoder.shape.vocabulary, temperature)
+
+    def _note(self, pack: Pack) -> None:
+        longest = max(pack.spans.lengths)
+        self._load = budget.PackLoad(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=longest)
+
+    def _in_memory(self, work: Callable[[], T]) -> T:
+        """Work on packs, begun again once with half the budget; OutOfMemoryError when that is not enough."""
+        device = self._decoder.device
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                can_recompute = self._options.gradient_checkpointing == "auto" and not self._limits.recompute
+                if not can_recompute and (self._limits.train_tokens or self._load.rows < 2):
+                    shape = self._decoder.shape
+                    raise budget.too_big_to_train(self._load, self._fitting_tokens, shape, device) from error
+            # out of the except block: its error keeps alive the tensors of every frame that it passed
+            self.optimizer.zero_grad()
+            free_memory(device)
+            if can_recompute:
+                budget.recompute_from_now_on(self._limits, self._load, device)
+            else:
+                budget.halve(self._limits, self._load, device)
+
+    def _update(self, loss: float) -> float:
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        grad_norm = float(norm)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise self._diverged(loss)
+        if self._clip > 0.0:
+            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self._clip, norm)
+        self.optimizer.step()
+        return grad_norm
+
+    def _diverged(self, loss: float) -> NonFiniteError:
+        what = f"the loss is {loss}"
+        for name, p in self.parameters.items():
+            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(p.grad).all():
+                what = f"the gradient of {name} is not finite"
+                break
+        why = "weights and optimizer are left as they were"
+        return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+
+
+def _unscored(row: ActionRow) -> TrainRow:
+    zeros_T = np.zeros(len(row.tokens_T))
+    return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On CUDA attention's backward pass adds in any order unless told not to; the CPU needs no telling."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing is read before it is written
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,228 @@
+"""The Triton kernels, on a GPU if there is one, otherwise in Triton's interpreter, which needs a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrain_local.attention.proof import paged_fault, read_plainly
+from retrain_local.model.decoder import Scores, Shape
+
+INTERPRETER = "TRITON_INTERPRET"
+HAS_CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+kernels_run = pytest.mark.skipif(
+    find_spec("triton") is None or not (HAS_CUDA or os.environ.get(INTERPRETER) == "1"),
+    reason=f"needs triton, and CUDA or {INTERPRETER}=1",
+)
+BLOCK_SIZE = 8
+
+
+@needs_triton
+@pytest.mark.skipif(HAS_CUDA or INTERPRETER in os.environ, reason="the other tests of this file run as they are")
+def test_the_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--override-ini=addopts="]
+    command += ["--import-mode=importlib", str(Path(__file__))]
+    environment = os.environ | {INTERPRETER: "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    if "only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
+        pytest.skip("this version of triton's interpreter does not know this version of numpy")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+def shape(heads: int, kv_heads: int, size: int, value_size: int | None = None) -> Shape:
+    sizes = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
+    return Shape(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size or size, **sizes)
+
+
+def make_kernels(multiprocessors: int = 20) -> Any:
+    from retrain_local.attention.paged_triton import TritonPages
+
+    return TritonPages(multiprocessors)
+
+
+class Case:
+    """Rows of these lengths in a pool whose other slots are NaN."""
+
+    def __init__(
+        self, lengths: list[int], of: Shape, *, dtype: torch.dtype = torch.float32, more_width: int = 0
+    ) -> None:
+        numbers = torch.Generator().manual_seed(0)
+        blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        width = max(blocks) + more_width
+        order = 1 + torch.randperm(sum(blocks), generator=numbers)
+        self.tables_BM = torch.zeros(len(lengths), width, dtype=torch.int32)
+        slots = []
+        for row, (own, length) in enumerate(zip(order.split(blocks), lengths, strict=True)):
+            self.tables_BM[row, : len(own)] = own
+            at = torch.arange(length)
+            slots.append(own[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
+        self.slots_N = torch.cat(slots).to(DEVICE)
+        self.new = [
+            torch.randn(len(self.slots_N), of.kv_heads, size, generator=numbers).to(DEVICE, dtype)
+            for size in (of.head_size, of.value_size)
+        ]
+        cells = 1 + sum(blocks), BLOCK_SIZE, of.kv_heads
+        self.pools = [torch.full((*cells, x.shape[2]), torch.nan, dtype=dtype, device=DEVICE) for x in self.new]
+        self.queries_BHD = torch.randn(len(lengths), of.heads, of.head_size, generator=numbers).to(DEVICE, dtype)
+        for pool, new in zip(self.pools, self.new, strict=True):
+            pool.flatten(0, 1)[self.slots_N] = new
+        self.lengths_B = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        self.tables_BM = self.tables_BM.to(DEVICE)
+
+    def gap(self, scores: Scores, kernels: Any = None) -> float:
+        """Between the kernels and plain PyTorch."""
+        given = self.queries_BHD, *self.pools, self.tables_BM, self.lengths_B, scores
+        got, wanted = (kernels or make_kernels()).read(*given), read_plainly(*given)
+        assert got.shape == wanted.shape
+        assert got.dtype is self.queries_BHD.dtype
+        return float((got.float() - wanted).abs().max())
+
+
+@kernels_run
+@pytest.mark.parametrize(
+    "of", [shape(4, 2, 32), shape(3, 3, 80), shape(6, 1, 96, 64), shape(17, 1, 16), shape(2, 1, 256), shape(8, 2, 128)]
+)
+def test_any_heads_and_sizes(of: Shape) -> None:
+    assert Case([1, 7, 8, 50], of).gap(Scores(scale=0.2)) < 1e-5
+
+
+@kernels_run
+@pytest.mark.parametrize("window", [None, 1, 5, 200])
+@pytest.mark.parametrize("given", [{}, {"softcap": 2.0}, {"sinks_H": True}, {"softcap": 2.0, "sinks_H": True}])
+@pytest.mark.parametrize("multiprocessors", [1, 20])
+def test_windows_soft_caps_and_sinks(window: int | None, given: dict[str, Any], multiprocessors: int) -> None:
+    if "sinks_H" in given:
+        given = given | {"sinks_H": torch.tensor([3.0, -1.0, 0.0, 40.0], device=DEVICE)}
+    case = Case([1, 260], shape(4, 2, 32))
+    assert case.gap(Scores(scale=0.2, window=window, **given), make_kernels(multiprocessors)) < 1e-5
+
+
+@kernels_run
+def test_keys_are_cut_into_stretches_as_rows_get_few() -> None:
+    kernels = make_kernels(132)
+    assert kernels.splits(1, 8, 40_960) == 32
+    assert kernels.splits(1, 8, 64) == 1
+    assert kernels.splits(128, 8, 40_960) == 2
+    assert kernels.splits(4096, 8, 40_960) == 1
+
+
+@kernels_run
+@pytest.mark.parametrize("multiprocessors", [1, 20])
+def test_a_row_without_keys_gathers_zeros(multiprocessors: int) -> None:
+    case = Case([5, 300], shape(4, 2, 32))
+    case.lengths_B[0] = 0
+    kernels = make_kernels(multiprocessors)
+    got = kernels.read(case.queries_BHD, *case.pools, case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    assert got[0].abs().max() == 0
+    assert got[1].isfinite().all()
+
+
+@kernels_run
+def test_a_length_beyond_the_table_reads_to_its_end() -> None:
+    case = Case([16, 24], shape(2, 1, 32))
+    kernels = make_kernels()
+    given = case.queries_BHD, *case.pools, case.tables_BM
+    wanted = kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1]
+    case.lengths_B[1] += 7
+    torch.testing.assert_close(kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1], wanted)
+
+
+@kernels_run
+def test_a_wide_table_changes_nothing_but_rounding() -> None:
+    assert Case([9, 20], shape(4, 2, 32), more_width=100).gap(Scores(scale=0.2)) < 1e-5
+
+
+@kernels_run
+def test_queries_and_new_keys_may_be_views_of_one_tensor() -> None:
+    of = shape(4, 2, 32)
+    case = Case([1, 9], of)
+    fused = torch.cat([torch.zeros(len(case.slots_N), of.heads, 32, device=DEVICE), *case.new], dim=1)
+    _, keys, values = fused.split((4, 2, 2), dim=1)
+    wanted = [pool.clone() for pool in case.pools]
+    for pool in case.pools:
+        pool.fill_(torch.nan)
+    make_kernels().write(keys, values, *case.pools, case.slots_N)
+    for pool, other in zip(case.pools, wanted, strict=True):
+        torch.testing.assert_close(pool, other, rtol=0, atol=0, equal_nan=True)
+    case.queries_BHD = torch.cat([case.queries_BHD, case.queries_BHD], dim=1)[:, 4:]
+    assert case.gap(Scores(scale=0.2)) < 1e-5
+
+
+@kernels_run
+@pytest.mark.parametrize("where", ["queries", "keys", "values"])
+def test_a_nan_stays_visible(where: str) -> None:
+    case = Case([5, 300], shape(4, 2, 32))
+    last = int(case.slots_N[-1])
+    if where == "queries":
+        case.queries_BHD[-1, 0, 3] = torch.nan
+    else:
+        case.pools[where == "values"].flatten(0, 1)[last, 0, 3] = torch.nan
+    kernels = make_kernels()
+    got = kernels.read(case.queries_BHD, *case.pools, case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    assert got[1].isnan().any()
+    assert got[0].isfinite().all()
+
+
+@kernels_run
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+def test_what_is_not_finite_makes_its_scale_so(stored: torch.dtype, number: float) -> None:
+    new = torch.randn(3, 1, 16, device=DEVICE)
+    new[1, 0, 4] = number
+    pools, scales = quantised_pools((1, 8, 1, 16), stored)
+    make_kernels().write(new, new, *pools, torch.arange(3, device=DEVICE), *scales)
+    assert scales[0][0, :3, 0].isfinite().tolist() == [True, False, True]
+
+
+@kernels_run
+def test_a_head_of_zeros_keeps_a_finite_scale() -> None:
+    pools, scales = quantised_pools((1, 8, 1, 16), torch.int8)
+    new = torch.zeros(2, 1, 16, device=DEVICE)
+    make_kernels().write(new, new, *pools, torch.arange(2, device=DEVICE), *scales)
+    assert pools[0][0, :2].abs().max() == 0
+    assert scales[0].isfinite().all()
+
+
+def quantised_pools(size: tuple[int, ...], stored: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    pools = [torch.ones(size, dtype=torch.int8, device=DEVICE).view(stored) for _ in range(2)]
+    return pools, [torch.ones(size[:3], device=DEVICE) for _ in range(2)]
+
+
+@kernels_run
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.int8),
+        (torch.float16, torch.float16),
+        (torch.float16, torch.int8),
+        *([(torch.bfloat16, x) for x in (torch.bfloat16, torch.int8, torch.float8_e4m3fn)] if HAS_CUDA else []),
+        *([(torch.float32, torch.float8_e4m3fn)] if HAS_CUDA else []),  # the interpreter cuts where it should round
+    ],
+)
+def test_pools_of_other_numbers(dtype: torch.dtype, stored: torch.dtype) -> None:
+    assert paged_fault(make_kernels(), shape(4, 2, 32), DEVICE, dtype, stored) is None
+
+
+@kernels_run
+def test_reads_of_8_bit_floats() -> None:
+    case = Case([1, 30], shape(4, 2, 32))
+    pools, scales = quantised_pools(tuple(case.pools[0].shape), torch.float8_e4m3fn)
+    kernels = make_kernels()
+    kernels.write(*case.new, *pools, case.slots_N, *scales)
+    kept = [pool.float() * scale[..., None] for pool, scale in zip(pools, scales, strict=True)]
+    where = case.tables_BM, case.lengths_B, Scores(scale=0.2)
+    got = kernels.read(case.queries_BHD, *pools, *where, *scales)
+    torch.testing.assert_close(got, read_plainly(case.queries_BHD, *kept, *where), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
+from retrain_local.model.decoder import Decoder
+from retrain_local.sampling.engine import PytorchEngine
+
+MakeEngine = Callable[..., PytorchEngine]
+AllSame = Callable[..., None]
+VOCABULARY = 512
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_batched_decoding_equals_the_plain_definition(
+    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], check_all_same: AllSame, prefix_caching: bool
+) -> None:
+    engine = make_engine(prefix_caching=prefix_caching)
+    groups = engine.sample(requests, PARAMS)
+    assert [len(group) for group in groups] == [4, 5, 1, 3, 4, 2, 3]
+    check_all_same(groups, plain.all(requests, PARAMS))
+
+
+def test_a_prompt_is_computed_once_for_its_group(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    lengths = [(len(r.prompt_T) - 1, len(r.seeds_G)) for r in requests]
+    total = sum(length * count for length, count in lengths)
+    for caching, computed in ((True, sum(length for length, _ in lengths)), (False, total)):
+        engine = make_engine(prefix_caching=caching)
+        engine.sample(requests, PARAMS)
+        assert engine.metrics()["engine_prompt_reuse"] == pytest.approx(1 - computed / total)
+        assert engine.metrics() == {}, "each number is told once"
+
+
+@pytest.mark.parametrize("pool_tokens", [96, 128, 200, 320, 640])
+def test_a_small_pool_puts_rows_aside_and_loses_nothing(
+    make_engine: MakeEngine,
+    plain: Any,
+    requests: list[SampleRequest],
+    check_all_same: AllSame,
+    pool_tokens: int,
+) -> None:
+    engine = make_engine(pool_tokens=pool_tokens)
+    check_all_same(engine.sample(requests, PARAMS), plain.all(requests, PARAMS))
+    assert engine._policy.limits.cache_tokens == pool_tokens, "it was enough"
+    again = engine.sample(requests, PARAMS)
+    check_all_same(again, make_engine(pool_tokens=pool_tokens).sample(requests, PARAMS), atol=0.0)
+    cache = engine._cache
+    assert cache is not None
+    assert cache.blocks.free == cache.blocks.capacity, "every block came back"
+
+
+def test_rows_of_a_small_pool_were_really_put_aside(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    engine = make_engine(pool_tokens=320)
+    long = replace(PARAMS, max_tokens=200)
+    engine._policy.stop_ids = frozenset()
+    engine.sample(requests, long)
+    metrics = engine.metrics()
+    assert metrics["engine_rows_put_aside"] > 0
+    assert 1 <= metrics["engine_live_rows_mean"] < 22
+
+
+def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(
+    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame
+) -> None:
+    delivered: dict[tuple[int, int], Sample] = {}
+    engine = make_engine()
+
+    def deliver(request: int, place: int, sample: Sample) -> None:
+        assert (request, place) not in delivered
+        delivered[request, place] = sample
+
+    groups = engine.sample(requests, PARAMS, deliver)
+    assert len(delivered) == sum(len(group) for group in groups)
+    lengths = [len(sample.tokens_T) for sample in delivered.values()]
+    assert lengths != sorted(lengths, reverse=True)
+    assert lengths[0] < max(lengths), "the shortest come first, not all at the end"
+    for (request, place), sample in delivered.items():
+        check_all_same([[sample]], [[groups[request][place]]], atol=0.0)
+
+
+def test_rows_end_at_any_stop_id_and_keep_it(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    samples = [s for group in make_engine().sample(requests, PARAMS) for s in group]
+    ended = [s for s in samples if s.stop_reason is StopReason.EOS]
+    assert {int(s.tokens_T[-1]) for s in ended} == {500, 501}
+    assert not any(np.isin(s.tokens_T[:-1], (500, 501)).any() for s in samples)
+    cut = [s for s in samples if s.stop_reason is StopReason.LENGTH]
+    assert cut
+    assert all(len(s.tokens_T) == PARAMS.max_tokens for s in cut)
+    assert len({len(s.tokens_T) for s in ended}) > 2
+
+
+def test_a_completion_depends_on_its_prompt_and_seed_alone(
+    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame
+) -> None:
+    engine = make_engine()
+    together = engine.sample(requests, PARAMS)
+    for request, group in zip(requests, together, strict=True):
+        for seed, sample in zip(request.seeds_G, group, strict=True):
+            check_all_same([[sample]], engine.sample([replace(request, seeds_G=(seed,))], PARAMS))
+    check_all_same(together, engine.sample(requests[::-1], PARAMS)[::-1])
+
+
+def test_max_tokens_only_cuts(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    engine = make_engine()
+    short = engine.sample(requests, replace(PARAMS, max_tokens=5))
+    for long_group, short_group in zip(engine.sample(requests, PARAMS), short, strict=True):
+        for a, b in zip(long_group, short_group, strict=True):
+            assert a.tokens_T[:5].tolist() == b.tokens_T.tolist()
+
+
+def test_entropy_only_when_asked(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    (sample,) = make_engine().sample([replace(requests[0], seeds_G=(1,))], replace(PARAMS, entropy=False))[0]
+    assert sample.entropies_T is None
+
+
+def test_no_requests_and_no_seeds(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    assert engine.sample([], PARAMS) == []
+    assert engine.sample([SampleRequest(prompt_T=np.array([1]), seeds_G=())], PARAMS) == [[]]
+    assert engine.metrics() == {}
+
+
+def test_rows_stop_at_the_end_of_the_context(make_engine: MakeEngine) -> None:
+    engine = make_engine(stop_ids=frozenset())
+    request = SampleRequest(prompt_T=np.arange(500), seeds_G=(1, 2))
+    short = SampleRequest(prompt_T=np.arange(490), seeds_G=(3,))
+    (first, second), (third,) = engine.sample([request, short], PARAMS)
+    assert [len(s.tokens_T) for s in (first, second, third)] == [12, 12, 22]
+    assert first.stop_reason is StopReason.LENGTH
+
+
+def test_a_prompt_that_fills_the_context_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="leaves no room"):
+        make_engine().sample([SampleRequest(prompt_T=np.zeros(512, dtype=np.int64), seeds_G=(1,))], PARAMS)
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [VOCABULARY], [[1, 2]]])
+def test_unreadable_prompts(make_engine: MakeEngine, prompt: Any) -> None:
+    with pytest.raises(BackendError, match="prompt 0"):
+        make_engine().sample([SampleRequest(prompt_T=np.array(prompt, dtype=np.int64), seeds_G=(1,))], PARAMS)
+
+
+class Broken:
+    """A decoder whose hidden states turn bad while `is_bad`."""
+
+    def __init__(self, decoder: Decoder, bad: float) -> None:
+        self._decoder, self._bad, self.is_bad = decoder, bad, True
+        self.shape, self.device, self.dtype = decoder.shape, decoder.device, decoder.dtype
+
+    def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Any) -> torch.Tensor:
+        hidden = self._decoder.hidden(ids_N, positions_N, self._spoiling(attend))
+        return hidden * self._bad if self.is_bad else hidden
+
+    def _spoiling(self, attend: Any) -> Any:
+        def spoilt(layer: int, queries: Any, keys: Any, values: Any, scores: Any) -> Any:
+            return attend(layer, queries, keys * self._bad, values * self._bad, scores)
+
+        return spoilt if self.is_bad else attend
+
+    def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        return self._decoder.logits(hidden_MD)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_logits_are_named_and_leave_nothing_behind(
+    make_engine: MakeEngine,
+    load_sampler: Callable[..., Decoder],
+    requests: list[SampleRequest],
+    check_all_same: AllSame,
+    bad: float,
+) -> None:
+    broken = Broken(load_sampler(), bad)
+    engine = make_engine(broken)
+    with pytest.raises(BackendError, match="non-finite logits at token 0 of a completion of prompt 0"):
+        engine.sample(requests, PARAMS)
+    broken.is_bad = False
+    check_all_same(engine.sample(requests, PARAMS), make_engine().sample(requests, PARAMS), atol=0.0)
+
+
+def test_whoever_asks_for_a_stop_is_heard_in_the_middle(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    asked = 0
+
+    class StopAsked(Exception):
+        pass
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise StopAsked
+
+    engine = make_engine(check_stop=check)
+    with pytest.raises(StopAsked):
+        engine.sample(requests, PARAMS)
+    groups = engine.sample(requests, PARAMS)
+    assert [len(group) for group in groups] == [len(r.seeds_G) for r in requests]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.api import BackendError, TrainRow
+from retrain_local.training.packs import Pack, check_rows, pack_rows
+
+CPU = torch.device("cpu")
+
+
+def row(tokens: list[int], action: list[int], start: float = 0.0) -> TrainRow:
+    values_T = start + np.arange(len(tokens), dtype=np.float64)
+    action_T = np.array(action, dtype=bool)
+    return TrainRow(
+        tokens_T=np.array(tokens), action_T=action_T, logprobs_T=-values_T, advantages_T=np.where(action_T, values_T, 0)
+    )
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[TrainRow]:
+    """Groups that share a prompt, followed by actions and, in between, tokens of an environment."""
+    rows: list[TrainRow] = []
+    for _ in range(draw(st.integers(1, 4))):
+        prompt = draw(st.lists(st.integers(0, 99), min_size=1, max_size=9))
+        for _ in range(draw(st.integers(1, 4))):
+            rest = draw(st.lists(st.integers(0, 1), min_size=1, max_size=12))
+            tokens = [*prompt, *(draw(st.integers(0, 99)) for _ in rest)]
+            rows.append(row(tokens, [0] * len(prompt) + rest, start=1000.0 * len(rows)))
+    return rows
+
+
+def past(pack: Pack, place: int) -> list[int]:
+    """The tokens that the one at `place` of the packed row sees, in the order of their positions."""
+    spans = pack.spans
+    own = next(s for s in range(len(spans.lengths)) if spans.starts[s] <= place < spans.starts[s + 1])
+    prefix = spans.prefixes[own]
+    before = pack.ids_N[spans.starts[prefix] : spans.starts[prefix + 1]].tolist() if prefix >= 0 else []
+    return [*before, *pack.ids_N[spans.starts[own] : place + 1].tolist()]
+
+
+@given(some_rows(), st.integers(1, 120), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_action_token_appears_once_behind_its_own_past(rows: list[TrainRow], budget: int, share: bool) -> None:
+    seen: list[float] = []
+    for pack in pack_rows(rows, device=CPU, max_tokens=budget, share=share):
+        assert pack.spans.num_tokens == len(pack.ids_N) == len(pack.positions_N)
+        assert pack.spans.num_tokens <= budget or len(pack.rows) == 1
+        for place, token, old, credit in zip(
+            pack.places_M.tolist(),
+            pack.tokens_M.tolist(),
+            pack.old_logprobs_M.tolist(),
+            pack.advantages_M.tolist(),
+            strict=True,
+        ):
+            number, at = divmod(round(-old), 1000)
+            assert number in pack.rows
+            assert token == rows[number].tokens_T[at]
+            assert past(pack, place) == rows[number].tokens_T[:at].tolist()
+            assert pack.positions_N[place] == at - 1
+            assert credit == -old
+            seen.append(-old)
+    wanted = [1000.0 * n + at for n, r in enumerate(rows) for at in np.flatnonzero(r.action_T).tolist()]
+    assert sorted(seen) == wanted
+
+
+def test_a_groups_prompt_stands_once_in_a_pack() -> None:
+    rows = [row([1, 2, 3, n, n], [0, 0, 0, 1, 1]) for n in range(4, 8)]
+    (pack,) = pack_rows(rows, device=CPU, max_tokens=100)
+    assert pack.spans.lengths == (3, 1, 1, 1, 1)
+    assert pack.spans.prefixes == (-1, 0, 0, 0, 0)
+    (apart,) = pack_rows(rows, device=CPU, max_tokens=100, share=False)
+    assert apart.spans.lengths == (4, 4, 4, 4)
+
+
+def test_a_group_that_is_cut_has_its_prompt_in_each_pack() -> None:
+    rows = [row([1, 2, 3, n, n], [0, 0, 0, 1, 1]) for n in range(4, 8)]
+    first, second = pack_rows(rows, device=CPU, max_tokens=5)
+    assert first.spans.lengths == second.spans.lengths == (3, 1, 1)
+    assert (first.rows, second.rows) == ((0, 1), (2, 3))
+
+
+def test_a_row_whose_only_action_is_its_first_has_no_segment_of_its_own() -> None:
+    (pack,) = pack_rows([row([1, 2, 9], [0, 0, 1]), row([1, 2, 8], [0, 0, 1])], device=CPU, max_tokens=100)
+    assert pack.spans.lengths == (2,)
+    assert pack.places_M.tolist() == [1, 1]
+    assert sorted(pack.tokens_M.tolist()) == [8, 9]
+
+
+def test_rows_without_actions_and_tokens_after_the_last_action_are_left_out() -> None:
+    rows = [row([1, 2], [0, 0]), row([1, 2, 3, 4, 5], [0, 1, 0, 0, 0])]
+    (pack,) = pack_rows(rows, device=CPU, max_tokens=100)
+    assert pack.ids_N.tolist() == [1]
+    assert pack.rows == (1,)
+    assert pack_rows(rows[:1], device=CPU, max_tokens=100) == []
+
+
+def broken(**changes: object) -> TrainRow:
+    good: dict[str, object] = {
+        "tokens_T": [1, 2, 3],
+        "action_T": [False, True, True],
+        "logprobs_T": [0, -1, -1],
+        "advantages_T": [0, 1, 1],
+    }
+    return TrainRow(**{name: np.array(value) for name, value in (good | changes).items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens_T": [1, 2]}, "differ in length"),
+        ({"advantages_T": [0, 1, 1, 1]}, "differ in length"),
+        ({"tokens_T": [1, 2, 100]}, "outside the model's 100"),
+        ({"tokens_T": [1, -2, 3]}, "outside the model's 100"),
+        ({"action_T": [True, True, True]}, "nothing stands before it"),
+        ({"logprobs_T": [0, -1, -np.inf]}, "log-probability of token 2 is -inf"),
+        ({"logprobs_T": [0, np.nan, -1]}, "log-probability of token 1 is nan"),
+        ({"advantages_T": [0, np.inf, 1]}, "advantage of token 1 is inf"),
+    ],
+)
+def test_broken_rows_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        check_rows([broken(), broken(**changes)], 100)
+
+
+def test_numbers_at_prompt_tokens_do_not_matter() -> None:
+    check_rows([broken(logprobs_T=[np.nan, -1, -1])], 100)
