@@ -1,4 +1,4 @@
-"""Seconds and memory of the commands that look at many runs: `python benchmarks/records_scale.py [--runs N] [--steps N]`.
+"""Seconds and memory of commands that look at many runs: `python benchmarks/records_scale.py [--runs N] [--steps N]`.
 
 A synthetic campaign (1,000 runs x 500 steps by default, 1.1 GB in the formats of real runs) is written, and each
 command is run on it in a process of its own, with the files in the page cache. Exit code 1 beyond 20 s or 1 GB.

@@ -1,11 +1,12 @@
 """Sampling, ours beside transformers': `python benchmarks/sample.py [--device cuda --shape qwen3-4b]`.
 
-128 completions of a step, all as long as `--new`: our engine through its backend, `generate` with one batch and one cache,
-and `generate_batch`, transformers' continuous batching. Ours returns log-probabilities and entropies too, which the others
-do not compute. Each round starts every contender anew; its first call does not count.
+128 completions of a step, all as long as `--new`: our engine through its backend, `generate` with one batch and one
+cache, and `generate_batch`, transformers' continuous batching. Ours returns log-probabilities and entropies too, which
+the others do not compute. Each round starts every contender anew; its first call does not count.
 
-On CUDA the fraction of the bandwidth limit is given: what must be read (the weights once per token step, keys and values
-of every row) over what the card reads per second, divided by the measured time. On a CPU the operations count as well.
+On CUDA the fraction of the bandwidth limit is given: what must be read (the weights once per token step, keys and
+values of every row) over what the card reads per second, divided by the measured time. On a CPU the operations count
+as well.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ FIRST_ID = 3  # below are special tokens
 def main() -> None:
     """Measure, print, write."""
     options = _options()
+    where = machine(options.device, options.peer_python)
     work = Work(rows=options.batch * options.group, group=options.group, prompt=options.prompt, new=options.new)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch).resolve()
@@ -55,13 +57,13 @@ def main() -> None:
         columns=("", "call", "x ours", "tokens/s", "of the limit", "memory of the call"),
         rows=[_row(name, figures) for name, figures in found.items()],
         notes=(
-            f"{work.rows} completions ({work.groups} x {work.group}) of {work.new} tokens after prompts of {work.prompt},",
+            f"{work.groups} x {work.group} completions of {work.new} tokens after prompts of {work.prompt} tokens,",
             f"shape {options.shape}. Limit: {least_s:.3g} s, from {limits[0].moved_bytes / 1e9:.3g} GB moved at",
             f"{peak.bytes_per_s / 1e9:,.0f} GB/s and {limits[0].operations / 1e12:.3g} Tflop at",
             f"{peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}).",
         ),
         figures={"settings": vars(options) | {"folder": None}, "contenders": found, "limit_s": least_s, "rates": peak},
-        machine=machine(options.device, options.peer_python),
+        machine=where,
     ).publish(options)
 
 
@@ -101,7 +103,10 @@ def _contenders(options: argparse.Namespace, folder: Path, model: Path, shape: S
         "group": options.group,
         "threads": options.threads,
         "calls": [
-            [[stream.randrange(FIRST_ID, shape.vocabulary) for _ in range(options.prompt)] for _ in range(options.batch)]
+            [
+                [stream.randrange(FIRST_ID, shape.vocabulary) for _ in range(options.prompt)]
+                for _ in range(options.batch)
+            ]
             for _ in range(options.calls + 1)
         ],
         "config": str(folder / "config.toml"),

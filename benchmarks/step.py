@@ -1,11 +1,11 @@
 """A whole RL step, ours beside TRL's: `python benchmarks/step.py [--steps 20] [--json FILE] [--markdown FILE]`.
 
-Both train `builtin:tiny` on the same tasks, 8 prompts with 16 completions each, through their own loops: `retrain` with a
-configuration file, TRL 1.16's GRPOTrainer in an environment of its own. A step is the time from one line of a run's
-records to the next, seen from outside. Each round starts every contender anew, in alternating order.
+Both train `builtin:tiny` on the same tasks, 8 prompts with 16 completions each, through their own loops: `retrain`
+with a configuration file, TRL 1.16's GRPOTrainer in an environment of its own. A step is the time from one line of a
+run's records to the next, seen from outside. Each round starts every contender anew, in alternating order.
 
-Fixed lengths: a copy of the model without an end of sequence, so that all draw exactly `max_tokens`. Natural lengths: the
-model as it is. TRL checkpoints activations by default; the main rows do without on both sides.
+Fixed lengths: a copy of the model without an end of sequence, so that all draw exactly `max_tokens`. Natural lengths:
+the model as it is. TRL checkpoints activations by default; the main rows do without on both sides.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any
 
 from harness import report
 from harness.figures import Spread, ratios
-from harness.machine import machine
+from harness.limits import Shape, Work, decode, prefill, training
+from harness.machine import machine, rates
 from harness.models import SHAPES, builtin_folder, endless_model
 from harness.processes import Run
 from harness.rounds import Contender, run_rounds
-from harness.runs import LINES, questions, write_config, write_tasks
+from harness.runs import LINES, PLAIN_PROMPT, questions, write_config, write_tasks
 from peers.environment import peer_python
 
 PEER = Path(__file__).parent / "workers/trl_grpo.py"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-OURS, NATURAL = "retrain", "retrain, natural lengths"
+OURS, NATURAL, PEER_NAME = "retrain", "retrain, natural lengths", "TRL"
 COMPARED = {  # name -> the row of ours that it is held against
     OURS: OURS,
     "TRL": OURS,
@@ -43,10 +44,12 @@ COMPARED = {  # name -> the row of ours that it is held against
 def main() -> None:
     """Measure, print, write."""
     options = _options()
+    where = machine(options.device, options.peer_python)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch).resolve()
         contenders = _contenders(options, folder)
         runs = run_rounds(contenders, options.rounds, folder / "runs", options.device)
+        drawn_s, trained_s, source = _limits(options, Shape.read(folder / "model"))
     found = {name: _figures(mine, options) for name, mine in runs.items()}
     for name, figures in found.items():
         figures["ratio"] = ratios(found[COMPARED[name]]["rounds_s"], figures["rounds_s"])
@@ -56,11 +59,17 @@ def main() -> None:
         columns=("", "step", "x ours", "sampling", "training", "tokens per completion", "memory", "x ours"),
         rows=[_row(name, figures) for name, figures in found.items()],
         notes=(
-            f"Medians of {options.steps} steps with quartiles, {options.rounds} rounds; `x ours` with the spread over",
-            "rounds. Memory: the largest process at its peak; on CUDA, what the device gave out.",
+            f"Medians of {options.steps} steps with quartiles, rounds: {options.rounds}; `x ours` with the spread over",
+            "rounds. Memory: the largest process at its peak; on CUDA, what the device gave out. The limits at fixed",
+            f"lengths: sampling {drawn_s:.3g} s and training {trained_s:.3g} s; our step takes",
+            f"{found[OURS]['step_s'].median / (drawn_s + trained_s):.2f} times their sum ({source}).",
         ),
-        figures={"settings": vars(options) | {"folder": None}, "contenders": found},
-        machine=machine(options.device, options.peer_python),
+        figures={
+            "settings": vars(options) | {"folder": None},
+            "contenders": found,
+            "limits_s": {"sampling": drawn_s, "training": trained_s, "rates": source},
+        },
+        machine=where,
     ).publish(options)
 
 
@@ -70,12 +79,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny", help="random weights unless it is tiny")
     parser.add_argument("--batch", type=int, default=8, help="prompts per step")
     parser.add_argument("--group", type=int, default=16, help="completions per prompt")
+    parser.add_argument("--prompt", type=int, default=PLAIN_PROMPT, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens per completion, at most")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each, over all rounds")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=3, help="steps at the start of each process that do not count")
-    parser.add_argument("--peer-rows", type=int, default=0, help="completions per pass of TRL; 0 = all on a CPU, else 4")
+    parser.add_argument(
+        "--peer-rows", type=int, default=0, help="completions per pass of TRL; 0 = all on a CPU, else 4"
+    )
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL; else an environment is made")
     parser.add_argument("--only", default="", help="contenders whose name holds this text, and ours")
     parser.add_argument("--folder", default="", help="keep everything here")
@@ -87,15 +99,23 @@ def _options() -> argparse.Namespace:
         options.steps, options.rounds, options.warm_up = 2, 1, 1
     if options.steps % options.rounds:
         parser.error("--steps must be a multiple of --rounds")
-    options.peer_python = peer_python("trl", options.peer_python)
+    options.contenders = _chosen(options)
+    is_alone = not any(name.startswith(PEER_NAME) for name in options.contenders)
+    options.peer_python = sys.executable if is_alone else peer_python(PEER_NAME.lower(), options.peer_python)
     options.peer_rows = options.peer_rows or (options.batch * options.group if options.device == "cpu" else 4)
     return options
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """Names of those that run: random weights have no length of their own, and everyone needs ours beside it."""
+    wanted = {name for name in COMPARED if options.only in name and (options.shape == "tiny" or COMPARED[name] == OURS)}
+    return [name for name in COMPARED if name in wanted | {COMPARED[each] for each in wanted}]
 
 
 def _contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     endless = endless_model(folder / "model", shape=options.shape, device=options.device)
     steps = options.warm_up + options.steps // options.rounds
-    write_tasks(folder, questions(options.batch * steps))
+    write_tasks(folder, questions(options.batch * steps, options.prompt))
     natural = str(builtin_folder())
     found = [
         _ours(OURS, options, folder, str(endless), steps),
@@ -104,15 +124,10 @@ def _contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
         _peer(
             "TRL, its default (activations checkpointed)", options, folder, str(endless), steps, is_checkpointing=True
         ),
+        _ours(NATURAL, options, folder, natural, steps),
+        _peer("TRL, natural lengths", options, folder, natural, steps),
     ]
-    if options.shape == "tiny":  # random weights have no length of their own
-        found += [
-            _ours(NATURAL, options, folder, natural, steps),
-            _peer("TRL, natural lengths", options, folder, natural, steps),
-        ]
-    wanted = [each for each in found if options.only in each.name]
-    needed = {each.name for each in wanted} | {COMPARED[each.name] for each in wanted}
-    return [each for each in found if each.name in needed]
+    return [each for each in found if each.name in options.contenders]
 
 
 def _ours(name: str, options: argparse.Namespace, folder: Path, model: str, steps: int) -> Contender:
@@ -148,6 +163,17 @@ def _peer(
     file.write_text(json.dumps(settings), encoding="utf-8")
     command = [options.peer_python, str(PEER), str(file)]
     return Contender(name=name, command=command, lines="steps.jsonl", environ=environ or {})
+
+
+def _limits(options: argparse.Namespace, shape: Shape) -> tuple[float, float, str]:
+    """Least seconds of sampling and of training, and where the device's rates are from."""
+    item = 4 if options.device == "cpu" else 2
+    one_thread = 1 if options.device == "cpu" and options.shape == "tiny" else 0
+    peak = rates(options.device, item * (shape.projections + shape.head), one_thread)
+    work = Work(rows=options.batch * options.group, group=options.group, prompt=options.prompt, new=options.new)
+    drawn_s = decode(shape, work, item).seconds(peak) + prefill(shape, work, item).seconds(peak)
+    rows = [(options.prompt, options.new)] * work.rows
+    return drawn_s, training(shape, rows, options.rank, item, groups=work.groups).seconds(peak), peak.source
 
 
 def _figures(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]:

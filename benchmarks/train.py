@@ -1,12 +1,13 @@
 """One optimizer step, ours beside plain padded training: `python benchmarks/train.py [--device cuda --shape qwen3-4b]`.
 
-128 rows of mixed lengths (completions from a quarter of `--new` up to all of it, after a prompt per group): ours through
-its backend; and transformers with PEFT on padded rows with the logits of every position. The same rows for both, so the
-same useful tokens. MFU: operations that the step needs without padding, a group's prompt once, over what the device does
-at most; recomputation does not count. Each round starts every contender anew.
+128 rows of mixed lengths (completions from a quarter of `--new` up to all of it, after a prompt per group): ours
+through its backend; and transformers with PEFT on padded rows with the logits of every position. The same rows for
+both, so the same useful tokens. MFU: operations that the step needs without padding, a group's prompt once, over what
+the device does at most; recomputation does not count. Each round starts every contender anew.
 
-`--vocabulary 1 2 4` measures the step's memory against the vocabulary instead, at these multiples of the shape's own (of
-32,768 for the built-in model, whose 512 would show nothing). Every row then has full length.
+`--vocabulary 1 2 4` (with `--batch 2 --peer-rows 8` it takes a minute) measures the step's memory against the
+vocabulary instead, at these multiples of the shape's own (of 32,768 for the built-in model, whose 512 would show
+nothing). Every row then has full length.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ Row = tuple[list[int], int]  # tokens, and how many of them are the prompt
 def main() -> None:
     """Measure, print, write."""
     options = _options()
+    where = machine(options.device, options.peer_python)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch).resolve()
-        made = _against_vocabulary(options, folder) if options.vocabulary else _side_by_side(options, folder)
-    made.publish(options)
+        compare = _against_vocabulary if options.vocabulary else _side_by_side
+        compare(options, folder, where).publish(options)
 
 
 def _options() -> argparse.Namespace:
@@ -70,12 +72,14 @@ def _options() -> argparse.Namespace:
     options.calls = options.calls or (5 if small else 2)
     options.threads = options.threads if small else 0
     options.peer_rows = options.peer_rows or (32 if small else 4)
+    if options.vocabulary:
+        options.calls, options.rounds = 1, 1  # memory is what counts
     if options.quick:
         options.batch, options.group, options.new, options.rounds, options.calls = 2, 4, 8, 1, 1
     return options
 
 
-def _side_by_side(options: argparse.Namespace, folder: Path) -> report.Report:
+def _side_by_side(options: argparse.Namespace, folder: Path, where: dict[str, Any]) -> report.Report:
     model = endless_model(folder / "model", shape=options.shape, device=options.device)
     shape = Shape.read(model)
     rows = _rows(options, shape.vocabulary, is_mixed=True)
@@ -104,17 +108,17 @@ def _side_by_side(options: argparse.Namespace, folder: Path) -> report.Report:
             for name, each in found.items()
         ],
         notes=(
-            f"{len(rows)} rows ({options.batch} x {options.group}), {sum(map(sum, sizes)):,} tokens with their prompts,",
-            f"rank {options.rank}, shape {options.shape}. The step needs {least.operations / 1e12:.3g} Tflop; the device",
-            f"does {peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}). Memory: what the step needs at its peak",
+            f"{len(rows)} rows ({options.batch} x {options.group}), {sum(map(sum, sizes)):,} tokens with prompts, rank",
+            f"{options.rank}, shape {options.shape}. It needs {least.operations / 1e12:.3g} Tflop; the device does",
+            f"{peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}). Memory: what the step needs at its peak",
             "beyond what was there before it.",
         ),
         figures={"settings": vars(options) | {"folder": None}, "contenders": found, "limit": least, "rates": peak},
-        machine=machine(options.device, options.peer_python),
+        machine=where,
     )
 
 
-def _against_vocabulary(options: argparse.Namespace, folder: Path) -> report.Report:
+def _against_vocabulary(options: argparse.Namespace, folder: Path, where: dict[str, Any]) -> report.Report:
     """Every size in a process of its own; the slope says how much of the memory is rows x vocabulary."""
     own = SHAPES[options.shape].get("vocab_size", 0)
     base = own if own >= SMALLEST_VOCABULARY else SMALLEST_VOCABULARY
@@ -137,11 +141,11 @@ def _against_vocabulary(options: argparse.Namespace, folder: Path) -> report.Rep
         ],
         notes=(
             f"Memory of one optimizer step on {tokens:,} tokens, shape {options.shape}, beyond weights and optimizer;",
-            f"the padded peer takes {options.peer_rows} rows at a time. The exponent is that of memory against vocabulary:",
-            "0 where no tensor has both a position and a vocabulary axis, 1 where such tensors are all there is.",
+            f"the padded peer takes {options.peer_rows} rows at a time. The exponent is that of memory against",
+            "vocabulary: 0 where no tensor has a position and a vocabulary axis, 1 where such tensors are all.",
         ),
         figures={"settings": vars(options) | {"folder": None}, "step_bytes": found, "tokens": tokens},
-        machine=machine(options.device, options.peer_python),
+        machine=where,
     )
 
 

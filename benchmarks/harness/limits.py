@@ -125,7 +125,7 @@ def prefill(shape: Shape, work: Work, item: int) -> Limit:
 
 
 def training(shape: Shape, rows: list[tuple[int, int]], rank: int, item: int, groups: int | None = None) -> Limit:
-    """One optimizer step on rows of (prompt, completion) tokens; with `groups`, their prompts are computed once each."""
+    """One optimizer step on rows of (prompt, completion) tokens; with `groups`, each prompt is computed once."""
     shared = 1.0 if groups is None else groups / len(rows)
     tokens = sum(prompt * shared + new for prompt, new in rows)
     pairs = sum(shared * prompt * (prompt + 1) / 2 + new * prompt + new * (new + 1) / 2 for prompt, new in rows)

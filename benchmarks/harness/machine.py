@@ -53,7 +53,10 @@ class Rates:
 
 
 def machine(device: str, python: str = sys.executable) -> dict[str, Any]:
-    """Date, processor, card and versions; `python` is the interpreter whose packages count (the peers')."""
+    """Date, processor, card and versions; `python` is the interpreter whose packages count (the peers').
+
+    Asked for before the work begins: the load average is then that of other programs.
+    """
     done = subprocess.run([python, "-c", ASK, *PACKAGES], capture_output=True, text=True, check=True)
     found = {name: version for name, version in json.loads(done.stdout).items() if version}
     return {
@@ -64,7 +67,7 @@ def machine(device: str, python: str = sys.executable) -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "versions": {"Python": platform.python_version(), **found},
         "commit": _commit(),
-        "load_average": list(os.getloadavg()),
+        "load_at_start": os.getloadavg()[0],
     }
 
 

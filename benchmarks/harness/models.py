@@ -50,8 +50,8 @@ def builtin_folder() -> Path:
 def endless_model(folder: Path, *, shape: str = "tiny", vocabulary: int = 0, device: str = "cpu") -> Path:
     """A model whose completions never end by themselves, so that all contenders draw exactly as many tokens.
 
-    `vocabulary` replaces the shape's; entries and embeddings without a meaning fill it up. Shape `tiny` keeps the built-in
-    weights; any other has random ones, in bf16, made on `device`.
+    `vocabulary` replaces the shape's; entries and embeddings without a meaning fill it up. Shape `tiny` keeps the
+    built-in weights; any other has random ones, in bf16, made on `device`.
     """
     folder.mkdir(parents=True)
     base = builtin_folder()

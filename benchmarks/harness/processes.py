@@ -22,16 +22,17 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One process, from its start to its end; times are seconds since the start.
+    """One process, from its start to its end; times are seconds since the start, `cpu_s` those of all its threads.
 
     `peak_bytes` is the most that the process itself had in memory (or one of its children, where that is more).
-    `tree_bytes` adds what its children had then: every process counts with its own peak, so shared pages count more than
-    once. None off Linux. `device_bytes` is what the CUDA device gave out meanwhile.
+    `tree_bytes` adds what its children had then: every process counts with its own peak, so shared pages count more
+    than once. None off Linux. `device_bytes` is what the CUDA device gave out meanwhile.
     """
 
     seen_s: tuple[float, ...]
     records: tuple[dict[str, Any], ...]
     wall_s: float
+    cpu_s: float
     peak_bytes: int
     tree_bytes: int | None
     device_bytes: int | None
@@ -117,6 +118,7 @@ def watch(
         seen_s=tuple(reader.seen_s),
         records=tuple(reader.records),
         wall_s=now_s,
+        cpu_s=usage.ru_utime + usage.ru_stime,
         peak_bytes=usage.ru_maxrss * RSS_UNIT,
         tree_bytes=max(tree, usage.ru_maxrss * RSS_UNIT) if tree else None,
         device_bytes=device_bytes,

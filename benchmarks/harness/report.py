@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.figures import Spread
 
+QUIET = 0.7  # load average at the start beyond which a table says so
 END = "<!-- end of benchmark -->"
 
 
@@ -83,7 +84,9 @@ def describe(machine: Mapping[str, Any]) -> str:
     """Date, processor and versions in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     device = machine["card"] or f"{machine['cores']} cores of {machine['processor']}"
-    return f"{machine['date']}, {device}, {versions}, commit {machine['commit']}"
+    told = f"{machine['date']}, {device}, {versions}, commit {machine['commit']}"
+    load = machine["load_at_start"]
+    return told if load < QUIET else f"{told}; the machine was not quiet (load average {load:.1f})"
 
 
 def seconds(spread: Spread) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import tomli_w
 
+QUESTION = "What is {} + {}?\nPut your final answer in \\boxed{{}}."
+PLAIN_PROMPT = 25  # tokens of a question with its chat template
 LINES = "run/metrics.jsonl"
 REWARD = '''"""Half of all answers are right, whatever they say: every group can teach something, at no cost."""
 
@@ -22,11 +24,15 @@ def score(response, reference):
 '''
 
 
-def questions(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Different sums of the kind that the built-in model knows."""
-    stream = random.Random(seed)
-    pairs = stream.sample([(a, b) for a in range(10, 100) for b in range(10, 100)], min(count, 8100))
-    return [{"prompt": f"What is {a} + {b}?\nPut your final answer in \\boxed{{}}.", "answer": str(a + b)} for a, b in pairs]
+def questions(count: int, prompt: int = PLAIN_PROMPT, seed: int = 0) -> list[dict[str, str]]:
+    """Different sums of the kind that the built-in model knows, each of `prompt` tokens as its tokenizer counts.
+
+    Digits in front make them longer: every digit is a token.
+    """
+    fill = "".join(str(at % 10) for at in range(prompt - PLAIN_PROMPT - 1))
+    front = f"{fill} " if prompt > PLAIN_PROMPT else ""
+    pairs = random.Random(seed).sample([(a, b) for a in range(10, 100) for b in range(10, 100)], count)
+    return [{"prompt": front + QUESTION.format(a, b), "answer": str(a + b)} for a, b in pairs]
 
 
 def write_tasks(folder: Path, tasks: Sequence[Mapping[str, str]]) -> None:
@@ -37,7 +43,7 @@ def write_tasks(folder: Path, tasks: Sequence[Mapping[str, str]]) -> None:
 
 
 def write_config(file: Path, tasks: Path, device: str, tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A configuration with the tasks in folder `tasks`, and `tables` over it; returns the command that trains with it."""
+    """A configuration with the tasks in folder `tasks`, and `tables` over it; returns the command to train with it."""
     content: dict[str, dict[str, Any]] = {
         "backend": {"backend": "local", "devices": "cpu" if device == "cpu" else "gpu:0"},
         "algorithm": {"advantage_mode": "grpo", "transform_mode": "none", "loss": "ppo"},

@@ -1,4 +1,4 @@
-"""Sampling with transformers: `python generate.py generate|continuous SETTINGS.json`; a line per call in `calls.jsonl`."""
+"""Sampling with transformers: `python generate.py generate|continuous SETTINGS.json`; lines go to `calls.jsonl`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def main() -> None:
         _widen(Path(sys.argv[3]), folder, config["vocab_size"])
         return
     dtype = getattr(torch, config["dtype"])
-    size, total, places = config["num_hidden_layers"], 0, {}
+    size, total = config["num_hidden_layers"], 0
+    places: dict[str, str] = {}
     for number in range(size + 1):
         shapes = _layer(config, number) if number < size else _outside(config)
         file = f"model-{number + 1:05d}-of-{size + 1:05d}.safetensors"

@@ -1,7 +1,8 @@
 """Plain training with transformers and PEFT: `python padded.py SETTINGS.json`; a line per step in `calls.jsonl`.
 
-Rows are padded on the right to the longest of their pass, the logits of all positions are made, and the log-probability of
-each completion token is taken from their softmax: what a loop of one page does. A pass that does not fit is halved.
+Rows are padded on the right to the longest of their pass, the logits of all positions are made, and the
+log-probability of each completion token is taken from their softmax: what a loop of one page does. A pass that does
+not fit is halved.
 """
 
 from __future__ import annotations

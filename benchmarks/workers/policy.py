@@ -1,7 +1,7 @@
 """Our policy without its loop: `python policy.py sample|train SETTINGS.json`.
 
-The backend comes from a configuration through the plugins, as a run's does; only prompts and rows are given. A line goes
-to `calls.jsonl` for every measured call.
+The backend comes from a configuration through the plugins, as a run's does; only prompts and rows are given. A line
+goes to `calls.jsonl` for every measured call.
 """
 
 from __future__ import annotations

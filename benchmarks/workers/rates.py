@@ -1,7 +1,7 @@
 """What a device does at most: `python rates.py DEVICE THREADS SIZE`, one JSON object.
 
-Bytes/s of reading and writing SIZE bytes (what fits into a processor's cache stays there), operations/s of a square matrix
-product in the dtype that the benchmarks use there.
+Bytes/s of reading and writing SIZE bytes (what fits into a processor's cache stays there), operations/s of a square
+matrix product in the dtype that the benchmarks use there.
 """
 
 from __future__ import annotations

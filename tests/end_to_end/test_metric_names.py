@@ -51,6 +51,11 @@ ELSEWHERE = {
     "turns_mean": "loop/test_episodes.py: an environment",
     "turn_limit_rate": "loop/test_episodes.py: an environment",
     "rewritten_history_count": "loop/test_episodes.py: an environment",
+    "staleness_mean": "loop/test_overlap.py: a backend that samples ahead",
+    "staleness_max": "loop/test_overlap.py: a backend that samples ahead",
+    "overlap_time_s": "loop/test_overlap.py: a backend that samples ahead",
+    "sampler_idle_time_s": "loop/test_overlap.py: a backend that samples ahead",
+    "trainer_idle_time_s": "loop/test_overlap.py: a backend that samples ahead",
 }
 UNITS = {"", "text", "flag", "list", "nats", "nats²", "tokens", "tokens/s", "s", "rows", "groups", "prompts"}
 UNITS |= {"completions", "examples", "scores", "requests", "turns", "times", "steps", "USD"}

@@ -17,6 +17,7 @@ from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, Tra
 from retrain.config import schema
 from retrain.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.options import LocalOptions
 
 VOCABULARY = 512
 STOP = (500, 501)
@@ -27,6 +28,9 @@ class Inference(BaseModel):
 
     engine: str = "pytorch"
     prefix_caching: bool = True
+    attention_kernel: str = "default"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
 
 
 def qwen3_config(**changes: Any) -> Qwen3Config:
@@ -76,6 +80,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         clip: float = 0.0,
         inference: dict[str, Any] | None = None,
         alpha: int = 0,
+        options: dict[str, Any] | None = None,
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
             "model": schema.ModelTable(model=str(model), lora_rank=rank),
@@ -87,7 +92,11 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         }
         tokenizer = SimpleNamespace(eos_token_id=STOP[0])
         return PluginContext(
-            config=Config(tables=tables), seeds=Seeds(seed), plugins=load_plugins(), tokenizer=tokenizer
+            config=Config(tables=tables),
+            seeds=Seeds(seed),
+            plugins=load_plugins(),
+            tokenizer=tokenizer,
+            params=LocalOptions(**(options or {})),
         )
 
     return make

@@ -39,7 +39,7 @@ def test_a_missing_gpu_is_a_drawback_and_no_more(make_context: Make, monkeypatch
     assert "it trains on the CPU" in device.detail
 
 
-@pytest.mark.parametrize("devices", ["gpu:a", "cuda:0", "gpu:0,gpu:1", ""])
+@pytest.mark.parametrize("devices", ["gpu:a", "cuda:0", "cpu,gpu:1", ""])
 def test_no_device_at_all(make_context: Make, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert found(make_context(devices=devices))["device"].is_fatal

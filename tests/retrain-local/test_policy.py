@@ -13,8 +13,8 @@ import torch
 
 from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, SampleRequest, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.microbatch import TOKEN_BUDGET
 from retrain_local.plugin import CAPABILITIES
+from retrain_local.training.budget import TOKEN_BUDGET
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]
@@ -131,7 +131,7 @@ def test_an_engine_elsewhere_is_brought_to_each_version(
 ) -> None:
     local = make_backend()
     batch = roll(local, requests)
-    engine = Remote(local._policy)
+    engine = Remote(local._policies[0])
     local._engine = engine
     assert local.publish() == 0
     local.train(batch)

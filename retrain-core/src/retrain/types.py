@@ -208,6 +208,20 @@ class TrainBatch:
         return sum(int(np.count_nonzero(row.action_T)) for row in self.rows)
 
 
+def percentile_99(values_N: Floats) -> float:
+    """The 99th percentile, linear between neighbours, to the bit what `np.percentile` gives.
+
+    That one imports masked arrays when it is first called: a fortieth of a second of a run's first step.
+    """
+    last = values_N.size - 1
+    place = 0.99 * last
+    below = int(place)
+    above = min(below + 1, last)
+    ordered_N = np.partition(values_N, (below, above))
+    low, high, share = ordered_N[below], ordered_N[above], place - below
+    return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
     """What one optimizer step did. `loss` is the token mean unless `loss_is_placeholder`.
@@ -246,7 +260,7 @@ class TrainReport:
             ratio_mean=float(ratios_N.mean()),
             ratio_max=float(ratios_N.max()),
             gap_mean=float(sizes_N.mean()),
-            gap_p99=float(np.percentile(sizes_N, 99)),
+            gap_p99=percentile_99(sizes_N),
             gap_max=float(sizes_N.max()),
             k3=float((np.expm1(clamped_N) - clamped_N).mean()),
             ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),

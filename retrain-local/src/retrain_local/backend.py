@@ -176,9 +176,8 @@ class LocalBackend:
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step; BackendError, and nothing changed, on a non-finite number."""
         pair, trainer = self._open()
-        if not self.samples_ahead and isinstance(self._engine, MakesRoom):
-            if is_short(pair.trained.shape, pair.trained.dtype, self._device):
-                self._engine.make_room()
+        if isinstance(self._engine, MakesRoom) and self._is_short(pair):
+            self._engine.make_room()
         with self._training():
             report = trainer.step(batch)
         self._version += 1
@@ -247,6 +246,10 @@ class LocalBackend:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _is_short(self, pair: Pair) -> bool:
+        """Whether training has too little memory beside what sampling holds."""
+        return not self.samples_ahead and is_short(pair.trained.shape, pair.trained.dtype, self._device)
 
     def _hand_over(self, published: Published | None, version: int) -> None:
         """Bring the samplers to the trained adapter, or to another one."""

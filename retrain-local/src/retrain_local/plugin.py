@@ -18,7 +18,7 @@ from retrain.api import (
 )
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis, Plugins
+    from retrain.api import Config, Diagnosis, MetricSpec, Plugins
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
@@ -62,6 +62,14 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 
 @hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """The `engine_*` fields of engine `pytorch`."""
+    from retrain_local.sampling.measured import METRICS
+
+    return METRICS
+
+
+@hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
     register(
         PluginSpec(
@@ -70,6 +78,15 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
             factory="retrain_local.templates:TINY",
         )
     )
+
+
+@hookimpl
+def retrain_warm_up(config: Config) -> None:
+    """The libraries of PyTorch, for a run that will train with it."""
+    if config.backend.backend == "local":
+        from retrain_local.preload import preload_libraries  # nobody else needs it
+
+        preload_libraries()
 
 
 @hookimpl(trylast=True)  # another distribution may ship `builtin:` models of its own: it is asked first

@@ -14,7 +14,7 @@ from retrain.capacity.memory import Estimate, estimate
 from retrain.capacity.pieces import Phase
 from retrain.capacity.sampling import bytes_per_token
 from retrain.capacity.shape import ModelShape
-from retrain.capacity.training import activation_elements
+from retrain.capacity.training import activation_elements, packs_at_a_time
 from retrain.capacity.workload import Workload
 
 WORK = Workload(
@@ -65,11 +65,24 @@ def test_training_by_hand() -> None:
     parts = phase(estimate(SHAPE, WORK), "training").parts
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
     layer = 6 * 8 + 4 * 8 + 2 * 4 + 4 * 16
-    assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * local.HEAP_WASTE_ALONE)
+    assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * local.HEAP_WASTE)
     assert parts["logits"] == 8 * 16 * 10 * local.LOGIT_BYTES["cpu"]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
-    cut = phase(estimate(SHAPE, replace(WORK, micro_batch_tokens=80)), "training").parts
-    assert cut["activations"] == int(80 * (3 * layer + 4 * 8) * 4 * local.HEAP_WASTE)
+    assert parts["scratch"] == local.SCRATCH_BYTES
+
+
+@pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 1)])
+def test_a_small_model_computes_two_packs_at_a_time(
+    parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60)
+    parts = phase(estimate(shape, cut), "training").parts
+    tokens = activation_elements(SHAPE, recompute=False) * 4 * local.HEAP_WASTE
+    assert parts["activations"] == int(at_a_time * 60 * tokens)
+    assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert phase(estimate(shape, cut), "training").parts["activations"] == int(60 * tokens)
 
 
 def test_a_row_is_never_cut() -> None:
@@ -105,6 +118,7 @@ def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
 
 def test_the_sizes_are_those_of_the_backend() -> None:
     torch = pytest.importorskip("torch")
+    from retrain_local import threads
     from retrain_local.model import projection
     from retrain_local.model.decoder import Shape
     from retrain_local.sampling import cache, draw, engine, pool
@@ -121,6 +135,10 @@ def test_the_sizes_are_those_of_the_backend() -> None:
     assert budget.ACTIVATION_SHARE_GPU == local.ACTIVATION_SHARE_GPU
     assert head.CHUNK_ELEMENTS == local.LOGIT_CHUNK
     assert projection.MERGE_LIMIT == local.MERGE_LIMIT
+    assert threads.ONE_THREAD_BELOW == local.ONE_THREAD_BELOW
+    for parameters in (1352, 10**7):
+        shape = replace(SHAPE, parameters=parameters)
+        assert packs_at_a_time(shape, WORK) == threads.pack_workers(parameters, torch.device("cpu"))
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
@@ -130,14 +148,6 @@ def test_the_sizes_are_those_of_the_backend() -> None:
     for kind in ("auto", "bf16", "int8", "fp8"):
         stored = pool.bytes_per_token(shape, kind, torch.float32)
         assert stored == bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind))
-
-
-def test_one_pack_alone_leaves_fewer_holes_than_many() -> None:
-    alone, many = (
-        phase(estimate(SHAPE, replace(WORK, batch_size=size, micro_batch_tokens=160)), "training").parts["activations"]
-        for size in (2, 20)
-    )
-    assert alone < many
 
 
 def test_a_16_gb_card_trains_qwen3_4b_with_completions_of_10240_tokens(qwen: ModelShape) -> None:

@@ -138,3 +138,30 @@ def test_a_second_signal_ends_it_while_it_writes_to_its_console() -> None:
     # inside of a write to stderr another write through the same stream is an error of its own
     then = "sys.stderr.flush = None; sys.stderr.write = None; os.kill(os.getpid(), signal.SIGINT)"
     assert program(grace=60, resumable=True, then=then).returncode == 75
+
+
+def test_work_exposed_within_a_shield_is_torn_and_what_follows_is_shielded_again() -> None:
+    stops, done = Interrupts(grace_s=60), []
+
+    def work() -> None:
+        send(signal.SIGTERM)
+        pytest.fail("went on")
+
+    with stops.installed(), pytest.raises(StopRequested):  # noqa: PT012
+        with stops.shield():
+            with suppress(StopRequested):
+                stops.exposed(work)
+            done.append("after")
+        pytest.fail("went on")
+    assert done == ["after"]
+
+
+def test_exposed_work_is_not_begun_when_a_stop_is_pending_and_its_errors_come_through() -> None:
+    stops = Interrupts(grace_s=60)
+    with stops.installed(), pytest.raises(StopRequested), stops.shield():  # noqa: PT012
+        assert stops.exposed(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            stops.exposed(lambda: 1 / 0)
+        send(signal.SIGTERM)  # shielded
+        with pytest.raises(StopRequested):
+            stops.exposed(lambda: pytest.fail("was begun"))

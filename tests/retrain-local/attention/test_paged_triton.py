@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.proof import paged_fault, read_plainly
+from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.attention.proof import paged_fault
 from retrain_local.model.decoder import Scores, Shape
 
 INTERPRETER = "TRITON_INTERPRET"
@@ -83,7 +84,7 @@ class Case:
     def gap(self, scores: Scores, kernels: Any = None) -> float:
         """Between the kernels and plain PyTorch."""
         given = self.queries_BHD, *self.pools, self.tables_BM, self.lengths_B, scores
-        got, wanted = (kernels or make_kernels()).read(*given), read_plainly(*given)
+        got, wanted = (kernels or make_kernels()).read(*given), PlainPages().read(*given)
         assert got.shape == wanted.shape
         assert got.dtype is self.queries_BHD.dtype
         return float((got.float() - wanted).abs().max())
@@ -222,7 +223,5 @@ def test_reads_of_8_bit_floats() -> None:
     pools, scales = quantised_pools(tuple(case.pools[0].shape), torch.float8_e4m3fn)
     kernels = make_kernels()
     kernels.write(*case.new, *pools, case.slots_N, *scales)
-    kept = [pool.float() * scale[..., None] for pool, scale in zip(pools, scales, strict=True)]
-    where = case.tables_BM, case.lengths_B, Scores(scale=0.2)
-    got = kernels.read(case.queries_BHD, *pools, *where, *scales)
-    torch.testing.assert_close(got, read_plainly(case.queries_BHD, *kept, *where), rtol=1e-4, atol=1e-5)
+    given = case.queries_BHD, *pools, case.tables_BM, case.lengths_B, Scores(scale=0.2), *scales
+    torch.testing.assert_close(kernels.read(*given), PlainPages().read(*given), rtol=1e-4, atol=1e-5)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.proof import packed_fault, paged_fault, read_plainly
+from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.model.decoder import Scores, Shape
 
 CPU = torch.device("cpu")
@@ -25,36 +26,19 @@ SHAPE = Shape(
 )
 
 
-class PlainPages:
-    """`PagedKernels` in plain PyTorch, right unless told to be wrong."""
+class WrongPages(PlainPages):
+    """Right but for one thing."""
 
     def __init__(self, *, shift: int = 0, window: int = 0, value_scale: float = 1.0) -> None:
         self.shift, self.window, self.value_scale = shift, window, value_scale
 
-    def write(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, *scales: Tensor | None) -> None:
-        for new, pool, scale in zip((k, v), (keys, values), scales, strict=True):
-            cells = new.float()
-            if scale is not None:
-                largest = 127.0 if pool.dtype is torch.int8 else 448.0
-                each = cells.abs().amax(-1) / largest
-                scale.flatten(0, 1)[slots] = each
-                cells = cells / each[..., None]
-                cells = cells.round() if pool.dtype is torch.int8 else cells
-            pool.flatten(0, 1).view(torch.int8 if pool.itemsize == 1 else pool.dtype)[slots] = cells.to(
-                pool.dtype
-            ).view(torch.int8 if pool.itemsize == 1 else pool.dtype)
-
     def read(
         self, q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, scores: Scores, *scales: Any
     ) -> Tensor:
-        pools = [
-            pool.float() if scale is None else pool.float() * scale[..., None]
-            for pool, scale in zip((keys, values), scales, strict=True)
-        ]
         window = scores.window + self.window if scores.window else None
         seen = (lengths - self.shift).clamp(min=0)
-        given = pools[0], pools[1] * self.value_scale, tables, seen, Scores(scale=scores.scale, window=window)
-        return read_plainly(q, *given).to(q.dtype)
+        wrong = Scores(scale=scores.scale, window=window)
+        return super().read(q, keys, values * self.value_scale, tables, seen, wrong, *scales)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
@@ -65,7 +49,7 @@ def test_right_pages_are_found_right(stored: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [{"shift": 1}, {"window": 1}, {"value_scale": 1.1}, {"value_scale": torch.nan}])
 def test_wrong_pages_are_found_out(dtype: torch.dtype, wrong: dict[str, Any]) -> None:
-    assert "output off by" in str(paged_fault(PlainPages(**wrong), SHAPE, CPU, dtype, dtype))
+    assert "output off by" in str(paged_fault(WrongPages(**wrong), SHAPE, CPU, dtype, dtype))
 
 
 def test_pages_that_are_not_written_are_found_out() -> None:

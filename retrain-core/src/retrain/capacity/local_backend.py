@@ -16,6 +16,7 @@ TOKEN_BUDGET = {"cpu": 1024, "cuda": 65536}  # tokens of a pack, unless the opti
 FULL_SPEED_TOKENS = 8192  # a smaller pack is not worth keeping all activations for
 ACTIVATION_BYTES_CPU = 2**30
 ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
+ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
 LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
 WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
@@ -36,11 +37,10 @@ LOGIT_BYTES = {"cpu": 8, "cuda": 12}
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
 # glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
-# steps resident memory settled at 1.3 to 2 times that of the living tensors. Larger blocks are mapped one by one and
+# steps resident memory settled at 1.05 to 1.15 times that of the living tensors. Larger blocks are mapped one by one and
 # cost what they hold.
 HEAP_BLOCK_BYTES = 32 * MIB
-HEAP_WASTE = 1.8
-HEAP_WASTE_ALONE = 1.1  # of a step that is one pack: all blocks have come and gone together
-COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
-SCRATCH_BYTES = 50 * MIB  # of matrix products and the backward pass, with the first step
+HEAP_WASTE = 1.1
 HEAP_KEPT = 0.4  # of what training had in that heap, while the next step samples
+COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
+SCRATCH_BYTES = 25 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 
 from retrain.capacity import local_backend as local
@@ -23,11 +24,17 @@ def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
     return kept + 4 * shape.hidden
 
 
+def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
+    """How many packs are computed side by side."""
+    is_small = work.device == "cpu" and shape.parameters < local.ONE_THREAD_BELOW
+    return min(2, os.cpu_count() or 1) if is_small else 1
+
+
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are computed again; `room_bytes` None = unknown."""
     element = local.WEIGHT_BYTES[work.device]
     if work.device == "cpu":
-        room = local.ACTIVATION_BYTES_CPU
+        room = local.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
     else:
         room = math.inf if room_bytes is None else int(local.ACTIVATION_SHARE_GPU * room_bytes)
     plain = room / (activation_elements(shape, recompute=False) * element)
@@ -40,26 +47,25 @@ def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tu
 def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
 ) -> Phase:
-    """The step's largest pack, with the gradients of the adapter."""
+    """The step's largest packs, as many as are computed at a time, with the gradients of the adapter."""
     element = local.WEIGHT_BYTES[work.device]
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
-    tokens = min(max(budget, row), work.batch_size * group)
-    actions = min(work.completions * work.max_tokens, tokens)
-    packs = math.ceil(work.batch_size * group / tokens)
+    total = work.batch_size * group
+    tokens = min(max(budget, row), total)
+    at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
     inner = tokens * shape.inner * element
-    waste = 1.0
-    if on_heap(inner, work.device):
-        waste = local.HEAP_WASTE if packs > 1 else local.HEAP_WASTE_ALONE
-    activations = tokens * activation_elements(shape, recompute=recompute) * element
+    waste = local.HEAP_WASTE if on_heap(inner, work.device) else 1.0
+    living = min(at_a_time * tokens, total) * activation_elements(shape, recompute=recompute) * element
+    actions = min(work.completions * work.max_tokens, tokens)
     logits = min(actions * shape.vocabulary, max(shape.vocabulary, local.LOGIT_CHUNK[work.device]))
     parts = {
-        "activations": int(activations * waste),
-        "logits": logits * local.LOGIT_BYTES[work.device],
-        "gradients": shape.lora_parameters(work.lora_rank) * local.ADAPTER_BYTES,
+        "activations": int(living * waste),
+        "logits": at_a_time * logits * local.LOGIT_BYTES[work.device],
+        "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * local.ADAPTER_BYTES,
     }
     if work.device == "cpu":
-        parts["scratch"] = local.SCRATCH_BYTES
+        parts["scratch"] = at_a_time * local.SCRATCH_BYTES
     tensors = (
         Tensor(name="logits", shape=(max(1, logits // shape.vocabulary), shape.vocabulary), bytes=logits * 4),
         Tensor(name="activations of a layer", shape=(tokens, 2 * shape.inner), bytes=2 * inner),

@@ -92,9 +92,14 @@ class Ahead:
         return training.result()
 
     def measure_anew(self) -> None:
-        """A step's fields are about its own work: not about an evaluation before it, nor about what is drawn again."""
-        if self.is_on and isinstance(self._backend, Measuring):
-            self._backend.metrics()
+        """What the backend measured until now is about an evaluation, not about the step that is drawn next."""
+        self.measured({})
+
+    def measured(self, fields: Mapping[str, float]) -> Mapping[str, float]:
+        """`fields` of a drawing with those that the backend measured; asked here, they go to the line of its step."""
+        if not (self.is_on and isinstance(self._backend, Measuring)):
+            return fields
+        return {**fields, **self._backend.metrics()}
 
     def publish(self) -> None:
         """Let the policy as trained be the one that is drawn from."""

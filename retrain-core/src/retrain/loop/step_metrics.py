@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from retrain.loop.ahead import samples_ahead
 from retrain.loop.assemble import Parts
 from retrain.loop.batch import Credited
 from retrain.loop.metrics import group_metrics, length_metrics, reward_metrics, token_metrics, train_metrics
@@ -46,7 +47,7 @@ def step_metrics(
     if parts.controller:
         metrics = merge_fields(metrics, parts.controller.metrics(), source=f"controller {flow.controller!r}")
     metrics = merge_fields(metrics, credited.result.metrics, source=flow.condition)
-    if isinstance(parts.backend, Measuring):
+    if isinstance(parts.backend, Measuring) and not samples_ahead(parts.backend):  # else it was asked after sampling
         metrics = merge_fields(metrics, parts.backend.metrics(), source=f"backend {parts.config.backend.backend!r}")
     for extra in extras():
         metrics = merge_fields(metrics, extra or {}, source="a plugin")

@@ -119,7 +119,6 @@ class Trainer:
         """One optimizer step, or a step without one when no group can teach anything."""
         parts, training, clock = self.parts, self.config.training, Clock()
         self.notify("retrain_step_start", run=self.view, step=step)
-        self.ahead.measure_anew()
         sepa_lambda = parts.controller.value(step) if parts.controller else 0.0
 
         prompts = parts.pool.draw(self.progress.example_idx, batch_size)
@@ -184,6 +183,7 @@ class Trainer:
     def _sample_and_score(self, step: int, prompts: list[Prompt], clock: Clock) -> Scored:
         """The step's scored groups, and what scoring has to say about itself."""
         parts = self.parts
+        self.ahead.measure_anew()
         self.notify("retrain_phase", run=self.view, step=step, phase="sampling")
         with parts.rollouts.draw(f"step_{step:06d}", self.folder.path / FAILURES) as draw:
             with clock.timed("sample"):
@@ -192,7 +192,7 @@ class Trainer:
             self.notify("retrain_phase", run=self.view, step=step, phase="scoring")
             with clock.timed("score"):
                 scores = draw.scores()
-            fields = draw.metrics()
+            fields = self.ahead.measured(draw.metrics())
         groups = tuple(
             Group(example=prompt.example, completions=group, scores=judged)
             for prompt, group, judged in zip(prompts, completions, scores, strict=True)

@@ -79,9 +79,10 @@ class SamplesAhead(Protocol):
     """A backend that can sample while it trains: the policy that it samples from is a copy of its own.
 
     Where `samples_ahead` is True, `train` is called in a thread of its own, and meanwhile the run's thread calls
-    `sample` for the step after, which draws from what was last published: the policy before that update. Nothing else
-    is called until both have ended. So that what was drawn can be drawn again after a resume, `save` writes the policy
-    before the last `publish` too, with its version, and after `load` `sample` draws from that one, until `publish`.
+    `sample` for the step after, which draws from what was last published: the policy before that update; and `metrics`,
+    if there is one, for that step's line. Nothing else is called until both have ended. So that what was drawn can be
+    drawn again after a resume, `save` writes the policy before the last `publish` too, with its version, and after
+    `load` `sample` draws from that one, until `publish`.
     """
 
     samples_ahead: bool

@@ -14,7 +14,7 @@ import torch
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.pages import Fresh, PagedAttend, PagedKernels, Pages
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.attention.spans import Spans
 from retrain_local.model.decoder import Attend, Shape
@@ -23,7 +23,6 @@ log = logging.getLogger("retrain")
 T = TypeVar("T")
 KEY = "inference.attention_kernel"
 MakeAttend = Callable[[Spans, torch.device], Attend]
-MakePaged = Callable[[Pages, Fresh], Attend]
 STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST_GROUP = 64  # query heads of a key head that one program holds
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
@@ -34,11 +33,11 @@ KITTENS = "thunderkittens"
 class Kernels:
     """Attention of one device: `packed` for training and prompts, `paged` for tokens that rows get one at a time.
 
-    `paged` makes one that writes to and reads from the pool; None is the engine's own reader in plain PyTorch.
+    `paged` None is the engine's own reader in plain PyTorch.
     """
 
     packed: MakeAttend
-    paged: MakePaged | None
+    paged: PagedKernels | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,7 @@ def _flash(site: Site) -> MakeAttend:
     return _proven(partial(varlen.VarlenAttend, exact=site.exact), site)
 
 
-def _triton(site: Site) -> MakePaged:
+def _triton(site: Site) -> PagedKernels:
     _need_cuda(site, (8, 0), "the Triton kernels")
     if find_spec("triton") is None:
         raise _RefusedError("the package triton is not installed")
@@ -120,7 +119,7 @@ def _triton(site: Site) -> MakePaged:
     kernels: PagedKernels = TritonPages(torch.cuda.get_device_properties(site.device).multi_processor_count)
     if fault := paged_fault(kernels, site.shape, site.device, site.dtype, site.stored):
         raise _WrongError(fault)
-    return partial(PagedAttend, kernels)
+    return kernels
 
 
 def _cutlass(site: Site) -> MakeAttend:

@@ -11,8 +11,8 @@ from retrain_local.model.decoder import Scores
 def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """softmax(softcap(scale q k^T) + mask) v, with a sink in the denominator where `scores` has one.
 
-    `queries` [rows, heads, length, size], `keys` and `values` [rows, kv_heads, keys, size]; `mask` is added to the scores
-    and broadcasts to [rows, 1, length, keys]. Weights are made in fp32, as transformers makes them.
+    `queries` [rows, heads, length, size], `keys` and `values` [rows, kv_heads, keys, size]; `mask` is added to the
+    scores and broadcasts to [rows, 1, length, keys]. Weights are made in fp32, as transformers makes them.
     """
     rows, heads, length, size = queries.shape
     kv_heads = keys.shape[1]

@@ -29,8 +29,9 @@ class TritonPages:
 
     def splits(self, rows: int, kv_heads: int, max_keys: int) -> int:
         """Stretches per row: enough programs to fill the device, none meant for fewer than 128 keys."""
-        wanted = triton.cdiv(self._programs, rows * kv_heads)
-        return max(1, min(triton.next_power_of_2(wanted), MAX_SPLITS, triton.next_power_of_2(max_keys) // 128))
+        wanted: int = triton.next_power_of_2(triton.cdiv(self._programs, rows * kv_heads))
+        sensible: int = triton.next_power_of_2(max_keys) // 128
+        return max(1, min(wanted, MAX_SPLITS, sensible))
 
     def read(
         self,

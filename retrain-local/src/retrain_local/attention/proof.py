@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from retrain_local.attention.dense import dense_attention
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
+from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.spans import Spans
 from retrain_local.model.decoder import Attend, Scores, Shape
 
@@ -36,21 +36,6 @@ def paged_fault(
     return _first(_paged_faults(kernels, shape, device, dtype, stored))
 
 
-def read_plainly(
-    queries_BHD: Tensor, keys: Tensor, values: Tensor, tables_BM: Tensor, lengths_B: Tensor, scores: Scores
-) -> Tensor:
-    """`PagedKernels.read` in plain PyTorch and fp32, row by row, of a pool that is not quantised."""
-    gathered = []
-    for queries_HD, table_M, length in zip(queries_BHD.float(), tables_BM.long(), lengths_B.tolist(), strict=True):
-        if length == 0:
-            gathered.append(queries_HD.new_zeros(len(queries_HD), values.shape[-1]))
-            continue
-        first = max(0, length - (scores.window or length))
-        kept = (pool[table_M].flatten(0, 1)[first:length].float().transpose(0, 1)[None] for pool in (keys, values))
-        gathered.append(dense_attention(queries_HD[None, :, None], *kept, None, scores)[0, :, 0])
-    return torch.stack(gathered)
-
-
 def _packed_faults(
     make: Callable[[Spans, torch.device], Attend], shape: Shape, device: torch.device, dtype: torch.dtype
 ) -> Iterator[str]:
@@ -70,8 +55,9 @@ def _differentiated(
     tokens = CASE.num_tokens
     sizes = (shape.heads, shape.head_size), (shape.kv_heads, shape.head_size), (shape.kv_heads, shape.value_size)
     inputs = [_numbers((tokens, *size), dtype, device, at).requires_grad_() for at, size in enumerate(sizes)]
+    queries_NHD, keys_NKD, values_NKD = inputs
     with torch.enable_grad():
-        out = attend(0, *inputs, scores)
+        out = attend(0, queries_NHD, keys_NKD, values_NKD, scores)
         weighed = (out.float() * _numbers((tokens, shape.heads, shape.value_size), torch.float32, device, 3)).sum()
         return out.detach(), *torch.autograd.grad(weighed, inputs)
 
@@ -84,25 +70,37 @@ def _paged_faults(
     tables_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)
     lengths_B = torch.tensor(ROW_LENGTHS, dtype=torch.int32, device=device)
     cells = 1 + sum(blocks), BLOCK_SIZE, shape.kv_heads
-    new, pools = [], []
-    for at, size in enumerate((shape.head_size, shape.value_size)):
-        new.append(_numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at))
-        pools.append(torch.zeros(*cells, size, dtype=torch.int8 if stored.itemsize == 1 else stored, device=device))
-    pools = [pool.view(stored) for pool in pools]
-    scales = [torch.zeros(cells, device=device) if stored.itemsize == 1 else None for _ in pools]
-    kernels.write(*new, *pools, torch.arange(len(new[0]), device=device), *scales)
-    kept = [
-        pool.float() if scale is None else pool.float() * scale[..., None]
-        for pool, scale in zip(pools, scales, strict=True)
-    ]
-    for name, states, pool in zip(("stored keys", "stored values"), new, kept, strict=True):
-        yield from _difference(name, pool.flatten(0, 1), states, TOLERANCE[stored])
+    new_keys, new_values = (
+        _numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at)
+        for at, size in enumerate((shape.head_size, shape.value_size))
+    )
+    keys, values = (_empty((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
+    key_scales, value_scales = (
+        torch.zeros(cells, device=device) if stored.itemsize == 1 else None for _ in (keys, values)
+    )
+    kernels.write(
+        new_keys, new_values, keys, values, torch.arange(len(new_keys), device=device), key_scales, value_scales
+    )
+    for name, new, pool, scales in (
+        ("stored keys", new_keys, keys, key_scales),
+        ("stored values", new_values, values, value_scales),
+    ):
+        found = pool.float() if scales is None else pool.float() * scales[..., None]
+        yield from _difference(name, found.flatten(0, 1), new, TOLERANCE[stored])
     queries_BHD = _numbers((len(ROW_LENGTHS), shape.heads, shape.head_size), dtype, device, 2)
     for window in WINDOWS:
         scores = Scores(scale=shape.head_size**-0.5, window=window)
-        got = kernels.read(queries_BHD, *pools, tables_BM, lengths_B, scores, *scales)
-        wanted = read_plainly(queries_BHD, *kept, tables_BM, lengths_B, scores)
+        got, wanted = (
+            one.read(queries_BHD, keys, values, tables_BM, lengths_B, scores, key_scales, value_scales)
+            for one in (kernels, PlainPages())
+        )
         yield from _difference("output", got, wanted, TOLERANCE[dtype])
+
+
+def _empty(size: tuple[int, ...], stored: torch.dtype, device: torch.device) -> Tensor:
+    if stored.itemsize == 1:  # not every device can fill 8-bit floats
+        return torch.zeros(size, dtype=torch.int8, device=device).view(stored)
+    return torch.zeros(size, dtype=stored, device=device)
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor, tolerance: float) -> Iterator[str]:

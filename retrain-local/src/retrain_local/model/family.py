@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.decoder import Attend, Scores, Shape
-from retrain_local.model.operations import Operations, compiled
+from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.projection import Projection
 from retrain_local.model.weights import LayerWeights, Weights
 
@@ -90,10 +90,15 @@ class _Layer:
     def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
         normed_ND = do.rms_norm(x_ND, self._weights.attention_norm, self._eps)
         qkv = self._projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
-        qk, values_NKD = qkv.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        if self._weights.heads_norm is not None:
-            qk = do.rms_norm(qk, self._weights.heads_norm, self._eps)
-        queries_NHD, keys_NKD = do.rotate(qk, cos_N1P, sin_N1P).split((self._heads, self._kv_heads), dim=1)
+        turn = Turn(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            cos_N1P=cos_N1P,
+            sin_N1P=sin_N1P,
+            norm_HD=self._weights.heads_norm,
+            eps=self._eps,
+        )
+        queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, turn)
         return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""Norm, rotation and gate of the Llama family, with gradients of their own: each reads and writes its tensors once."""
+"""What stands between the products of a layer: norm, heads, gate; with gradients that touch each tensor once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """How queries and keys are made: how many there are, cosine and sine [N, 1, D / 2] of every position's angles.
+
+    Before they are turned they are normalised and multiplied by `norm_HD` if there is one.
+    """
+
+    heads: int
+    kv_heads: int
+    cos_N1P: Tensor
+    sin_N1P: Tensor
+    norm_HD: Tensor | None
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,33 +43,45 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-def rotate(x_NHD: Tensor, cos_N1P: Tensor, sin_N1P: Tensor) -> Tensor:
-    """Turn the pairs (x[p], x[p + D/2]) of every head by the angles whose cosine and sine are given."""
-    if not torch.is_grad_enabled():
-        return _turned(x_NHD, cos_N1P, sin_N1P)
-    y_NHD: Tensor = _Rotate.apply(x_NHD, cos_N1P, sin_N1P)
-    return y_NHD
+def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
+    """Queries and keys, turned by their positions, and values, of [N, heads + 2 kv_heads, D].
+
+    The pairs (x[p], x[p + D/2]) of a head are turned by the angle whose cosine and sine are given.
+    """
+    if not qkv_NHD.is_cuda and torch.is_grad_enabled():
+        heads: Heads = _SplitHeads.apply(qkv_NHD, turn)
+        return heads
+    qk, values_NKD = qkv_NHD.split((turn.heads + turn.kv_heads, turn.kv_heads), dim=1)
+    if turn.norm_HD is not None:
+        qk = rms_norm(qk, turn.norm_HD, turn.eps)
+    rotate = _Rotate.apply if torch.is_grad_enabled() else _turned
+    queries_NHD, keys_NKD = rotate(qk, turn.cos_N1P, turn.sin_N1P).split((turn.heads, turn.kv_heads), dim=1)
+    return queries_NHD, keys_NKD, values_NKD
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of the two halves of the last axis."""
+    if torch.is_grad_enabled():
+        y: Tensor = _SwiGlu.apply(gate_up)
+        return y
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return functional.silu(gate).mul_(up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """What stands between the products of a layer."""
+    """The three together."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate
+    split_heads: Callable[[Tensor, Turn], Heads] = split_heads
     swiglu: Callable[[Tensor], Tensor] = swiglu
 
 
 def compiled() -> Operations:
     """The same as single kernels, in both directions, made by torch.compile when they are first called."""
-    made = [torch.compile(operation, dynamic=True) for operation in (_plain_rms_norm, _plain_rotate, swiglu)]
-    return Operations(rms_norm=made[0], rotate=made[1], swiglu=made[2])
+    plain = (_plain_rms_norm, _plain_split_heads, _plain_swiglu)
+    made = [torch.compile(operation, dynamic=True) for operation in plain]
+    return Operations(rms_norm=made[0], split_heads=made[1], swiglu=made[2])
 
 
 def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -61,9 +90,19 @@ def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide.to(x.dtype) * weight
 
 
-def _plain_rotate(x_NHD: Tensor, cos_N1P: Tensor, sin_N1P: Tensor) -> Tensor:
-    first, second = x_NHD.chunk(2, dim=-1)
-    return torch.cat((first * cos_N1P - second * sin_N1P, second * cos_N1P + first * sin_N1P), dim=-1)
+def _plain_split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
+    qk, values_NKD = qkv_NHD.split((turn.heads + turn.kv_heads, turn.kv_heads), dim=1)
+    if turn.norm_HD is not None:
+        qk = _plain_rms_norm(qk, turn.norm_HD, turn.eps)
+    (first, second), cos, sin = qk.chunk(2, dim=-1), turn.cos_N1P, turn.sin_N1P
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    queries_NHD, keys_NKD = turned.split((turn.heads, turn.kv_heads), dim=1)
+    return queries_NHD, keys_NKD, values_NKD
+
+
+def _plain_swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
@@ -78,16 +117,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, weight, r = ctx.saved_tensors
-        wide, scaled = x.float(), gradients[0].float() * weight
-        along = (scaled * wide).mean(-1, keepdim=True).mul_(r).mul_(r).neg_()
-        return scaled.addcmul_(wide, along).mul_(r).to(x.dtype), None, None
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    r = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * r).to(x.dtype).mul_(weight), r
+        return _norm_gradient(gradients[0].float() * weight, x, r).to(x.dtype), None, None
 
 
 class _Rotate(torch.autograd.Function):  # type: ignore[misc]
@@ -104,8 +134,71 @@ class _Rotate(torch.autograd.Function):  # type: ignore[misc]
         return _turned(gradients[0], cos, -sin), None, None
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients of all three are written into one tensor, and those of queries and keys worked on in there."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, turn: Turn) -> Heads:
+        ctx.turn, r = turn, None
+        qk = qkv[:, : turn.heads + turn.kv_heads]
+        if turn.norm_HD is not None:
+            qk, r = _normed(qk, turn.norm_HD, turn.eps)
+        ctx.save_for_backward(qkv, r)
+        queries, keys = _turned(qk, turn.cos_N1P, turn.sin_N1P).split((turn.heads, turn.kv_heads), dim=1)
+        return queries, keys, qkv[:, turn.heads + turn.kv_heads :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (qkv, r), turn = ctx.saved_tensors, ctx.turn
+        g = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+        of_queries, of_keys, of_values = g.split((turn.heads, turn.kv_heads, turn.kv_heads), dim=1)
+        back = -turn.sin_N1P
+        _turned(gradients[0], turn.cos_N1P, back, out=of_queries)
+        _turned(gradients[1], turn.cos_N1P, back, out=of_keys)
+        of_values.copy_(gradients[2])
+        if turn.norm_HD is not None:
+            of_qk, qk = (x[:, : turn.heads + turn.kv_heads] for x in (g, qkv))
+            of_qk.copy_(_norm_gradient(of_qk.float().mul_(turn.norm_HD), qk, r))
+        return g, None
+
+
+class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps silu(gate) on a CPU, where making it again takes long."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gated = functional.silu(gate)
+        ctx.save_for_backward(gate_up, None if gate_up.is_cuda else gated)
+        return gated * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        gate_up, gated = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        g = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+        of_gate, of_up = g.chunk(2, dim=-1)
+        torch.mul(gradients[0], functional.silu(gate) if gated is None else gated, out=of_up)
+        torch.ops.aten.silu_backward.grad_input(gradients[0] * up, gate, grad_input=of_gate)
+        return g
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    r = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * r).to(x.dtype).mul_(weight), r
+
+
+def _norm_gradient(scaled: Tensor, x: Tensor, r: Tensor) -> Tensor:
+    """`scaled` = the output's gradient times the weight, in fp32; it is overwritten."""
+    wide = x.float()
+    along = (scaled * wide).mean(-1, keepdim=True).mul_(r).mul_(r).neg_()
+    return scaled.addcmul_(wide, along).mul_(r)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     (first, second), (out_first, out_second) = x.chunk(2, dim=-1), y.chunk(2, dim=-1)
     torch.mul(first, cos, out=out_first)
     out_first.addcmul_(second, sin, value=-1.0)

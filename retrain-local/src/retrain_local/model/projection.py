@@ -32,10 +32,13 @@ class TrainedMerged:
     """x (W + scale B A)^T. The gradient of A and B goes by products of their rank."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self._adapter = adapter
+        self._adapter, self._bias = adapter, adapter.linear.bias
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See `Projection`."""
+        if not torch.is_grad_enabled():
+            weight = self._adapter.linear.weight
+            return functional.linear(x_NI, merge(self._adapter, weight, torch.empty_like(weight)), self._bias)
         y_NO: Tensor = _Merged.apply(x_NI, self._adapter, *self._adapter.parts_a, *self._adapter.parts_b)
         return y_NO
 
@@ -72,7 +75,7 @@ class SampledLowRank:
     """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
 
     def __init__(self, linear: Linear, rank: int) -> None:
-        self._linear, self._rank = linear, rank
+        self._linear = linear
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
         self._b = weight.new_zeros(weight.shape[0], parts * rank)
@@ -85,9 +88,14 @@ class SampledLowRank:
     def take(self, adapter: Adapter) -> None:
         """See `Sampled`."""
         self._a.copy_(adapter.a)
-        rows, columns = self._b.split(self._linear.sizes), range(0, self._b.shape[1], self._rank)
-        for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
-            block[:, at : at + self._rank].copy_(_scaled(b, adapter, block.dtype))
+        spread(adapter, self._b)
+
+
+def spread(adapter: Adapter, out: Tensor) -> None:
+    """Write scale B of every part into its rows of `out` [sum of outputs, parts x rank], and its own columns."""
+    rows, columns = out.split(adapter.linear.sizes), range(0, out.shape[1], adapter.rank)
+    for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
+        block[:, at : at + adapter.rank].copy_(_scaled(b, adapter, out.dtype))
 
 
 def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:

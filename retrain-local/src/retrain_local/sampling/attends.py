@@ -31,9 +31,7 @@ class Written:
         self._slots_N = slots_N
         self._attend = attend
 
-    def __call__(
-        self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores
-    ) -> Tensor:
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
         return self._attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
@@ -52,9 +50,7 @@ class Continued:
         self._lengths = lengths
         self._starts = np.cumsum([0, *lengths])
 
-    def __call__(
-        self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores
-    ) -> Tensor:
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
         parts = []
@@ -82,9 +78,7 @@ class Paged:
         self._batch = batch
         self._kernels = kernels
 
-    def __call__(
-        self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores
-    ) -> Tensor:
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
         pool, batch = self._pool, self._batch
         keys, values = pool.keys[layer], pool.values[layer]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from retrain_local.memory import free_bytes
 from retrain_local.model.decoder import Decoder
 from retrain_local.sampling.blocks import Blocks
 from retrain_local.sampling.kept import Kept
@@ -30,7 +29,7 @@ def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None) -> int:
     if cache_bytes is None:
         cache_bytes = CPU_CACHE_BYTES
         if decoder.device.type == "cuda":
-            cache_bytes = int(GPU_CACHE_SHARE * torch.cuda.mem_get_info(decoder.device)[0])
+            cache_bytes = int(GPU_CACHE_SHARE * free_bytes(decoder.device))
     if decoder.device.type == "cpu":
         cache_bytes //= 2
     return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))

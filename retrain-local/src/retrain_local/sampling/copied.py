@@ -54,9 +54,7 @@ class Copied:
                 self._layers[layer] = keys.index_select(0, kept_B), values.index_select(0, kept_B)
         return True
 
-    def __call__(
-        self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores
-    ) -> Tensor:
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
         if layer == 0:
             self._seen += 1  # another step

@@ -39,7 +39,9 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
     return Draw(
         tokens_B=torch.cat([part.tokens_B for part in parts]),
         logprobs_B=torch.cat([part.logprobs_B for part in parts]),
-        entropies_B=torch.cat([part.entropies_B for part in parts if part.entropies_B is not None]) if entropy else None,
+        entropies_B=torch.cat([part.entropies_B for part in parts if part.entropies_B is not None])
+        if entropy
+        else None,
     )
 
 

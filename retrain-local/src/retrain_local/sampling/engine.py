@@ -84,6 +84,7 @@ class PytorchEngine:
         self._cache_dtype = cache_dtype
         self._check_stop = check_stop
         self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes)
+        policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
         self._graphs = Graphs(policy.device)
         self._batches: dict[tuple[int, int], tuple[Batch, Paged]] = {}
@@ -167,7 +168,7 @@ class PytorchEngine:
 
     def _opened(self) -> Cache:
         limits = self._policy.limits
-        limits.cache_tokens = limits.cache_tokens or self._budget
+        limits.cache_tokens = limits.cache_tokens or self._budget  # a checkpoint of old may know none
         if self._cache is None or self._cache.tokens != limits.cache_tokens:
             self.make_room()
             self._cache = Cache(self._decoder, limits.cache_tokens, self._cache_dtype)
@@ -227,9 +228,7 @@ class PytorchEngine:
         self._measured.steps += steps
         self._measured.row_steps += sum(len(row.tokens) for row in rows) - before
 
-    def _step_by_copy(
-        self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int
-    ) -> Batch:
+    def _step_by_copy(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int) -> Batch:
         batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._policy.device)
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
         if self._copied is None or not self._copied.continues(rows, steps):

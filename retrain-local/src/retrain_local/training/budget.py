@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import OutOfMemoryError, Problem
-from retrain_local.memory import MemoryLimits
+from retrain_local.memory import MemoryLimits, free_bytes
 from retrain_local.model.decoder import Shape
 
 LOG = logging.getLogger("retrain")
@@ -49,9 +49,7 @@ def activation_room(device: torch.device) -> int:
     """Bytes that activations may take: a fixed amount on a CPU, most of what is free on a GPU."""
     if device.type != "cuda":
         return ACTIVATION_BYTES_CPU
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(ACTIVATION_SHARE_GPU * (free + unused))
+    return int(ACTIVATION_SHARE_GPU * free_bytes(device))
 
 
 def is_short(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
@@ -69,8 +67,8 @@ def recompute_from_now_on(limits: MemoryLimits, load: PackLoad, device: torch.de
     """Keep fewer activations after running out of memory, and say so."""
     limits.recompute = True
     LOG.warning(
-        "Out of memory in training, with a pack of %d tokens on %s. Activations are computed again in the backward pass "
-        "from now on, and the step is done again; the gradient is the same.",
+        "Out of memory in training, with a pack of %d tokens on %s. Activations are computed again in the backward "
+        "pass from now on, and the step is done again; the gradient is the same.",
         load.tokens,
         device,
     )
@@ -89,20 +87,21 @@ def halve(limits: MemoryLimits, load: PackLoad, device: torch.device) -> None:
     )
 
 
-def too_big_to_train(load: PackLoad, fitting_tokens: int, shape: Shape, device: torch.device) -> OutOfMemoryError:
+def too_big_to_train(
+    load: PackLoad, fitting_tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device
+) -> OutOfMemoryError:
     """The error of a pack that does not fit; `fitting_tokens` is the size of the largest that did."""
     rows = "one row" if load.rows == 1 else f"{load.rows} rows"
-    inner = f"activations of a layer [{load.tokens}, {shape.inner}]"
-    what = (
-        f"training ran out of memory on {device} with a pack of {load.tokens} tokens from {rows}; the biggest: {inner}"
-    )
+    needs = load.tokens * activation_bytes(shape, dtype, recompute=True) / 2**20
+    what = f"training ran out of memory on {device} with {load.tokens} tokens of {rows}"
+    why = f"their activations need about {needs:.1f} MiB, even computed twice"
     if load.rows > 1:
         size = min(load.tokens - 1, max(load.tokens // 2, fitting_tokens))
         fix = f"set [backend.options] micro_batch_tokens = {size} (it does not change the gradient)"
     else:
         shorter = max(1, min(load.longest - 1, max(load.longest // 2, fitting_tokens)))
         fix = (
-            'set [backend.options] gradient_checkpointing = "on", keep rows (prompt and completion) below '
-            f"{shorter} tokens with [training] max_tokens, or use a smaller [model] model or a GPU with more memory"
+            f"keep rows, prompt and completion together, below {shorter} tokens with [training] max_tokens, or use a "
+            "smaller [model] model or a GPU with more memory"
         )
-    return OutOfMemoryError(Problem(where="training", what=what, fix=fix))
+    return OutOfMemoryError(Problem(where="training", what=what, why=why, fix=fix))

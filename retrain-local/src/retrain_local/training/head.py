@@ -70,8 +70,8 @@ def selected_logprobs(
     """Natural log-probability of each token under softmax(head(hidden) / temperature), fp32 [M], differentiable.
 
     `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself. Memory is bounded by
-    `CHUNK_ELEMENTS` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way; here
-    the log-probabilities are an output, so that any loss can stand behind them).
+    `CHUNK_ELEMENTS` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way;
+    here the log-probabilities are an output, so that any loss can stand behind them).
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)

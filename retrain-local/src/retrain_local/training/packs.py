@@ -19,10 +19,11 @@ class Pack:
 
     Action m is `tokens_M[m]`, predicted after token `places_M[m]` of the packed row; the first actions of a group are
     all predicted after the last token of its shared prompt. `rows` are the numbers of the rows in the step.
-    `engine_logprobs_M` are `old_logprobs_M` again unless the rows tell the two apart.
+    `engine_logprobs_M` are `old_logprobs_M` again unless the rows tell the two apart. `longest` is the longest row.
     """
 
     rows: tuple[int, ...]
+    longest: int
     spans: Spans
     ids_N: Tensor
     positions_N: Tensor
@@ -119,6 +120,7 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
 
     return Pack(
         rows=tuple(member.number for member in members),
+        longest=max(member.last for member in members),
         spans=spans,
         ids_N=moved(ids, torch.int64),
         positions_N=moved([spans.positions()], torch.int64),

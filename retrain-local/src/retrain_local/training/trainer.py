@@ -143,27 +143,36 @@ class Trainer:
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
         """Work on every pack, several at a time where that pays; what comes of them, in order."""
+        watched = partial(self._watched, work)
         if self._workers == 1 or len(packs) == 1:
-            yield from map(work, packs)
+            yield from map(watched, packs)
             return
         with ThreadPoolExecutor(self._workers, thread_name_prefix="pack") as pool:
             try:
-                yield from pool.map(work, packs)
+                yield from pool.map(watched, packs)
             finally:
                 pool.shutdown(cancel_futures=True)
 
+    def _watched(self, work: Callable[[Pack], T], pack: Pack) -> T:
+        """Work on a pack, and remember which one it was that failed or fitted."""
+        load = budget.PackLoad(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=pack.longest)
+        try:
+            done = work(pack)
+        except RuntimeError:
+            self._load = load
+            raise
+        self._fitting_tokens = max(self._fitting_tokens, load.tokens)
+        return done
+
     def _differentiated(self, batch: TrainBatch, pack: Pack) -> _Part:
-        self._note(pack)
         new_M = self._logprobs(pack, batch.temperature)
         given = pack.old_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
         loss, clipped = policy_loss(new_M, *given)
         gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-        self._fitting_tokens = max(self._fitting_tokens, pack.spans.num_tokens)
         gaps_M = (new_M.detach() - pack.old_logprobs_M).double()
         return _Part(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
 
     def _scored(self, temperature: float, pack: Pack) -> Floats:
-        self._note(pack)
         with torch.inference_mode():
             return self._logprobs(pack, temperature).double().cpu().numpy()
 
@@ -185,10 +194,6 @@ class Trainer:
         hidden_MD = hidden_ND.index_select(0, pack.places_M)
         return selected_logprobs(hidden_MD, pack.tokens_M, decoder.logits, decoder.shape.vocabulary, temperature)
 
-    def _note(self, pack: Pack) -> None:
-        longest = max(pack.spans.lengths)
-        self._load = budget.PackLoad(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=longest)
-
     def _in_memory(self, work: Callable[[], T]) -> T:
         """Work on packs, begun again once with half the budget; OutOfMemoryError when that is not enough."""
         device = self._decoder.device
@@ -200,8 +205,8 @@ class Trainer:
                     raise
                 can_recompute = self._options.gradient_checkpointing == "auto" and not self._limits.recompute
                 if not can_recompute and (self._limits.train_tokens or self._load.rows < 2):
-                    shape = self._decoder.shape
-                    raise budget.too_big_to_train(self._load, self._fitting_tokens, shape, device) from error
+                    sizes = self._decoder.shape, self._decoder.dtype, device
+                    raise budget.too_big_to_train(self._load, self._fitting_tokens, *sizes) from error
             # out of the except block: its error keeps alive the tensors of every frame that it passed
             self.optimizer.zero_grad()
             free_memory(device)

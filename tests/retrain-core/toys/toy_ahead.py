@@ -1,0 +1,98 @@
+"""A toy backend that samples while it trains; what happens in either half can be watched and disturbed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from toy_parts import CAPABILITIES, Options, ToyBackend
+
+from retrain.api import PluginSpec, Score, hookimpl
+
+
+def quiet(backend, what):
+    """Nothing happens."""
+
+
+class Disturbed:
+    """Called in each half: `train(backend, batch)` before the update, `sample(backend, requests)` before drawing."""
+
+    train = staticmethod(quiet)
+    sample = staticmethod(quiet)
+
+
+class AheadBackend(ToyBackend):
+    """The policy that is trained, and another that is sampled from."""
+
+    samples_ahead = True
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.check_stop = context.check_stop
+        self.sampler = ToyBackend(context)
+        self.drawn = 0
+        self.before = self.last = (0, self.logits_V.copy())
+
+    def sample(self, requests, params):
+        Disturbed.sample(self, requests)
+        self.drawn += len(requests)
+        return self.sampler.sample(requests, params)
+
+    def train(self, batch):
+        Disturbed.train(self, batch)
+        self.check_stop()
+        return super().train(batch)
+
+    def metrics(self):
+        drawn, self.drawn = self.drawn, 0
+        return {"toy_drawn": drawn}
+
+    def publish(self):
+        self.before, self.last = self.last, (self.trained, self.logits_V.copy())
+        self._draw_from(self.last)
+        return self.trained
+
+    def save(self, folder):
+        super().save(folder)
+        version, logits_V = self.before
+        (folder / "before.json").write_text(json.dumps([version, logits_V.tolist()]))
+
+    def load(self, folder):
+        super().load(folder)
+        version, logits = json.loads((folder / "before.json").read_text())
+        self.before = self.last = (version, np.array(logits))
+        self._draw_from(self.last)
+
+    def _draw_from(self, published):
+        self.sampler.version, self.sampler.logits_V = published
+
+
+class Wordy:
+    """The more words the better, so that every group teaches something."""
+
+    def __init__(self, context):
+        pass
+
+    def score(self, example, text):
+        return Score.of(sum(map(len, text.split())) / 16)
+
+
+class NeverRight:
+    """No answer is right, so there is nothing to learn."""
+
+    def __init__(self, context):
+        pass
+
+    def score(self, example, text):
+        return Score.of(0.0)
+
+
+@hookimpl
+def retrain_register_backends(register):
+    register(PluginSpec(name="toy_ahead", summary="Two.", factory=AheadBackend, params=Options, traits=CAPABILITIES))
+
+
+@hookimpl
+def retrain_register_rewards(register):
+    register(PluginSpec(name="toy_wordy", summary="Words.", factory=Wordy))
+    register(PluginSpec(name="toy_never", summary="Never right.", factory=NeverRight))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from retrain_local.model.architecture import COMMON, DEFAULTS, read_architecture
+from retrain_local.model.rotary import Rotation
+
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_what_the_file_leaves_out_is_what_transformers_takes(kind: str) -> None:
+    config = CONFIGS[kind]()
+    architecture = read_architecture(LLAMA | {"model_type": kind})
+    small = CONFIGS[kind](**{name: value for name, value in LLAMA.items() if name != "model_type"})
+    assert architecture is not None
+    assert architecture.context == config.max_position_embeddings
+    assert architecture.norm_eps == config.rms_norm_eps
+    assert architecture.is_tied == config.tie_word_embeddings
+    assert config.hidden_act == COMMON["hidden_act"]
+    assert architecture.head_size == (getattr(small, "head_dim", None) or 32 // 4)
+    heads = read_architecture(LLAMA | {"model_type": kind, "num_attention_heads": 32, "hidden_size": 64})
+    assert heads is not None
+    full = CONFIGS[kind](num_attention_heads=32, hidden_size=64)
+    assert heads.kv_heads == full.num_key_value_heads
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_saved_config_reads_as_it_was(kind: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    changes |= {"max_position_embeddings": 77, "rope_theta": 5000.0}
+    given = {name: value for name, value in LLAMA.items() if name != "model_type"} | changes
+    CONFIGS[kind](**given).save_pretrained(tmp_path)
+    found = read_architecture(json.loads((tmp_path / "config.json").read_text()))
+    assert found is not None
+    assert (found.kv_heads, found.norm_eps, found.is_tied, found.context) == (2, 1e-5, True, 77)
+    assert found.rotation.theta == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, (None, None)),
+        ({"model_type": "mistral", "sliding_window": 8}, (8, 8)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (8, None),
+        ),
+    ],
+)
+def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    found = read_architecture(LLAMA | changes)
+    assert found is not None
+    assert found.windows == windows
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "gemma2"},
+        {"model_type": None},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}},
+        {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
+        {"hidden_size": None},
+        {"hidden_size": "32"},
+        {"num_hidden_layers": 0},
+        {"num_key_value_heads": 3},
+        {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},
+        {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
+        {"model_type": "qwen3", "layer_types": ["full_attention"]},
+    ],
+)
+def test_all_else_is_left_to_transformers(changes: dict[str, Any]) -> None:
+    assert read_architecture(LLAMA) is not None
+    assert read_architecture(LLAMA | changes) is None
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 2.5},
+        {"type": "linear", "factor": 2.5},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.3},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.9,
+            "beta_fast": 16,
+            "beta_slow": 2,
+            "truncate": False,
+        },
+    ],
+)
+def test_angles_are_those_of_transformers(scaling: dict[str, Any] | None) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    sizes: dict[str, Any] = {"head_dim": 64, "max_position_embeddings": 512, "rope_theta": 20_000.0}
+    config = LlamaConfig(**sizes, rope_scaling=None if scaling is None else dict(scaling))
+    embedding = LlamaRotaryEmbedding(config)
+    rotation = Rotation.of(sizes | {"rope_scaling": scaling})
+    assert rotation is not None
+    frequencies_P, magnitude = rotation.frequencies(64)
+    torch.testing.assert_close(frequencies_P, embedding.inv_freq, rtol=1e-6, atol=0)
+    assert magnitude == pytest.approx(embedding.attention_scaling)

@@ -1,0 +1,89 @@
+"""Norm, heads and gate against the same in the fewest words, values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from retrain_local.model.operations import Turn, rms_norm, split_heads, swiglu
+
+EPS = 1e-5
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def plain_turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * torch.cat([cos, cos], -1) + torch.cat([-second, first], -1) * torch.cat([sin, sin], -1)
+
+
+def agree(operation: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """In value and gradient, with autograd and without it."""
+    x.requires_grad_(True)
+    found, expected = operation(x), plain(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(operation(x), expected, rtol=1e-5, atol=1e-6)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(5))
+    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (5, 32), (4, 3, 16), (0, 8)])
+def test_norm(shape: tuple[int, ...]) -> None:
+    weight = drawn(*shape[1:])  # of every head its own where there are heads
+    agree(lambda x: rms_norm(x, weight, EPS), lambda x: plain_norm(x, weight, EPS), drawn(*shape))
+
+
+def test_norm_works_in_fp32_inside() -> None:
+    x = drawn(6, 64).bfloat16() * 300  # squares past what bf16 adds up
+    found = rms_norm(x, torch.ones(64, dtype=torch.bfloat16), EPS)
+    assert found.dtype == torch.bfloat16
+    expected = plain_norm(x.double(), torch.ones(64).double(), EPS)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_nothing_but_zeros_is_no_division_by_zero() -> None:
+    x = torch.zeros(2, 8, requires_grad=True)
+    y = rms_norm(x, torch.ones(8), EPS)
+    assert not y.any()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (2, 2)])
+def test_heads(heads: int, kv_heads: int, normalised: bool) -> None:
+    angles_N1P = drawn(7, 1, 4)
+    norm_HD = drawn(heads + kv_heads, 8) if normalised else None
+    turn = Turn(
+        heads=heads, kv_heads=kv_heads, cos_N1P=angles_N1P.cos(), sin_N1P=angles_N1P.sin(), norm_HD=norm_HD, eps=EPS
+    )
+
+    def plain(x: Tensor) -> Tensor:
+        qk, values = x.split((heads + kv_heads, kv_heads), dim=1)
+        qk = qk if norm_HD is None else plain_norm(qk, norm_HD, EPS)
+        return torch.cat([plain_turn(qk, turn.cos_N1P, turn.sin_N1P), values], dim=1)
+
+    shape = (7, heads + 2 * kv_heads, 8)
+    agree(lambda x: torch.cat(split_heads(x, turn), dim=1), plain, drawn(*shape))
+    strided = drawn(7, shape[1] * 8 + 3)[:, : shape[1] * 8].detach()  # a view into something wider
+    agree(lambda x: torch.cat(split_heads(x.view(shape), turn), dim=1), lambda x: plain(x.view(shape)), strided)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (9, 24)])
+def test_gate(shape: tuple[int, ...]) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return functional.silu(x[:, : shape[1] // 2]) * x[:, shape[1] // 2 :]
+
+    agree(swiglu, plain, drawn(*shape) * 3)

@@ -1,0 +1,155 @@
+"""The way of a GPU on a CPU: batches of bucketed sizes in tensors that stay, and kernels that read and write pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrain.api import Sample, SampleRequest, SamplingParams
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.sampling.decode import decode_step
+from retrain_local.sampling.engine import PytorchEngine
+from retrain_local.sampling.graphs import bucket
+
+MakeEngine = Callable[..., PytorchEngine]
+AllSame = Callable[..., None]
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
+
+
+class NotingPages(PlainPages):
+    """Remembers with which batch sizes and addresses it was used."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[tuple[int, ...], set[int]] = {}
+
+    def read(
+        self, queries_BHD: Tensor, keys: Tensor, values: Tensor, tables_BM: Tensor, *rest: Any, **scales: Any
+    ) -> Tensor:
+        self.addresses.setdefault(tuple(tables_BM.shape), set()).add(tables_BM.data_ptr())
+        return super().read(queries_BHD, keys, values, tables_BM, *rest, **scales)
+
+
+def paged() -> Any:
+    return SimpleNamespace(packed=PaddedAttend, paged=NotingPages())
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_paged_decoding_equals_the_plain_definition(
+    make_engine: MakeEngine,
+    requests: list[SampleRequest],
+    wanted: list[list[Sample]],
+    check_all_same: AllSame,
+    prefix_caching: bool,
+) -> None:
+    engine = make_engine(kernels=paged(), prefix_caching=prefix_caching)
+    check_all_same(engine.sample(requests, PARAMS), wanted)
+
+
+@pytest.mark.parametrize("pool_tokens", [96, 200, 640])
+def test_a_small_pool_loses_nothing(
+    make_engine: MakeEngine,
+    requests: list[SampleRequest],
+    wanted: list[list[Sample]],
+    check_all_same: AllSame,
+    pool_tokens: int,
+) -> None:
+    engine = make_engine(kernels=paged(), pool_tokens=pool_tokens)
+    check_all_same(engine.sample(requests, PARAMS), wanted)
+
+
+@pytest.mark.parametrize(("pool", "gap"), [("bf16", 0.05), ("int8", 0.05), ("fp8", 0.3)])
+def test_kernels_that_quantise_agree_with_the_pool_that_does(
+    make_engine: MakeEngine, requests: list[SampleRequest], pool: str, gap: float
+) -> None:
+    params = SamplingParams(max_tokens=1 + 6, temperature=0.8)
+    ours, theirs = (
+        make_engine(kernels=kernels, cache_dtype=pool).sample(requests, params) for kernels in (paged(), None)
+    )
+    gaps = []
+    for group, others in zip(ours, theirs, strict=True):
+        for one, other in zip(group, others, strict=True):
+            same = 0
+            while same < min(len(one.tokens_T), len(other.tokens_T)) and one.tokens_T[same] == other.tokens_T[same]:
+                same += 1
+            gaps.append(abs(one.logprobs_T[:same] - other.logprobs_T[:same]).max(initial=0.0))
+    assert max(gaps) < gap
+
+
+def test_every_size_of_batch_has_one_place_in_memory_for_good(
+    make_engine: MakeEngine, requests: list[SampleRequest]
+) -> None:
+    kernels = paged()
+    engine = make_engine(kernels=kernels)
+    for _ in range(3):
+        engine.sample(requests, PARAMS)
+        engine.publish()
+    for (rows, width), addresses in kernels.paged.addresses.items():
+        assert rows == bucket(rows)
+        assert width & (width - 1) == 0
+        assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("made_room", [True, False])
+def test_the_same_seeds_give_the_same_again(
+    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame, made_room: bool
+) -> None:
+    engine = make_engine(kernels=paged())
+    first = engine.sample(requests, PARAMS)
+    if made_room:
+        engine.make_room()
+    check_all_same(engine.sample(requests, PARAMS), first, atol=0.0)
+
+
+def test_what_a_step_advances_is_put_back_by_a_warm_up(
+    make_engine: MakeEngine, requests: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording is preceded by calls that must leave no trace: here every step is warmed up."""
+    engine, other = make_engine(kernels=paged()), make_engine(kernels=paged())
+
+    def run(key: Any, step: Callable[[], None], state: tuple[Tensor, ...]) -> None:
+        before = [tensor.clone() for tensor in state]
+        step()
+        for tensor, old in zip(state, before, strict=True):
+            tensor.copy_(old)
+        step()
+
+    monkeypatch.setattr(engine._graphs, "run", run)
+    ours, theirs = engine.sample(requests, PARAMS), other.sample(requests, PARAMS)
+    for group, others in zip(ours, theirs, strict=True):
+        for one, another in zip(group, others, strict=True):
+            assert one.tokens_T.tolist() == another.tokens_T.tolist()
+            assert one.logprobs_T.tolist() == another.logprobs_T.tolist()
+
+
+def test_a_step_waits_for_nothing(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+    """What CUDA forbids while it records: numbers that come to the host."""
+    kernels = paged()
+    engine = make_engine(kernels=kernels)
+    engine.sample(requests, PARAMS)
+    (batch, _), *_ = engine._batches.values()
+
+    seen: list[str] = []
+
+    class Noting(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    class Nothing:
+        """Kernels that wait for nothing either."""
+
+        def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Any) -> Tensor:
+            return q
+
+    with torch.inference_mode(), Noting():
+        batch.column_1.zero_()
+        decode_step(engine._decoder, Nothing(), batch, entropy=True)
+    assert "mm" in seen or "addmm" in seen or "linear" in seen
+    assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "unique_dim", "masked_select"} & set(seen)

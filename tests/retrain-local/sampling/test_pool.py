@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from retrain_local.model.decoder import Shape
+from retrain_local.sampling.pool import Pool, bytes_per_token
+
+SHAPE = Shape(
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_size=8,
+    value_size=6,
+    hidden=32,
+    inner=64,
+    vocabulary=100,
+    context=None,
+    parameters=0,
+)
+CPU = torch.device("cpu")
+# largest error of a number, as a share of the largest number of its vector
+ERRORS = {"auto": 0.0, "bf16": 2.0**-8, "int8": 0.5 / 127 + 1e-6, "fp8": 2.0**-4}
+
+
+def make(kind: str, **changes: Any) -> Pool:
+    given: dict[str, Any] = {"tokens": 64, "block_size": 4, "kind": kind, "dtype": torch.float32, "device": CPU}
+    return Pool(SHAPE, **(given | changes))
+
+
+def states(seed: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(tokens, 2, size, generator=generator) * 3 for size in (8, 6))  # type: ignore[return-value]
+
+
+def read(pool: Pool, layer: int, slots: list[int]) -> list[torch.Tensor]:
+    return [x[0].transpose(0, 1) for x in pool.read(layer, pool.vectors_of(torch.tensor([slots])))]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_what_was_written_is_read_within_the_storage_s_rounding(kind: str) -> None:
+    pool = make(kind)
+    slots = [5, 6, 7, 40, 12]
+    for layer in (0, 1):
+        pool.write(layer, torch.tensor(slots), *states(layer, 5))
+    for layer in (0, 1):
+        for found, wanted in zip(read(pool, layer, slots), states(layer, 5), strict=True):
+            assert ((found - wanted).abs() <= ERRORS[kind] * wanted.abs().amax(-1, keepdim=True)).all()
+            assert torch.equal(found, pool.rounded(wanted))
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_what_was_never_written_is_zero_and_zeros_stay_zero(kind: str) -> None:
+    pool = make(kind)
+    assert not any(found.any() for found in read(pool, 0, [0, 3, 63]))
+    pool.write(0, torch.tensor([3]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 6))
+    assert not any(found.any() for found in read(pool, 0, [3]))
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_stays_visible(kind: str, bad: float) -> None:
+    pool = make(kind)
+    keys, values = states(0, 1)
+    keys[0, 1, 3] = bad
+    pool.write(0, torch.tensor([9]), keys, values)
+    found, _ = read(pool, 0, [9])
+    assert not torch.isfinite(found[0, 1]).all()
+    assert torch.isfinite(found[0, 0]).all()
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_whole_blocks_are_copied_in_all_layers_even_in_a_ring(kind: str) -> None:
+    pool = make(kind)
+    for block in (1, 2, 3):
+        for layer in (0, 1):
+            pool.write(layer, torch.arange(4 * block, 4 * block + 4), *states(10 * layer + block, 4))
+    before = {(layer, b): read(pool, layer, list(range(4 * b, 4 * b + 4))) for layer in (0, 1) for b in (1, 2, 3)}
+    pool.copy([1, 2, 3], [2, 3, 1])
+    pool.copy([], [])
+    for source, target in ((1, 2), (2, 3), (3, 1)):
+        for layer in (0, 1):
+            found = read(pool, layer, list(range(4 * target, 4 * target + 4)))
+            assert all(torch.equal(a, b) for a, b in zip(found, before[layer, source], strict=True))
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_bytes_are_counted(kind: str) -> None:
+    pool = make(kind)
+    tensors = [*pool.keys, *pool.values, *(pool.key_scales or ()), *(pool.value_scales or ())]
+    held = sum(t.numel() * t.element_size() for t in tensors)
+    assert held == pool.num_blocks * pool.block_size * bytes_per_token(SHAPE, kind, torch.float32)
+
+
+def test_a_large_pool_on_a_cpu_takes_its_memory_when_it_is_written() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pool = make("auto", tokens=2**24)  # 3.5 GiB
+    pool.write(0, torch.tensor([17]), *states(0, 1))
+    kibibytes = 1024 if sys.platform == "darwin" else 1
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / kibibytes < 2**19

@@ -1,0 +1,75 @@
+"""Pools that round keys and values: how far what they say of a token is from the exact model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from retrain.api import SampleRequest, SamplingParams
+from retrain_local.model.decoder import Decoder
+from retrain_local.sampling.engine import PytorchEngine
+
+MakeEngine = Callable[..., PytorchEngine]
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8)
+GAPS = {"bf16": (3e-3, 2e-2), "int8": (1e-2, 6e-2), "fp8": (4e-2, 2.5e-1)}  # mean and largest, nats per token
+
+
+def gaps(plain: Any, requests: list[SampleRequest], groups: list[list[Any]]) -> np.ndarray:
+    """Of every sampled token, |what the engine said - what the exact model says after the same tokens|."""
+    found = []
+    for request, group in zip(requests, groups, strict=True):
+        for sample in group:
+            row = np.concatenate([request.prompt_T, sample.tokens_T])
+            with torch.no_grad():
+                logits = plain.model(input_ids=torch.from_numpy(row)[None]).logits[0, len(request.prompt_T) - 1 : -1]
+            exact = torch.log_softmax(logits.double() / PARAMS.temperature, -1)
+            found.append(exact.gather(1, torch.from_numpy(sample.tokens_T)[:, None])[:, 0].numpy() - sample.logprobs_T)
+    return np.abs(np.concatenate(found))
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_the_gap_is_small_and_not_nothing(
+    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
+) -> None:
+    engine = make_engine(cache_dtype=kind)
+    found = gaps(plain, requests, engine.sample(requests, PARAMS))
+    mean, largest = GAPS[kind]
+    assert 1e-6 < found.mean() < mean
+    assert found.max() < largest
+    print(kind, found.mean(), found.max())
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_put_aside_and_turns_work_in_every_pool(
+    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
+) -> None:
+    engine = make_engine(cache_dtype=kind, pool_tokens=192, keep_rows=True)
+    groups = engine.sample(requests, PARAMS)
+    longer = [
+        SampleRequest(prompt_T=np.concatenate([r.prompt_T, g[0].tokens_T, [1, 2]]), seeds_G=(1,))
+        for r, g in zip(requests, groups, strict=True)
+    ]
+    for asked, drawn in ((requests, groups), (longer, engine.sample(longer, PARAMS))):
+        assert gaps(plain, asked, drawn).mean() < GAPS[kind][0]
+
+
+def test_a_sampler_in_bf16(
+    make_engine: MakeEngine, load_sampler: Callable[..., Decoder], plain: Any, requests: list[SampleRequest]
+) -> None:
+    engine = make_engine(load_sampler(dtype=torch.bfloat16))
+    found = gaps(plain, requests, engine.sample(requests, PARAMS))
+    assert 1e-5 < found.mean() < 2e-2
+    assert engine._cache is not None
+    assert engine._cache.pool.keys[0].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+def test_the_same_work_twice_is_the_same_to_the_last_bit(
+    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None], kind: str
+) -> None:
+    first, second = (make_engine(cache_dtype=kind, pool_tokens=320).sample(requests, PARAMS) for _ in range(2))
+    check_all_same(first, second, atol=0.0)

@@ -1,0 +1,196 @@
+"""Training that runs out of memory: a real model that refuses more tokens at once than it is said to have room for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.model.decoder import Shape
+from retrain_local.options import LocalOptions
+from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
+from retrain_local.training.trainer import Trainer
+
+MakeBackend = Callable[..., LocalBackend]
+Roll = Callable[..., TrainBatch]
+SHAPE = Shape(
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_size=128,
+    value_size=128,
+    hidden=2560,
+    inner=9728,
+    vocabulary=151_936,
+    context=40_960,
+    parameters=4_022_468_096,
+)
+
+
+class SmallMemory:
+    """Lets a decoder take at most `tokens` tokens in a forward pass."""
+
+    def __init__(self, backend: LocalBackend, tokens: int, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
+        self.tokens, self.error, self.refused = tokens, error, 0
+        decoder: Any = trainer_of(backend)._decoder
+        self._hidden = decoder.hidden
+        decoder.hidden = self.hidden
+
+    def hidden(self, ids_N: Tensor, *given: Any) -> Tensor:
+        if len(ids_N) > self.tokens:
+            self.refused += 1
+            raise self.error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        found: Tensor = self._hidden(ids_N, *given)
+        return found
+
+
+def trainer_of(backend: LocalBackend) -> Trainer:
+    assert backend._trainer is not None
+    return backend._trainer
+
+
+def weights(backend: LocalBackend) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer_of(backend).parameters.values()]).clone()
+
+
+def last_gradient(backend: LocalBackend) -> Tensor:
+    """The gradient of the first step, as AdamW's first moment keeps it: (1 - beta1) g."""
+    trainer = trainer_of(backend)
+    return torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainer.parameters.values()])
+
+
+def tokens_of(backend: LocalBackend, batch: TrainBatch) -> int:
+    """Tokens of the one pack that holds all of this small batch."""
+    (pack,) = trainer_of(backend)._packs(batch.rows)
+    return pack.spans.num_tokens
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
+def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
+    make_backend: MakeBackend,
+    requests: Sequence[SampleRequest],
+    roll: Roll,
+    caplog: pytest.LogCaptureFixture,
+    error: type[RuntimeError],
+) -> None:
+    plain, short = make_backend(), make_backend()
+    batch = roll(plain, requests)
+    memory = SmallMemory(short, tokens_of(plain, batch) - 1, error)
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        reports = [backend.train(batch) for backend in (plain, short)]
+    assert memory.refused == 2
+    assert "computed again in the backward pass from now on" in caplog.text
+    assert "Packs hold" in caplog.text
+    wanted, found = last_gradient(plain), last_gradient(short)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+    assert reports[0].num_tokens == reports[1].num_tokens
+    short.train(batch)
+    assert memory.refused == 2, "the smaller size is kept"
+
+
+@pytest.mark.parametrize("asked", ["on", "off"])
+def test_recomputation_that_was_decided_by_the_user_stays(
+    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], roll: Roll, asked: str
+) -> None:
+    options = LocalOptions.model_validate({"gradient_checkpointing": asked})
+    backend = create_backend(replace(make_context(), params=options))
+    batch = roll(backend, requests)
+    memory = SmallMemory(backend, tokens_of(backend, batch) - 1)
+    backend.train(batch)
+    assert memory.refused == 1
+    assert trainer_of(backend)._decoder.recompute is (asked == "on")
+
+
+def test_training_that_does_not_fit_in_half_either_names_the_key_and_changes_nothing(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    backend = make_backend()
+    batch = roll(backend, requests)
+    tokens = tokens_of(backend, batch)
+    memory = SmallMemory(backend, tokens // 4)
+    before = weights(backend)
+    with pytest.raises(BackendError) as caught:
+        backend.train(batch)
+    assert memory.refused >= 3  # packs that are computed at a time may both be refused
+    problem = caught.value.problems[0]
+    assert problem.where == "training"
+    assert "ran out of memory on cpu with" in problem.what
+    assert problem.why is not None
+    assert "MiB" in problem.why
+    size = int(problem.fix.split("micro_batch_tokens = ")[1].split()[0])
+    assert size < tokens // 2
+    assert torch.equal(weights(backend), before)
+    assert all(p.grad is None for p in trainer_of(backend).parameters.values())
+
+
+def test_the_size_that_the_message_names_fits(
+    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    tokens, limit = 0, 0
+    for attempt in range(6):
+        backend = create_backend(replace(make_context(), params=LocalOptions(micro_batch_tokens=tokens)))
+        batch = roll(backend, requests)
+        limit = limit or tokens_of(backend, batch) // 6
+        SmallMemory(backend, limit)
+        try:
+            backend.train(batch)
+        except BackendError as error:
+            tokens = int(error.problems[0].fix.split("micro_batch_tokens = ")[1].split()[0])
+        else:
+            assert attempt > 0
+            return
+    pytest.fail("following the message did not lead to a size that fits")
+
+
+def test_one_row_that_does_not_fit_asks_for_shorter_rows_at_once(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    backend = make_backend()
+    batch = roll(backend, requests)
+    longest = max(batch.rows, key=lambda row: len(row.tokens_T))
+    memory = SmallMemory(backend, len(longest.tokens_T) - 3)
+    with pytest.raises(BackendError, match="tokens of one row") as caught:
+        backend.train(replace(batch, rows=(longest,)))
+    assert memory.refused == 2, "recomputed, but a single row cannot be halved"
+    tokens = int(caught.value.problems[0].fix.split("below ")[1].split()[0])
+    assert 1 <= tokens < len(longest.tokens_T)
+
+
+def test_a_resumed_backend_cuts_its_work_as_before(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
+) -> None:
+    backend, resumed = make_backend(), make_backend()
+    batch = roll(backend, requests)
+    SmallMemory(backend, tokens_of(backend, batch) - 1)
+    backend.train(batch)
+    backend.save(tmp_path)
+    limits = json.loads((tmp_path / "backend_state.json").read_text())["memory_limits"]
+    assert limits["train_tokens"] > 0
+    assert limits["recompute"] is True
+    resumed.load(tmp_path)
+    for each in (backend, resumed):
+        each.train(batch)
+    assert torch.equal(weights(backend), weights(resumed))
+
+
+def test_recomputation_is_planned_where_memory_is_short() -> None:
+    assert plan_recompute(SHAPE, torch.bfloat16, 6 * 2**30)  # what a 16 GB card has beside 4 B weights
+    assert not plan_recompute(SHAPE, torch.bfloat16, 120 * 2**30)
+    assert activation_bytes(SHAPE, torch.bfloat16, recompute=True) * 10 < activation_bytes(
+        SHAPE, torch.bfloat16, recompute=False
+    )
+
+
+def test_the_longest_row_of_the_defaults_fits_a_16_gb_card_when_recomputed() -> None:
+    budget = token_budget(SHAPE, torch.bfloat16, torch.device("cuda"), 6 * 2**30, recompute=True)
+    assert budget >= 10_240 + 256
