@@ -4,14 +4,16 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from retrain.api import BackendError, SampleRequest, TrainBatch
+from retrain.api import BackendError, LogprobRow, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
+from retrain_local.model.checkpoint import MOMENTS
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]
@@ -69,7 +71,8 @@ def test_plain_peft_reads_the_adapter(
     make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, model_folder: Path, tmp_path: Path
 ) -> None:
     backend = make_backend()
-    backend.train(roll(backend, requests))
+    batch = roll(backend, requests)
+    backend.train(batch)
     backend.save_adapter(tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -78,14 +81,41 @@ def test_plain_peft_reads_the_adapter(
     assert config["inference_mode"] is True
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     loaded = PeftModel.from_pretrained(base, str(tmp_path)).eval()
-    assert backend._twins is not None
-    ours = dict(backend._twins.peft.named_parameters())
-    theirs = dict(loaded.named_parameters())
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ids = torch.arange(30)[None]
+    row = batch.rows[0]
     with torch.no_grad():
-        assert torch.equal(loaded(input_ids=ids).logits, backend._twins.peft(input_ids=ids).logits)
+        logits = loaded(input_ids=torch.from_numpy(row.tokens_T)[None]).logits[0]
+    expected_T = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row.tokens_T)[1:, None])[:, 0]
+    (found_T,) = backend.logprobs([LogprobRow(row.tokens_T, row.action_T)], 1.0)
+    np.testing.assert_allclose(found_T[row.action_T], expected_T.numpy()[row.action_T[1:]], atol=1e-4)
+
+
+def test_a_run_of_the_first_version_goes_on(make_backend: MakeBackend, model_folder: Path, tmp_path: Path) -> None:
+    """Before, PEFT and torch.optim.AdamW held what is saved; the files are the same."""
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    peft = get_peft_model(base, settings)
+    named = {name: p for name, p in peft.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(named.values(), lr=1e-2)
+    for p in named.values():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    tensors = get_peft_model_state_dict(peft, save_embedding_layers=False)
+    save_file({name: t.detach() for name, t in tensors.items()}, tmp_path / "adapter_model.safetensors")
+    moments = {f"{name}.{m}": optimizer.state[p][m] for name, p in named.items() for m in MOMENTS}
+    save_file(moments, tmp_path / "optimizer.safetensors")
+    limits = {"train_tokens": 64, "train_logits": 32768, "cache_tokens": 0}
+    state = {"format": 1, "policy_version": 7, "memory_limits": limits}
+    (tmp_path / "backend_state.json").write_text(json.dumps(state))
+    backend = make_backend(seed=2)
+    backend.load(tmp_path)
+    assert backend.publish() == 7
+    again = tmp_path / "again"
+    again.mkdir()
+    backend.save(again)
+    for file in ("adapter_model.safetensors", "optimizer.safetensors"):
+        before, after = load_file(tmp_path / file), load_file(again / file)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_nothing_is_pickled(saved: Path) -> None:

@@ -5,17 +5,20 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig
+from transformers import AutoModelForCausalLM, MambaConfig
 
 from retrain.api import ConfigError, PluginContext
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.spans import Spans
 from retrain_local.backend import create_backend
-from retrain_local.loading import context_limit, load_base, stop_ids
 from retrain_local.locate import find_model
+from retrain_local.model.pair import Pair, create_pair
 
 Make = Callable[..., PluginContext]
 
@@ -34,15 +37,81 @@ def refused(context: PluginContext) -> str:
     return message
 
 
-def test_a_folder_loads_in_fp32_frozen_and_in_evaluation_mode(make_context: Make) -> None:
+def loaded(context: PluginContext) -> Pair:
+    source = find_model(context.config, context.plugins)
+    return create_pair(context.config, source, trainer_device=torch.device("cpu"), seed=1)
+
+
+def test_a_folder_loads_in_fp32_with_its_facts(make_context: Make) -> None:
     context = make_context()
-    model = load_base(context.config, find_model(context.config, context.plugins), torch.device("cpu"))
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert not model.training
-    assert not any(p.requires_grad for p in model.parameters())
-    assert context_limit(model) == 512
-    assert stop_ids(model, context.tokenizer) == {500, 501}
-    assert stop_ids(model, None) == {500, 501}
+    pair = loaded(context)
+    assert pair.trained.dtype == pair.sampler.dtype == torch.float32
+    assert pair.trained.shape == pair.sampler.shape
+    assert pair.trained.shape.context == 512
+    assert pair.trained.shape.parameters == pair.total
+    assert pair.stop_ids(context.tokenizer) == {500, 501}
+    assert pair.stop_ids(None) == {500, 501}
+    assert pair.stop_ids(SimpleNamespace(eos_token_id=7)) == {7, 500, 501}
+
+
+def test_stop_ids_of_the_config_where_there_is_no_generation_config(make_context: Make, copied: Path) -> None:
+    (copied / "generation_config.json").unlink()
+    document = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(document | {"eos_token_id": 9}))
+    assert loaded(make_context(copied)).stop_ids(None) == {9}
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "nonsense"])
+def test_a_broken_generation_config(make_context: Make, copied: Path, damage: str) -> None:
+    text = "{" if damage == "no JSON" else '{"eos_token_id": "end"}'
+    (copied / "generation_config.json").write_text(text)
+    assert "cannot be loaded" in refused(make_context(copied))
+
+
+def test_tensors_may_be_spread_over_files(make_context: Make, copied: Path) -> None:
+    whole = loaded(make_context(copied))
+    tensors = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    names = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in names if names[name] == file}, copied / file)
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    spread = loaded(make_context(copied))
+    ids_N, attend = torch.arange(9), PaddedAttend(Spans.apart([9]), torch.device("cpu"))
+    with torch.no_grad():
+        found, expected = (p.sampler.hidden(ids_N, ids_N, attend) for p in (spread, whole))
+    assert torch.equal(found, expected)
+    (copied / "model-1.safetensors").unlink()
+    assert "model-1.safetensors" in refused(make_context(copied))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {"x": "../../elsewhere.safetensors"}}'])
+def test_a_broken_index(make_context: Make, copied: Path, text: str) -> None:
+    (copied / "model.safetensors.index.json").write_text(text)
+    assert "cannot be loaded" in refused(make_context(copied))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_that_is_said_to_be_tied_but_is_there(make_context: Make, copied: Path, same: bool) -> None:
+    """As transformers reads it: tied if it is the same, and the file's own head if it is not."""
+    tensors = load_file(copied / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone() * (1.0 if same else 2.0)
+    save_file(tensors | {"lm_head.weight": head}, copied / "model.safetensors", metadata={"format": "pt"})
+    pair = loaded(make_context(copied))
+    hidden = torch.randn(3, 128)
+    torch.testing.assert_close(pair.sampler.logits(hidden), hidden @ head.T)
+    plain = AutoModelForCausalLM.from_pretrained(copied)
+    assert torch.equal(plain.lm_head.weight, head)
+    assert pair.total - sum(p.numel() for p in pair.parameters.values()) == sum(
+        p.numel() for p in plain.parameters()
+    )
+
+
+def test_a_body_without_its_prefix(make_context: Make, copied: Path) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, copied / "model.safetensors", metadata={"format": "pt"})
+    assert loaded(make_context(copied)).parameters.keys() == loaded(make_context()).parameters.keys()
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nowhere", "~/nowhere/at/all", "a b", "a/b/c", "builtin:none"])

@@ -10,7 +10,7 @@ from retrain.config import schema
 from retrain_tinker.losses import PolicyLoss
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
-local = pytest.importorskip("retrain_local.loss", reason="the losses are compared with those of retrain-local")
+local = pytest.importorskip("retrain_local.training.loss", reason="the losses are compared with those of retrain-local")
 NUMBERS = st.floats(-3.0, 0.0)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(-2.0, 2.0)), min_size=1, max_size=12)
 

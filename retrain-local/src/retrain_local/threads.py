@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 ONE_THREAD_BELOW = 10_000_000  # parameters
+PACKS_AT_A_TIME = 2  # of a small model, where there are as many cores
 
 
 def threads_for(parameters: int, device: torch.device) -> int:
@@ -29,7 +30,7 @@ def pack_workers(parameters: int, device: torch.device) -> int:
     Unlike the threads inside an operation these never wait for each other, and gradients are added up in the order of
     the packs, so the numbers depend neither on the number of cores nor on what else the machine does.
     """
-    return min(2, os.cpu_count() or 1) if threads_for(parameters, device) == 1 else 1
+    return min(PACKS_AT_A_TIME, os.cpu_count() or 1) if threads_for(parameters, device) == 1 else 1
 
 
 @contextmanager

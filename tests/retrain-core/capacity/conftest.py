@@ -53,5 +53,10 @@ def small(make_model: Callable[..., Path]) -> ModelShape:
 
 
 @pytest.fixture
-def qwen(make_model: Callable[..., Path]) -> ModelShape:
-    return read_shape(make_model(QWEN3_4B), where="")
+def qwen_folder(make_model: Callable[..., Path]) -> Path:
+    return make_model(QWEN3_4B)
+
+
+@pytest.fixture
+def qwen(qwen_folder: Path) -> ModelShape:
+    return read_shape(qwen_folder, where="")

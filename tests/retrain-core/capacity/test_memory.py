@@ -58,6 +58,8 @@ def test_what_is_always_there_by_hand() -> None:
         "host": 8 * 16 * local.HOST_TOKEN_BYTES,
     }
     assert found.phases[0].resident == found.phases[1].resident
+    hosted = estimate(replace(SHAPE, is_native=False), WORK).phases[0].resident["runtime"]
+    assert hosted == local.RUNTIME_BYTES["cpu"] + local.HOSTED_BYTES["cpu"]
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
 
@@ -120,6 +122,7 @@ def test_the_sizes_are_those_of_the_backend() -> None:
     torch = pytest.importorskip("torch")
     from retrain_local import threads
     from retrain_local.model import projection
+    from retrain_local.model.architecture import DEFAULTS
     from retrain_local.model.decoder import Shape
     from retrain_local.sampling import cache, draw, engine, pool
     from retrain_local.training import budget, head
@@ -136,9 +139,8 @@ def test_the_sizes_are_those_of_the_backend() -> None:
     assert head.CHUNK_ELEMENTS == local.LOGIT_CHUNK
     assert projection.MERGE_LIMIT == local.MERGE_LIMIT
     assert threads.ONE_THREAD_BELOW == local.ONE_THREAD_BELOW
-    for parameters in (1352, 10**7):
-        shape = replace(SHAPE, parameters=parameters)
-        assert packs_at_a_time(shape, WORK) == threads.pack_workers(parameters, torch.device("cpu"))
+    assert packs_at_a_time(SHAPE, WORK) == threads.pack_workers(SHAPE.parameters, torch.device("cpu"))
+    assert frozenset(DEFAULTS) == local.NATIVE
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})

@@ -58,6 +58,19 @@ def test_older_names_are_understood() -> None:
     assert shape.adapted_elements == 12 * (4 * 768**2 + 2 * 768 * 3072)
 
 
+def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input(small: ModelShape) -> None:
+    parts = ((8 + 16) * 3, 8 + 8, (8 + 2 * 16) * 2, 16 + 8)  # queries, keys and values; output; gate and up; down
+    assert small.sampler_adapter_elements(4) == 4 * 2 * sum(parts)
+    experts = shape_of({**SMALL, "num_experts": 4, "num_experts_per_tok": 2}, file=Path("c"), where="")
+    assert experts.sampler_adapter_elements(4) == experts.lora_parameters(4)
+    assert (experts.active_experts, small.active_experts) == (2, 1)
+
+
+def test_a_model_without_a_decoder_of_its_own_is_known(small: ModelShape) -> None:
+    assert small.is_native
+    assert not shape_of({**SMALL, "model_type": "gemma2"}, file=Path("c"), where="").is_native
+
+
 def test_experts_are_counted_one_by_one() -> None:
     shape = shape_of({**SMALL, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
     assert shape.experts == 4

@@ -15,8 +15,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.errors import BackendError, NonFiniteError, Problem
+from retrain.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 
+# Does what `act.json` says at the phase and step that it names, once.
+ACTING = """
+import json, os, signal
+from pathlib import Path
+from retrain.api import hookimpl
+
+@hookimpl
+def retrain_phase(run, step, phase):
+    file = Path("act.json")
+    wanted = json.loads(file.read_text()) if file.exists() else {}
+    if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
+        file.unlink()
+        if wanted["action"] == "raise":
+            raise RuntimeError("broken")
+        os.kill(os.getpid(), getattr(signal, wanted["action"]))
+"""
+PLACES = [("eval", -1), ("eval", 1), ("eval", 4), ("checkpoint", 2)]
+PLACES += [(phase, step) for phase in ("sampling", "scoring", "training", "recording") for step in (0, 1, 2, 4)]
 Command = Callable[..., Any]
 Run = Callable[..., Any]
 SOURCE = Path(__file__).parents[1] / "toys" / "toy_ahead.py"
@@ -188,7 +206,7 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     """Before or `after` the other half has ended; the update of a training that goes on is not made."""
     arguments = ("--eval-examples", "2", "--eval-every", "2")
     assert run("--log-dir", "never", *arguments).code == 0
-    trained, sampled = threading.Event(), threading.Event()
+    sampled = threading.Event()
 
     def stop(backend: Any, what: Any) -> None:
         if half == "train" and what.step == 2:
@@ -211,7 +229,6 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
         disturbed.sample = other
     result = run("--log-dir", "stopped", "--grace-s", "60", *arguments)
     assert result.code == 75, result.err
-    del trained
     (checkpoint,) = (tmp_path / "stopped/adapter").iterdir()
     steps_in_it = json.loads((checkpoint / "trained.json").read_text())
     before = json.loads((checkpoint / "before.json").read_text())
@@ -236,3 +253,46 @@ def test_the_same_seed_gives_the_same_run(run: Run, tmp_path: Path) -> None:
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
     logits = json.loads((tmp_path / "a/adapter/final/logits.json").read_text())
     assert np.abs(logits).max() > 0.0
+
+
+@pytest.mark.parametrize("action", ["SIGTERM", "raise"])
+@pytest.mark.parametrize(("phase", "step"), PLACES)
+def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
+    run: Run, command: Command, distribution: Callable[..., Path], tmp_path: Path, phase: str, step: int, action: str
+) -> None:
+    distribution("retrain-acting", {"acting": ACTING})
+    arguments = ("--eval-examples", "2", "--eval-every", "2", "--save-every", "2")
+    assert run("--log-dir", "never", *arguments).code == 0
+    (tmp_path / "act.json").write_text(json.dumps({"phase": phase, "step": step, "action": action}))
+    result = run("--log-dir", "stopped", *arguments)
+    assert result.code == (75 if action == "SIGTERM" else 1), result.err
+    assert not (tmp_path / "act.json").exists()
+    assert command("--resume", "stopped").code == 0
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
+
+
+def test_out_of_memory_in_either_half_passes_over_no_prompt(run: Run, disturbed: Any, tmp_path: Path) -> None:
+    """A step that does not fit is drawn again with fewer prompts, and what had been drawn after it is given up."""
+    failed = set()
+
+    def once(half: str) -> Callable[..., None]:
+        def fail(backend: Any, what: Any) -> None:
+            if half not in failed and backend.trained == (1 if half == "train" else 2):
+                failed.add(half)
+                raise OutOfMemoryError(Problem(what="out of memory", fix="less"))
+
+        return fail
+
+    disturbed.train, disturbed.sample = once("train"), once("sample")
+    result = run("--eval-examples", "0", "--bp-enabled", "true", "--bp-max-batch-size", "4")
+    assert result.code == 0, result.err
+    assert failed == {"train", "sample"}
+    found = steps(tmp_path / "logs/train")
+    assert [line["step"] for line in found] == list(range(STEPS))
+    drawn = [
+        (each["step"], each["example_id"]) for each in lines(tmp_path / "logs/train", "emergence/generations.jsonl")
+    ]
+    examples = [example for _, example in dict.fromkeys(drawn)]
+    state = json.loads((tmp_path / "logs/train/trainer_state.json").read_text())
+    assert len(examples) == sum(line["batch_size"] for line in found) == state["example_idx"]
+    assert len(set(examples[:12])) == 12  # an epoch: none twice, none left out

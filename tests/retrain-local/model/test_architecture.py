@@ -19,29 +19,29 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_what_the_file_leaves_out_is_what_transformers_takes(kind: str) -> None:
-    config = CONFIGS[kind]()
-    architecture = read_architecture(LLAMA | {"model_type": kind})
-    small = CONFIGS[kind](**{name: value for name, value in LLAMA.items() if name != "model_type"})
+    given = {name: value for name, value in LLAMA.items() if name not in ("model_type", "num_key_value_heads")}
+    given |= {"num_attention_heads": 32, "hidden_size": 256}
+    config = CONFIGS[kind](**given)
+    architecture = read_architecture(given | {"model_type": kind})
     assert architecture is not None
     assert architecture.context == config.max_position_embeddings
     assert architecture.norm_eps == config.rms_norm_eps
     assert architecture.is_tied == config.tie_word_embeddings
     assert config.hidden_act == COMMON["hidden_act"]
-    assert architecture.head_size == (getattr(small, "head_dim", None) or 32 // 4)
-    heads = read_architecture(LLAMA | {"model_type": kind, "num_attention_heads": 32, "hidden_size": 64})
-    assert heads is not None
-    full = CONFIGS[kind](num_attention_heads=32, hidden_size=64)
-    assert heads.kv_heads == full.num_key_value_heads
+    assert architecture.head_size == (getattr(config, "head_dim", None) or 8)
+    assert architecture.kv_heads == config.num_key_value_heads
+    assert architecture.rotation.theta == config.rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_a_saved_config_reads_as_it_was(kind: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    changes: dict[str, Any] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
     changes |= {"max_position_embeddings": 77, "rope_theta": 5000.0}
     given = {name: value for name, value in LLAMA.items() if name != "model_type"} | changes
     CONFIGS[kind](**given).save_pretrained(tmp_path)
@@ -92,6 +92,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         {"hidden_size": "32"},
         {"num_hidden_layers": 0},
         {"num_key_value_heads": 3},
+        {"num_key_value_heads": "2"},
         {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},
         {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
         {"model_type": "qwen3", "layer_types": ["full_attention"]},

@@ -53,9 +53,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         LlamaConfig(**SIZES, head_dim=20, rope_scaling=LLAMA3 | {"original_max_position_embeddings": 16})
     ),
     "llama with yarn": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            **SIZES, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-        )
+        LlamaConfig(**SIZES, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16})
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **SLIDING, max_window_layers=1)),
@@ -203,7 +201,5 @@ def test_a_token_at_a_time_is_the_row_at_once(
 
     row = ids_N[-17:]
     with torch.no_grad():
-        steps = [
-            sampler.logits(sampler.hidden(row[at : at + 1], torch.tensor([at]), attend)) for at in range(len(row))
-        ]
+        steps = [sampler.logits(sampler.hidden(row[at : at + 1], torch.tensor([at]), attend)) for at in range(len(row))]
         assert relative(torch.cat(steps), model(input_ids=row[None]).logits[0]) < 1e-5

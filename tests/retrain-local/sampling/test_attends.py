@@ -139,9 +139,8 @@ def test_one_token_at_a_time_while_rows_end_and_the_copy_is_made_again(
             copied, made = Copied(pool, live, batch, 6), made + 1
         for step in range(2):
             tokens = [min(at[row.request] + step, LENGTHS[row.request] - 1) for row in live]
-            states = [
-                torch.stack([rows[r.request][side][t] for r, t in zip(live, tokens, strict=True)]) for side in range(3)
-            ]
+            read = [(rows[row.request], token) for row, token in zip(live, tokens, strict=True)]
+            states = [torch.stack([row[side][token] for row, token in read]) for side in range(3)]
             found = copied(0, *states, scores)
             for out, row, token in zip(found, live, tokens, strict=True):
                 if at[row.request] + step < LENGTHS[row.request]:

@@ -40,7 +40,6 @@ def test_the_gap_is_small_and_not_nothing(
     mean, largest = GAPS[kind]
     assert 1e-6 < found.mean() < mean
     assert found.max() < largest
-    print(kind, found.mean(), found.max())
 
 
 @pytest.mark.parametrize("kind", GAPS)

@@ -191,17 +191,17 @@ def test_non_finite_logits_are_named_and_leave_nothing_behind(
 def test_whoever_asks_for_a_stop_is_heard_in_the_middle(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
     asked = 0
 
-    class StopAsked(Exception):
+    class StopAskedError(Exception):
         pass
 
     def check() -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
-            raise StopAsked
+            raise StopAskedError
 
     engine = make_engine(check_stop=check)
-    with pytest.raises(StopAsked):
+    with pytest.raises(StopAskedError):
         engine.sample(requests, PARAMS)
     groups = engine.sample(requests, PARAMS)
     assert [len(group) for group in groups] == [len(r.seeds_G) for r in requests]

@@ -61,7 +61,7 @@ class Ledger:
 def run(
     rows: list[Row], blocks: Blocks, *, stop: int = VOCABULARY - 1, **options: Any
 ) -> tuple[Schedule, list[list[int]]]:
-    """Play a whole call; the token that a row draws is a function of what it has seen."""
+    """Play a whole call; the token that a row draws is a function of its seed and of how many it has drawn."""
     given: dict[str, Any] = {"kept": None, "share": True} | options
     schedule, ledger, order = Schedule(rows, blocks, SIZE, **given), Ledger(stop), []
     while schedule.running or schedule.waiting:

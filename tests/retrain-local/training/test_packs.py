@@ -128,3 +128,22 @@ def test_broken_rows_are_named(changes: dict[str, object], message: str) -> None
 
 def test_numbers_at_prompt_tokens_do_not_matter() -> None:
     check_rows([broken(logprobs_T=[np.nan, -1, -1])], 100)
+
+
+@given(some_rows(), st.integers(1, 120), st.sampled_from([1, 2, 3]))
+@settings(max_examples=100, deadline=None)
+def test_packs_are_about_as_large_as_each_other(rows: list[TrainRow], budget: int, multiple: int) -> None:
+    packs = pack_rows(rows, device=CPU, max_tokens=budget, multiple=multiple)
+    fewest = pack_rows(rows, device=CPU, max_tokens=budget)
+    assert len(fewest) <= len(packs) <= -(-len(fewest) // multiple) * multiple
+    largest = max((pack.spans.num_tokens for pack in packs), default=0)
+    if len(packs) > 1 and largest > 1:
+        smaller = pack_rows(rows, device=CPU, max_tokens=largest - 1)
+        wanted = -(-len(fewest) // multiple) * multiple
+        assert len(smaller) > wanted or max(pack.spans.num_tokens for pack in smaller) == largest
+
+
+def test_two_at_a_time_have_as_much_to_do() -> None:
+    rows = [row([n, *range(20)], [0] + [1] * 20) for n in range(8)]
+    sizes = [p.spans.num_tokens for p in pack_rows(rows, device=CPU, max_tokens=60, multiple=2)]
+    assert sizes == [40] * 4

@@ -25,9 +25,11 @@ ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
 # ---------------------------------------------------------------- what was measured
 
 MIB = 2**20
-# Python, torch, transformers, peft and the model's modules in a process that has not sampled yet: CPU build of torch
-# 2.13 on Linux. A past run or a pilot on the machine at hand takes its place.
-RUNTIME_BYTES = {"cpu": 415 * MIB, "cuda": 600 * MIB}
+# Python, torch and tokenizers in a process that has not sampled yet: CPU build of torch 2.13 on Linux. A past run or a
+# pilot on the machine at hand takes its place. Other architectures than these need transformers' modules and PEFT.
+RUNTIME_BYTES = {"cpu": 265 * MIB, "cuda": 600 * MIB}
+HOSTED_BYTES = {"cpu": 150 * MIB, "cuda": 0}
+NATIVE = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 # Bytes per element of logits while one token per row is drawn: fp32 logits, log-probabilities, probabilities and
 # entropies.
 DRAW_BYTES = 16
@@ -37,8 +39,8 @@ LOGIT_BYTES = {"cpu": 8, "cuda": 12}
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
 # glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
-# steps resident memory settled at 1.05 to 1.15 times that of the living tensors. Larger blocks are mapped one by one and
-# cost what they hold.
+# steps resident memory settled at 1.05 to 1.15 times that of the living tensors. Larger blocks are mapped one by one
+# and cost what they hold.
 HEAP_BLOCK_BYTES = 32 * MIB
 HEAP_WASTE = 1.1
 HEAP_KEPT = 0.4  # of what training had in that heap, while the next step samples

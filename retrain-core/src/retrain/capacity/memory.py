@@ -51,7 +51,9 @@ def estimate(
     of the GPU, of which activations and the key-value pool take their shares. On a GPU this is device memory, without
     the host's.
     """
-    runtime = local.RUNTIME_BYTES[work.device] if runtime_bytes is None else runtime_bytes
+    runtime = runtime_bytes
+    if runtime is None:
+        runtime = local.RUNTIME_BYTES[work.device] + (0 if shape.is_native else local.HOSTED_BYTES[work.device])
     apart = bool(work.samplers)
     trainer = {"runtime": runtime} | _trained(shape, work)
     sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retrain.capacity.local_backend import NATIVE
 from retrain.errors import ConfigError, Problem
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
@@ -18,7 +19,10 @@ MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly when `is_counted`."""
+    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly when `is_counted`.
+
+    `is_native` says that the local backend has a decoder of its own for it.
+    """
 
     layers: int
     hidden: int
@@ -34,6 +38,7 @@ class ModelShape:
     parameters: int
     is_counted: bool
     context: int | None
+    is_native: bool = True
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
@@ -122,6 +127,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
         parameters=0,
         is_counted=counted is not None,
         context=size("max_position_embeddings", "n_positions", default=MAX_SIZE),
+        is_native=document.get("model_type") in NATIVE,
     )
     return _with_parameters(shape, counted)
 

@@ -55,7 +55,7 @@ class TritonPages:
             parts = out_BHD.new_empty(rows, heads, splits, value_size, dtype=torch.float32)
             sums = out_BHD.new_empty(rows, heads, splits, dtype=torch.float32)
         tile_keys = max(16, min(64, TILE_BYTES // (triton.next_power_of_2(size) * keys.element_size())))
-        with _on_device_of(queries_BHD):
+        with on_device_of(queries_BHD):
             _attend[(rows, kv_heads, splits)](
                 queries_BHD,
                 keys,
@@ -119,7 +119,7 @@ class TritonPages:
         tokens, kv_heads, size = keys_NKD.shape
         value_size = values_NKD.shape[2]
         keys_NKD, values_NKD = _last_dense(keys_NKD), _last_dense(values_NKD)
-        with _on_device_of(keys_NKD):
+        with on_device_of(keys_NKD):
             _store[(tokens, kv_heads, 2)](
                 keys_NKD,
                 values_NKD,
@@ -148,7 +148,7 @@ def _last_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _on_device_of(x: Tensor) -> torch.cuda.device:
+def on_device_of(x: Tensor) -> torch.cuda.device:
     """Triton launches on the current device, whatever its arguments are on; -1 = leave it (the interpreter)."""
     return torch.cuda.device(x.device if x.is_cuda else -1)
 

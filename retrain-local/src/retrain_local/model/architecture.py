@@ -79,7 +79,7 @@ def read_architecture(document: Mapping[str, Any]) -> Architecture | None:
     heads = values["num_attention_heads"]
     windows = _windows(kind, values)
     kv_heads = values["num_key_value_heads"] or heads
-    if windows is None or heads % kv_heads:
+    if windows is None or type(kv_heads) is not int or heads % kv_heads:
         return None
     context = values["max_position_embeddings"]
     return Architecture(

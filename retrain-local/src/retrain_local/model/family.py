@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.decoder import Attend, Scores, Shape
+from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.projection import Projection
 from retrain_local.model.weights import LayerWeights, Weights
@@ -52,6 +53,10 @@ class FamilyDecoder:
     def compile(self) -> None:
         """See `TrainedDecoder`."""
         self._operations = compiled()
+
+    def fuse(self) -> None:
+        """For a decoder that samples: single kernels between the products, where there are any for this device."""
+        self._operations = fused_operations(self.device, self.dtype, self.shape)
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """See `Decoder`."""

@@ -88,11 +88,10 @@ def create_hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
         fix = 'set [inference] dtype to "auto" or "bf16"'
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     register()
-    with folder.refusals(place.trainer), _quiet():
+    with _quiet():
         base = _load(folder, place)
-        own = own_logits(base, base.get_input_embeddings().num_embeddings)
-        peft = attach(base, lora)
-        eos_ids = folder.eos_ids()
+    own = own_logits(base, base.get_input_embeddings().num_embeddings)
+    peft = attach(base, lora)
     parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
     trained = HostedDecoder(peft.get_base_model())
     text = base.config.get_text_config()
@@ -124,7 +123,7 @@ def create_hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
         samplers=tuple(samplers),
         parameters=parameters,
         total=total,
-        eos_ids=eos_ids,
+        eos_ids=folder.eos_ids(),
         adapter_config=written,
         publish=publish_to_all,
     )

@@ -20,10 +20,9 @@ from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_
 
 def create_native(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
     """See `create_pair`; neither transformers nor PEFT is imported."""
-    with folder.refusals(place.trainer), Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
+    with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
         weights = read_weights(reader, architecture)
-        eos_ids = folder.eos_ids()
-        adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
+    adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
     total = weights.count + sum(p.numel() for p in parameters.values())
     targets = (name.rpartition(".")[2] for name in matrices(architecture))
@@ -38,6 +37,7 @@ def create_native(folder: Folder, architecture: Architecture, lora: Lora, place:
             published.append([_sampled(linear, lora.rank, place, is_merged=is_merged) for linear in there])
             theirs = weights.to(device, place.sampler_dtype)
             samplers.append(_decoder(architecture, theirs, published[-1], total))
+            samplers[-1].fuse()
 
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
         with torch.no_grad():
@@ -51,7 +51,7 @@ def create_native(folder: Folder, architecture: Architecture, lora: Lora, place:
         samplers=tuple(samplers),
         parameters=parameters,
         total=total,
-        eos_ids=eos_ids,
+        eos_ids=folder.eos_ids(),
         adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name),
         publish=publish,
     )

@@ -15,7 +15,7 @@ from retrain_local.locate import Source
 from retrain_local.model.adapter import file_names
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.decoder import Decoder, TrainedDecoder
-from retrain_local.model.folder import Folder, open_folder
+from retrain_local.model.folder import open_folder
 from retrain_local.model.quantised import FP8, fp8_refusal
 
 log = logging.getLogger("retrain")
@@ -104,13 +104,16 @@ def create_pair(
     lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path)
     place = _placement(config, trainer_device, tuple(sampler_devices) or (trainer_device,), sampler_dtype)
     folder = open_folder(config, source)
-    architecture = read_architecture(folder.document)
-    if architecture is not None:
-        from retrain_local.model.native import create_native
+    with folder.refusals(trainer_device):
+        architecture = read_architecture(folder.document)
+        if architecture is not None:
+            from retrain_local.model.native import create_native
 
-        pair = create_native(folder, architecture, lora, place)
-    else:
-        pair = _hosted(folder, lora, place)
+            pair = create_native(folder, architecture, lora, place)
+        else:
+            from retrain_local.model.hosted import create_hosted  # transformers and PEFT: seconds to import
+
+            pair = create_hosted(folder, lora, place)
     pair.publish()
     return pair
 
@@ -130,9 +133,3 @@ def _placement(
         sampler_dtype=trainer_dtype if dtype is None or is_quantised else dtype,
         is_quantised=is_quantised,
     )
-
-
-def _hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
-    from retrain_local.model.hosted import create_hosted  # transformers and PEFT: seconds to import
-
-    return create_hosted(folder, lora, place)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from retrain_local.model.adapter import Adapter
+from retrain_local.model.projection import spread
 from retrain_local.model.weights import Linear
 
 FP8 = torch.float8_e4m3fn
@@ -42,7 +43,7 @@ class SampledFp8:
     """x W^T + (x A^T) (scale B)^T with W in 8 bits; the adapter stays in the dtype that it is sampled with."""
 
     def __init__(self, linear: Linear, rank: int) -> None:
-        self._sizes, self._rank, self._bias = linear.sizes, rank, linear.bias
+        self._bias = linear.bias
         self._matrix = Fp8Matrix.of(linear.weight)
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
@@ -58,9 +59,7 @@ class SampledFp8:
     def take(self, adapter: Adapter) -> None:
         """Compute with these matrices from now on, in place, so that a CUDA graph sees them."""
         self._a.copy_(adapter.a)
-        rows, columns = self._b.split(self._sizes), range(0, self._b.shape[1], self._rank)
-        for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
-            block[:, at : at + self._rank].copy_(b.detach() * adapter.scale)
+        spread(adapter, self._b)
 
 
 def fp8_refusal(device: torch.device) -> str | None:

@@ -17,9 +17,15 @@ class Cache:
     """Keys and values of `tokens` tokens; the memory of a CPU is taken when it is first written."""
 
     def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
-        sizes = {"tokens": tokens, "block_size": BLOCK_SIZE, "kind": kind}
         self.tokens = tokens
-        self.pool = Pool(decoder.shape, dtype=decoder.dtype, device=decoder.device, **sizes)
+        self.pool = Pool(
+            decoder.shape,
+            tokens=tokens,
+            block_size=BLOCK_SIZE,
+            kind=kind,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
         self.blocks = Blocks(self.pool.num_blocks - 1)
         self.kept = Kept(self.blocks)
 

@@ -64,8 +64,11 @@ class Copied:
         keys_BKCD, values_BKCD = self._layers[layer]
         keys_BKCD[:, :, self._seen - 1] = self._pool.rounded(keys_NKD)
         values_BKCD[:, :, self._seen - 1] = self._pool.rounded(values_NKD)
-        queries, keys, values = queries_NHD[:, :, None], keys_BKCD[:, :, : self._seen], values_BKCD[:, :, : self._seen]
-        return dense_attention(queries, keys, values, self._mask(scores.window), scores)[:, :, 0]
+        keys, values = keys_BKCD[:, :, : self._seen], values_BKCD[:, :, : self._seen]
+        mask = self._mask(scores.window)
+        if scores.softcap is None and scores.sinks_H is None and values.dtype is torch.float32:
+            return _plain(queries_NHD, keys, values, mask, scores.scale)
+        return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
         """End a segment: write its columns into these slots of the pool."""
@@ -75,11 +78,20 @@ class Copied:
             self._pool.write(layer, slots_N, *new)
 
     def _mask(self, window: int | None) -> Tensor:
-        """0 where a row sees a column and -inf elsewhere, [B, 1, 1, seen]; once for all layers of a step."""
+        """0 where a row sees a column and -inf elsewhere, [B, kv_heads, 1, seen]; once for all layers of a step."""
         if window not in self._masks:
             mask_BC = self._mask_BC[:, : self._seen]
             if window is not None:
                 positions_BC = self._positions_BC[:, : self._seen]
                 mask_BC = mask_BC.masked_fill(positions_BC <= positions_BC[:, -1:] - window, -math.inf)
-            self._masks[window] = mask_BC[:, None, None]
+            self._masks[window] = mask_BC[:, None, None].expand(-1, self._vectors_BKC.shape[1], -1, -1).contiguous()
         return self._masks[window]
+
+
+def _plain(queries_BHD: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """`dense_attention` of one query per head, in the three calls that this takes: most of decoding a small model."""
+    rows, heads, size = queries_BHD.shape
+    kv_heads = keys.shape[1]
+    queries = queries_BHD.reshape(rows * kv_heads, heads // kv_heads, size)
+    weights = torch.baddbmm(mask.flatten(0, 1), queries, keys.flatten(0, 1).transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(weights, dim=-1), values.flatten(0, 1)).view(rows, heads, -1)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 CHUNK_ELEMENTS = 2**25  # rows x vocabulary turned to fp32 at a time
-ONE_LEVEL = 4096  # vocabulary up to which one cumulative sum is the faster way
+SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
 BELOW_ONE = 1.0 - 2.0**-52  # times a float64 it is below that float64
 
 
@@ -47,10 +48,8 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
 
 def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, entropy: bool) -> Draw:
     logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
-    invert = _invert if logits_BV.shape[1] <= ONE_LEVEL else _invert_by_pieces
-    # u < 1, yet u * total could round up to total, which no cumulative probability exceeds
     probabilities_BV = logprobs_BV.exp()
-    tokens_B1 = invert(probabilities_BV, uniforms_B.clamp(max=BELOW_ONE))
+    tokens_B1 = _inverted(probabilities_BV, uniforms_B[:, None])
     return Draw(
         tokens_B=tokens_B1[:, 0],
         logprobs_B=logprobs_BV.gather(1, tokens_B1)[:, 0],
@@ -58,32 +57,35 @@ def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, en
     )
 
 
-def _invert(probabilities_BN: Tensor, uniforms_B: Tensor) -> Tensor:
-    """Index [B, 1] of the first whose cumulative probability exceeds the uniform's share of the total."""
-    cumulative_BN = probabilities_BN.cumsum(dim=-1, dtype=torch.float64)
-    wanted_B1 = (uniforms_B * cumulative_BN[:, -1])[:, None]
-    # past the end only where a NaN is among the probabilities
-    return torch.searchsorted(cumulative_BN, wanted_B1, right=True).clamp_(max=probabilities_BN.shape[1] - 1)
+def _inverted(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """Tokens [B, 1] in two levels: the piece of the vocabulary that the uniform falls into, then the token inside it.
 
-
-def _invert_by_pieces(probabilities_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The same in two levels: the piece of the vocabulary that the uniform falls into, then the token inside it.
-
-    Only the sums of pieces and one piece per row, together about 2 sqrt(vocabulary) numbers, are taken to float64.
+    Probabilities stay in fp32, where they are made. Only the sums of pieces and one piece per row, some hundred numbers
+    each, are taken to float64 and added up one after another.
     """
     vocabulary = probabilities_BV.shape[1]
-    size = 2 ** math.ceil(math.log2(vocabulary) / 2)
-    whole = vocabulary // size * size
-    sums = [probabilities_BV[:, :whole].unflatten(1, (-1, size)).sum(dim=-1)]
-    if whole < vocabulary:
-        sums.append(probabilities_BV[:, whole:].sum(dim=-1, keepdim=True))
-    sums_BC = torch.cat(sums, dim=1).double()
-    ends_BC = sums_BC.cumsum(dim=-1)
-    wanted_B1 = (uniforms_B * ends_BC[:, -1])[:, None]
-    piece_B1 = torch.searchsorted(ends_BC, wanted_B1, right=True).clamp_(max=sums_BC.shape[1] - 1)
-    sum_B1 = sums_BC.gather(1, piece_B1)
-    into_B1 = (wanted_B1 - (ends_BC.gather(1, piece_B1) - sum_B1)) / sum_B1
-    index_BS = piece_B1 * size + torch.arange(size, device=piece_B1.device)
-    inside_BS = probabilities_BV.gather(1, index_BS.clamp(max=vocabulary - 1)).masked_fill_(index_BS >= vocabulary, 0.0)
-    place_B1 = _invert(inside_BS, into_B1[:, 0].clamp(min=0.0, max=BELOW_ONE))
-    return (piece_B1 * size + place_B1).clamp_(max=vocabulary - 1)
+    wanted_size = 2 ** math.ceil(math.log2(max(vocabulary, 2)) / 2)
+    size = math.gcd(vocabulary, wanted_size)
+    if size < SHORTEST_PIECE:
+        size = wanted_size
+        probabilities_BV = functional.pad(probabilities_BV, (0, -vocabulary % size))
+    probabilities_BCS = probabilities_BV.unflatten(1, (-1, size))
+    sums_BC = probabilities_BCS.sum(dim=-1).double()
+    piece_B1, into_B1 = _first_above(sums_BC, uniforms_B1)
+    rows_B = torch.arange(len(piece_B1), device=piece_B1.device)
+    place_B1, _ = _first_above(probabilities_BCS[rows_B, piece_B1[:, 0]].double(), into_B1)
+    return place_B1.add_(piece_B1, alpha=size).clamp_(max=vocabulary - 1)
+
+
+def _first_above(weights_BN: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the first whose cumulative weight exceeds the uniform's share of the total, and how far into it, [0, 1).
+
+    A weight of zero is never that one.
+    """
+    ends_BN = weights_BN.cumsum(dim=-1)
+    # u < 1, yet u * total could round up to the total, which no cumulative weight exceeds
+    wanted_B1 = uniforms_B1.clamp(min=0.0, max=BELOW_ONE).mul_(ends_BN[:, -1:])
+    # past the end only where a NaN is among the weights
+    index_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=weights_BN.shape[1] - 1)
+    weight_B1 = weights_BN.gather(1, index_B1)
+    return index_B1, wanted_B1.sub_(ends_BN.gather(1, index_B1)).add_(weight_B1).div_(weight_B1)

@@ -27,8 +27,8 @@ def fill(
 ) -> None:
     """Copy the blocks that these begin with, then compute the rest, `most_tokens` or one row in a forward.
 
-    Rows that begin with their own first token attend as `packed` makes it, those behind keys of the pool by `Continued`.
-    `note` is told what each forward is about to take on.
+    Rows that begin with their own first token attend as `packed` makes it, those behind keys of the pool by
+    `Continued`. `note` is told what each forward is about to take on.
     """
     pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
     work = [f for f in fills if len(f.tokens_T)]

@@ -123,7 +123,7 @@ def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
     """Of keys and values in all layers, scales included."""
     stored, _ = storage(kind, dtype)
     vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (kind in QUANTISED)
-    return shape.layers * shape.kv_heads * vectors
+    return int(shape.layers * shape.kv_heads * vectors)
 
 
 def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -44,7 +44,7 @@ class Schedule:
 
     Every row that runs is older than every row that waits. When blocks run out, what could be computed again goes
     first: rows kept from before, then prompts of which no row runs, then the youngest row, which keeps its tokens
-    and waits. All of it depends on the rows and on the sizes alone. `batch_tokens` bounds rows x longest row of a batch.
+    and waits. All of it depends on the rows and on the sizes alone. `batch_tokens` bounds rows x longest row.
     """
 
     def __init__(

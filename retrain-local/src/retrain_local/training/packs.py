@@ -44,13 +44,30 @@ class _Member:
     last: int
 
 
-def pack_rows(rows: Sequence[TrainRow], *, device: torch.device, max_tokens: int, share: bool = True) -> list[Pack]:
+def pack_rows(
+    rows: Sequence[TrainRow], *, device: torch.device, max_tokens: int, share: bool = True, multiple: int = 1
+) -> list[Pack]:
     """All rows that have action tokens, in packs of at most `max_tokens`, or of one row that is longer.
 
     Rows that begin with the same tokens up to their first action share these where `share` is True; a group that is cut
-    has them once in each of its packs. The order depends on the rows alone.
+    has them once in each of its packs. Packs are made about as large as each other, and, as far as rows allow, their
+    number a multiple of `multiple`. The order depends on the rows alone.
     """
-    return [_pack(groups, device) for groups in _cut(_groups(rows, share=share), max_tokens)]
+    groups = _groups(rows, share=share)
+    return [_pack(cut, device) for cut in _cut_evenly(groups, max_tokens, multiple)]
+
+
+def _cut_evenly(groups: list[list[_Member]], max_tokens: int, multiple: int) -> list[list[list[_Member]]]:
+    """As few packs as `max_tokens` and `multiple` allow, the largest of them as small as it can be then."""
+    cuts = list(_cut(groups, max_tokens))
+    if len(cuts) < 2:
+        return cuts
+    num_packs = -(-len(cuts) // multiple) * multiple
+    low, high = 1, max_tokens  # the largest pack is above `low` and at most `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sum(1 for _ in _cut(groups, middle)) <= num_packs else (middle, high)
+    return list(_cut(groups, high))
 
 
 def _groups(rows: Sequence[TrainRow], *, share: bool) -> list[list[_Member]]:

@@ -1,0 +1,79 @@
+"""Single kernels for what stands between the products of a layer: had where Triton is, used where they prove right."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from retrain_local.model.decoder import Shape
+from retrain_local.model.operations import Operations, Turn
+
+log = logging.getLogger("retrain")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
+EPS = 1e-6
+ROWS = 3
+
+
+def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operations:
+    """Kernels for a decoder that samples on this device, or PyTorch's operations one after another.
+
+    Kernels that should work and do not are left out with a warning.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
+        return Operations()
+    try:
+        from retrain_local.model.operations_triton import triton_operations
+
+        made = triton_operations()
+        fault = next(faults(made, device, dtype, shape), None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of any class: whatever a compiler raises
+        fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if fault is None:
+        return made
+    log.warning("fused kernels are not used on %s: %s", device, fault)
+    return Operations()
+
+
+def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Shape) -> Iterator[str]:
+    """Where these differ from PyTorch's own on a few rows of the sizes that a decoder has."""
+    plain = Operations()
+    half = shape.head_size // 2
+    heads = shape.heads + 2 * shape.kv_heads
+    x, weight = _numbers((ROWS, shape.hidden), dtype, device), _numbers((shape.hidden,), dtype, device)
+    angles = _numbers((ROWS, 1, half), torch.float32, device) * 3.0
+    with torch.no_grad():
+        yield from _difference("norm", made.rms_norm(x, weight, EPS), plain.rms_norm(x, weight, EPS))
+        gate_up = _numbers((ROWS, 2 * shape.inner), dtype, device)
+        yield from _difference("gate", made.swiglu(gate_up), plain.swiglu(gate_up))
+        qkv = _numbers((ROWS, heads, shape.head_size), dtype, device)
+        norms = None, _numbers((shape.heads + shape.kv_heads, shape.head_size), dtype, device)
+        for norm in norms:
+            turn = Turn(
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                cos_N1P=angles.cos().to(dtype),
+                sin_N1P=angles.sin().to(dtype),
+                norm_HD=norm,
+                eps=EPS,
+            )
+            got, wanted = made.split_heads(qkv, turn), plain.split_heads(qkv, turn)
+            for name, one, other in zip(("queries", "keys", "values"), got, wanted, strict=True):
+                yield from _difference(name, one, other)
+
+
+def _difference(name: str, got: Tensor, wanted: Tensor) -> Iterator[str]:
+    gap, largest = float((got.float() - wanted.float()).abs().max()), float(wanted.float().abs().max())
+    if not gap <= TOLERANCE[wanted.dtype] * largest:  # a NaN is a fault
+        yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
+
+
+def _numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Between -2 and 2, the same on every device."""
+    return (2 * torch.sin(torch.arange(math.prod(size), dtype=torch.float64) * 1.7)).view(size).to(device, dtype)

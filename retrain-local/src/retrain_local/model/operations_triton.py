@@ -1,0 +1,131 @@
+"""The operations between the products of a layer as one Triton kernel each, for sampling. Imported only for CUDA."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from retrain_local.attention.paged_triton import on_device_of
+from retrain_local.model import operations
+from retrain_local.model.operations import Heads, Operations, Turn
+
+COLUMNS = 1024  # of the inner size that one program handles
+
+
+def triton_operations() -> Operations:
+    """Kernels where nothing is differentiated; otherwise what `operations` has."""
+    return Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `operations.rms_norm`."""
+    if torch.is_grad_enabled() or x.dim() != 2 or weight.dim() != 1:
+        return operations.rms_norm(x, weight, eps)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows, size = x.shape
+    with on_device_of(x):
+        _rms_norm[(rows,)](x, weight, y, x.stride(0), eps, SIZE=size, TILE=triton.next_power_of_2(size), num_warps=8)
+    return y
+
+
+def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
+    """See `operations.split_heads`."""
+    if torch.is_grad_enabled():
+        return operations.split_heads(qkv_NHD, turn)
+    rows, _, size = qkv_NHD.shape
+    turned = turn.heads + turn.kv_heads
+    qk = qkv_NHD.new_empty(rows, turned, size)
+    with on_device_of(qkv_NHD):
+        _turn_heads[(rows, turned)](
+            qkv_NHD,
+            turn.cos_N1P,
+            turn.sin_N1P,
+            qkv_NHD if turn.norm_HD is None else turn.norm_HD,
+            qk,
+            qkv_NHD.stride(0),
+            qkv_NHD.stride(1),
+            turn.cos_N1P.stride(0),
+            turn.eps,
+            HEADS=turned,
+            HALF=size // 2,
+            TILE=triton.next_power_of_2(size // 2),
+            HAS_NORM=turn.norm_HD is not None,
+            num_warps=1,
+        )
+    queries_NHD, keys_NKD = qk.split((turn.heads, turn.kv_heads), dim=1)
+    return queries_NHD, keys_NKD, qkv_NHD[:, turned:]
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """See `operations.swiglu`."""
+    if torch.is_grad_enabled() or gate_up.dim() != 2:
+        return operations.swiglu(gate_up)
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty(rows, inner)
+    grid = rows, triton.cdiv(inner, COLUMNS)
+    with on_device_of(gate_up):
+        _swiglu[grid](gate_up, y, gate_up.stride(0), INNER=inner, TILE=COLUMNS, num_warps=4)
+    return y
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rms_norm(x, weight, y, x_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, TILE)
+    inside = at < SIZE
+    wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    # rounded before the weight comes, as on the side that trains
+    normed = (wide * scale).to(y.dtype.element_ty).to(tl.float32)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * SIZE + at, (normed * w).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turn_heads(  # type: ignore[no-untyped-def]
+    qkv,
+    cos,
+    sin,
+    norm,
+    out,
+    qkv_row,
+    qkv_head,
+    angle_row,
+    eps,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, TILE)
+    inside = at < HALF
+    source = qkv + row * qkv_row + head * qkv_head + at
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
+        w = norm + head * (2 * HALF) + at
+        first_w = tl.load(w, mask=inside, other=0.0).to(tl.float32)
+        second_w = tl.load(w + HALF, mask=inside, other=0.0).to(tl.float32)
+        first = (first * scale).to(out.dtype.element_ty).to(tl.float32) * first_w
+        second = (second * scale).to(out.dtype.element_ty).to(tl.float32) * second_w
+    c = tl.load(cos + row * angle_row + at, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + row * angle_row + at, mask=inside, other=0.0).to(tl.float32)
+    target = out + (row * HEADS + head) * (2 * HALF) + at
+    tl.store(target, (first * c - second * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * c + first * s).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu(gate_up, y, row_stride, INNER: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = at < INNER
+    gate = tl.load(gate_up + row * row_stride + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + INNER + at, mask=inside, other=0.0).to(tl.float32)
+    gated = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
+    tl.store(y + row * INNER + at, (gated * up).to(y.dtype.element_ty), mask=inside)

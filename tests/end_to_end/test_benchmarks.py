@@ -1,0 +1,176 @@
+"""The benchmarks of the local backend: every command runs and leaves JSON and a table; what they compute is right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COMMANDS = {
+    "step": ["step.py", "--quick", "--only", "retrain"],
+    "startup": ["startup.py", "--quick", "--alone"],
+    "sample": ["sample.py", "--quick"],
+    "train": ["train.py", "--quick"],
+    "vocabulary": ["train.py", "--quick", "--vocabulary", "1", "2"],
+    "scale": ["scale.py", "--quick"],
+}
+PEER = "RETRAIN_TRL_PYTHON"  # an interpreter that has TRL
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads a module of `benchmarks/harness` as the benchmarks see it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(f"harness.{name}")
+
+    return load
+
+
+def run(*arguments: str) -> str:
+    """A benchmark as it is started by hand; returns what it printed."""
+    command = [sys.executable, str(BENCHMARKS / arguments[0]), *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
+    document, page = tmp_path / "figures.json", tmp_path / "page.md"
+    page.write_text(f"# Page\n\n<!-- benchmark: {name} -->\nold\n<!-- end of benchmark -->\n\nAfter.\n")
+    printed = run(*COMMANDS[name], "--json", str(document), "--markdown", str(page))
+    figures = json.loads(document.read_text())
+    assert figures["benchmark"] == name
+    assert figures["versions"]["torch"]
+    text = page.read_text()
+    assert text.startswith("# Page\n")
+    assert text.endswith("<!-- end of benchmark -->\n\nAfter.\n")
+    assert "old" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table == [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(table) >= 3
+    assert len({line.count("|") for line in table}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(PEER not in os.environ, reason=f"{PEER} names no interpreter with TRL")
+@pytest.mark.parametrize("name", ["step", "startup"])
+def test_side_by_side_with_trl(name: str, tmp_path: Path) -> None:
+    document = tmp_path / "figures.json"
+    run(f"{name}.py", "--quick", "--peer-python", os.environ[PEER], "--json", str(document))
+    found = json.loads(document.read_text())["contenders"]
+    assert {"retrain", "TRL"} <= set(found)
+    assert found["TRL"]["ratio"]["median"] > 0
+    if name == "step":  # completions without an end have the same length on both sides
+        assert found["TRL"]["tokens_per_completion"] == found["retrain"]["tokens_per_completion"] == 8
+
+
+def test_an_exponent_is_found_with_its_interval(harness: Any) -> None:
+    xs = [1.0, 10.0, 100.0, 1000.0]
+    exact = harness("figures").growth(xs, [3 * x**1.5 for x in xs])
+    assert exact.exponent == pytest.approx(1.5)
+    assert exact.high - exact.low == pytest.approx(0, abs=1e-6)
+    noisy = harness("figures").growth(xs, [2.0, 23.0, 170.0, 2200.0])
+    assert noisy.low < 1 < noisy.high
+    with pytest.raises(ValueError, match="two different sizes"):
+        harness("figures").growth([5.0, 5.0], [1.0, 2.0])
+
+
+def test_ratios_are_those_of_rounds_side_by_side(harness: Any) -> None:
+    found = harness("figures").ratios([[1.0, 1.0, 9.0], [2.0, 2.0]], [[2.0, 2.0, 2.0], [4.0, 5.0]])
+    assert found.median == pytest.approx((2.0 + 2.25) / 2)
+    assert found.count == 2
+
+
+def test_a_table_goes_between_its_own_markers_alone(harness: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- benchmark: a -->\n1\n<!-- end of benchmark -->\n<!-- benchmark: b -->\n2\n<!-- end of benchmark -->\n"
+    )
+    harness("report").paste(page, "b", "| new |")
+    assert "\n1\n" in page.read_text()
+    assert "\n2\n" not in page.read_text()
+    assert "| new |" in page.read_text()
+    with pytest.raises(SystemExit, match="benchmark: c"):
+        harness("report").paste(page, "c", "| lost |")
+
+
+def test_watching_sees_lines_memory_and_failure(harness: Any, tmp_path: Path) -> None:
+    script = (
+        "import time; f = open('lines.jsonl', 'w', buffering=1)\n"
+        "f.write('{\"a\": 1}\\n'); time.sleep(0.3)\n"
+        "b = bytearray(200_000_000); b[::4096] = b'x' * len(b[::4096])\n"
+        "f.write('{\"a\": 2}\\n{\"a\"'); f.write(': 3}\\n')\n"
+    )
+    watch = harness("processes").watch
+    seen = watch([sys.executable, "-c", script], folder=tmp_path / "good", lines="lines.jsonl")
+    assert [record["a"] for record in seen.records] == [1, 2, 3]
+    assert 0 < seen.seen_s[0] < seen.seen_s[1] <= seen.seen_s[2] <= seen.wall_s
+    assert 200_000_000 < seen.peak_bytes < 400_000_000
+    assert seen.tree_bytes is None or seen.tree_bytes >= seen.peak_bytes
+    with pytest.raises(SystemExit, match="exit code 3"):
+        watch([sys.executable, "-c", "import sys; sys.exit(3)"], folder=tmp_path / "bad", lines="lines.jsonl")
+
+
+def test_threads_are_not_inherited(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    script = "import json, os; print(json.dumps({'n': os.environ.get('OMP_NUM_THREADS')}), file=open('l.jsonl', 'w'))"
+    watch = harness("processes").watch
+    command = [sys.executable, "-c", script]
+    assert watch(command, folder=tmp_path / "a", lines="l.jsonl").records[0]["n"] is None
+    given = watch(command, folder=tmp_path / "b", lines="l.jsonl", environ={"OMP_NUM_THREADS": "1"})
+    assert given.records[0]["n"] == "1"
+
+
+def test_the_limits_of_qwen3_4b(harness: Any) -> None:
+    """The sizes that its authors give (3.6 billion outside the embedding), and bytes counted by hand."""
+    limits, models = harness("limits"), harness("models")
+    shape = limits.Shape.of(models.SHAPES["qwen3-4b"])
+    assert shape.projections == pytest.approx(3.6e9, rel=0.02)
+    assert shape.projections + shape.head == pytest.approx(4.02e9, rel=0.01)
+    assert shape.adapter(32) == 66_060_288
+    assert shape.kv_bytes(2) == 147_456
+    one = limits.decode(shape, limits.Work(rows=1, group=1, prompt=10, new=1), 2)
+    assert one.moved_bytes == 2 * (shape.projections + shape.head) + 11 * 147_456
+    two = limits.decode(shape, limits.Work(rows=2, group=1, prompt=10, new=1), 2)
+    assert two.moved_bytes - one.moved_bytes == 11 * 147_456  # weights are read once
+    own = limits.training(shape, [(256, 1024)] * 16, 32, 2)
+    shared = limits.training(shape, [(256, 1024)] * 16, 32, 2, groups=1)
+    saved = 15 * (256 * (4 * shape.projections + 6 * shape.adapter(32)) + 3 * shape.attention * 256 * 257 / 2)
+    assert own.operations - shared.operations == pytest.approx(saved)
+
+
+def test_a_model_without_an_end_keeps_its_weights(harness: Any, tmp_path: Path) -> None:
+    models = harness("models")
+    folder = models.endless_model(tmp_path / "model")
+    assert (folder / "model.safetensors").read_bytes() == (models.builtin_folder() / "model.safetensors").read_bytes()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eos_token_id"] is None
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    assert tokenizer["added_tokens"][-1]["id"] == config["vocab_size"]  # no logit belongs to it
+
+
+@pytest.mark.parametrize("length", [25, 27, 200])
+def test_questions_have_the_length_that_was_asked_for(harness: Any, length: int) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(harness("models").builtin_folder())
+    asked = harness("runs").questions(20, length)
+    assert len({task["prompt"] for task in asked}) == 20
+    for task in asked:
+        chat = [{"role": "user", "content": task["prompt"]}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)
+        assert len(ids["input_ids"]) == length

@@ -1,0 +1,86 @@
+"""The fused kernels, on a GPU if there is one, otherwise in Triton's interpreter, which needs a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from retrain_local.model.decoder import Shape
+from retrain_local.model.fused import faults
+from retrain_local.model.operations import Operations, Turn
+
+INTERPRETER = "TRITON_INTERPRET"
+HAS_CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+kernels_run = pytest.mark.skipif(
+    find_spec("triton") is None or not (HAS_CUDA or os.environ.get(INTERPRETER) == "1"),
+    reason=f"needs triton, and CUDA or {INTERPRETER}=1",
+)
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(HAS_CUDA or INTERPRETER in os.environ, reason="the other tests of this file run as they are")
+def test_the_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--override-ini=addopts="]
+    command += ["--import-mode=importlib", str(Path(__file__))]
+    environment = os.environ | {INTERPRETER: "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    if "only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
+        pytest.skip("this version of triton's interpreter does not know this version of numpy")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+def make() -> Operations:
+    from retrain_local.model.operations_triton import triton_operations
+
+    return triton_operations()
+
+
+def shape(heads: int, kv_heads: int, size: int, hidden: int, inner: int) -> Shape:
+    sizes = {"layers": 1, "vocabulary": 1, "context": None, "parameters": 1}
+    return Shape(heads=heads, kv_heads=kv_heads, head_size=size, value_size=size, hidden=hidden, inner=inner, **sizes)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of", [shape(4, 2, 32, 128, 384), shape(3, 1, 80, 240, 1500), shape(2, 2, 128, 2560, 1024)])
+def test_they_compute_what_pytorch_does(of: Shape, dtype: torch.dtype) -> None:
+    assert list(faults(make(), DEVICE, dtype, of)) == []
+
+
+@kernels_run
+def test_rows_may_be_views() -> None:
+    x = torch.randn(4, 96, device=DEVICE)[:, :64]
+    weight = torch.randn(64, device=DEVICE)
+    with torch.no_grad():
+        torch.testing.assert_close(make().rms_norm(x, weight, 1e-6), Operations().rms_norm(x, weight, 1e-6))
+        torch.testing.assert_close(make().swiglu(x), Operations().swiglu(x))
+
+
+@kernels_run
+def test_a_nan_stays_in_its_row() -> None:
+    x = torch.randn(3, 64, device=DEVICE)
+    x[1, 5] = torch.nan
+    with torch.no_grad():
+        normed = make().rms_norm(x, torch.ones(64, device=DEVICE), 1e-6)
+    assert normed[1].isnan().all()
+    assert normed[[0, 2]].isfinite().all()
+
+
+@kernels_run
+def test_what_is_differentiated_is_left_to_pytorch() -> None:
+    x = torch.randn(3, 64, device=DEVICE, requires_grad=True)
+    cos = torch.ones(3, 1, 8, device=DEVICE)
+    turn = Turn(heads=2, kv_heads=1, cos_N1P=cos, sin_N1P=cos, norm_HD=None, eps=1e-6)
+    queries, keys, values = make().split_heads(x.view(3, 4, 16), turn)
+    total = make().rms_norm(x, x.detach()[0], 1e-6).sum() + make().swiglu(x).sum() + (queries.sum() + keys.sum())
+    (gradient,) = torch.autograd.grad(total + values.sum(), x)
+    assert gradient.abs().min() > 0

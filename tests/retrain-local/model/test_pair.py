@@ -1,0 +1,177 @@
+"""One set of frozen weights, two decoders, and what passes between them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrain.api import ConfigError, SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend
+from retrain_local.model import projection
+from retrain_local.model.checkpoint import Published, load_state, save_state
+from retrain_local.model.decoder import Decoder
+from retrain_local.model.pair import Pair
+from retrain_local.plugin import BUILTIN_MODELS
+from retrain_local.training.adamw import AdamW
+
+MakePair = Callable[..., Pair]
+Shaken = Callable[[Pair], None]
+LogitsOf = Callable[[Decoder, Tensor], Tensor]
+CPU = torch.device("cpu")
+
+
+def tensors_of(thing: object, seen: set[int] | None = None) -> dict[int, Tensor]:
+    """Every tensor that an object holds, by the address of its memory."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return {}
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return {thing.untyped_storage().data_ptr(): thing}
+    if isinstance(thing, list | tuple):
+        parts = list(thing)
+    elif isinstance(thing, dict):
+        parts = list(thing.values())
+    elif type(thing).__module__.startswith("retrain_local"):
+        names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+        parts = [getattr(thing, name) for name in names]
+    else:
+        return {}
+    return {address: tensor for part in parts for address, tensor in tensors_of(part, seen).items()}
+
+
+def size(tensors: dict[int, Tensor]) -> int:
+    return sum(t.untyped_storage().nbytes() for t in tensors.values())
+
+
+@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+def test_frozen_weights_exist_once_and_never_drift(
+    model_folder: Path, make_pair: MakePair, shaken: Shaken, merge_limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    pair = make_pair(model_folder)
+    frozen = tensors_of(pair.trained)
+    adapter = {p.untyped_storage().data_ptr() for p in pair.parameters.values()}
+    before = {address: t.clone() for address, t in frozen.items() if address not in adapter}
+    own = {address: t for address, t in tensors_of(pair.sampler).items() if address not in frozen}
+    matrices = 4 * 4 * (128 * 128 + 2 * 64 * 128 + 128 * 128 + 3 * 384 * 128)  # bytes of q, k v, o, gate up down
+    if merge_limit:
+        assert matrices < size(own) < 1.01 * matrices
+    else:
+        assert size(own) < 0.25 * matrices
+    shaken(pair)
+    for _ in range(20):
+        pair.publish()
+    assert all(torch.equal(frozen[address], value) for address, value in before.items())
+
+
+def test_a_sampler_in_bf16_beside_a_trainer_in_fp32(
+    model_folder: Path, make_pair: MakePair, shaken: Shaken, logits_of: LogitsOf, ids_N: Tensor
+) -> None:
+    exact, rounded = make_pair(model_folder), make_pair(model_folder, sampler_dtype=torch.bfloat16)
+    assert (rounded.trained.dtype, rounded.sampler.dtype) == (torch.float32, torch.bfloat16)
+    for pair in (exact, rounded):
+        shaken(pair)
+        pair.publish()
+    with torch.no_grad():
+        expected, found = logits_of(exact.sampler, ids_N), logits_of(rounded.sampler, ids_N).float()
+        assert torch.equal(logits_of(exact.trained, ids_N), logits_of(rounded.trained, ids_N))
+    assert 1e-4 < float((found - expected).norm() / expected.norm()) < 3e-2
+
+
+def test_small_updates_survive_bf16(model_folder: Path, make_pair: MakePair, logits_of: LogitsOf, ids_N: Tensor) -> None:
+    """Merged into bf16 matrices an update a thousandth of their size would be rounded away."""
+    pair = make_pair(model_folder, sampler_dtype=torch.bfloat16)
+    with torch.no_grad():
+        before = logits_of(pair.sampler, ids_N)
+        for name, p in pair.parameters.items():
+            if ".lora_B." in name:
+                p.add_(1e-5)
+        pair.publish()
+        assert not torch.equal(logits_of(pair.sampler, ids_N), before)
+
+
+@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+def test_several_samplers_and_an_adapter_that_is_handed_over(
+    model_folder: Path,
+    make_pair: MakePair,
+    shaken: Shaken,
+    logits_of: LogitsOf,
+    ids_N: Tensor,
+    merge_limit: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    pair = make_pair(model_folder, sampler_devices=(CPU, CPU))
+    shaken(pair)
+    kept = {name: tensor.clone() for name, tensor in pair.adapter.items()}
+    with torch.no_grad():
+        pair.publish()
+        published = logits_of(pair.sampler, ids_N)
+        for p in pair.parameters.values():
+            p.mul_(1.5)
+        pair.publish()
+        assert not torch.equal(logits_of(pair.sampler, ids_N), published)
+        pair.publish(kept)
+        for sampler in pair.samplers:
+            assert torch.equal(logits_of(sampler, ids_N), published)
+
+
+def test_the_published_adapter_is_saved_beside_the_trained_one(
+    model_folder: Path, make_pair: MakePair, shaken: Shaken, tmp_path: Path
+) -> None:
+    def optimizer(pair: Pair) -> AdamW:
+        return AdamW(pair.parameters.values(), lr=0.1, betas=(0.9, 0.99), eps=1e-8, decay=0.0)
+
+    first, second = make_pair(model_folder, seed=1), make_pair(model_folder, seed=2)
+    older = {name: tensor.clone() for name, tensor in first.adapter.items()}
+    shaken(first)
+    save_state(first, optimizer(first), 5, tmp_path, published=Published(adapter=older, version=4))
+    loaded = load_state(second, optimizer(second), tmp_path)
+    assert loaded.version == 5
+    assert loaded.published is not None
+    assert loaded.published.version == 4
+    assert all(torch.equal(loaded.published.adapter[name], tensor) for name, tensor in older.items())
+    assert all(torch.equal(first.adapter[name], tensor) for name, tensor in second.adapter.items())
+
+
+def test_fp8_is_refused_where_nothing_multiplies_it(model_folder: Path, make_pair: MakePair) -> None:
+    with pytest.raises(ConfigError, match="fp8") as caught:
+        make_pair(model_folder, sampler_dtype=torch.float8_e4m3fn)
+    assert "[inference] dtype" in str(caught.value)
+
+
+def test_unmerged_sampling_and_training_agree(
+    make_backend: Callable[..., LocalBackend],
+    requests: list[SampleRequest],
+    roll: Callable[..., TrainBatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+    backend = make_backend()
+    backend.train(roll(backend, requests))
+    backend.publish()
+    report = backend.train(roll(backend, requests, step=1))
+    assert abs(report.ratio_max - 1) < 1e-4
+
+
+def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
+    code = f"""
+import sys, torch
+from retrain_local.model.pair import create_pair
+from retrain_local.locate import Source
+from retrain.config import schema
+from retrain.config.resolved import Config
+tables = {{"model": schema.ModelTable(model="builtin:tiny"), "lora": schema.LoraTable()}}
+source = Source(path={str(BUILTIN_MODELS["tiny"])!r}, offline=True)
+create_pair(Config(tables=tables), source, trainer_device=torch.device("cpu"), seed=1)
+print(sorted({{"transformers", "peft", "huggingface_hub", "torch._dynamo", "accelerate"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
