@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -53,15 +54,17 @@ def main() -> None:
     found = {name: _figures(mine, options) for name, mine in runs.items()}
     for name, figures in found.items():
         figures["ratio"] = ratios(found[COMPARED[name]]["rounds_s"], figures["rounds_s"])
+        figures["used_ratio"] = figures["used_s"] / max(found[COMPARED[name]]["used_s"], 1e-9)
         figures["memory_ratio"] = figures["peak_bytes"] / found[COMPARED[name]]["peak_bytes"]
     report.Report(
         name="step",
-        columns=("", "step", "x ours", "sampling", "training", "tokens per completion", "memory", "x ours"),
+        columns=("", "step", "x ours", "processor", "x ours", "sampling", "training", "tokens", "memory", "x ours"),
         rows=[_row(name, figures) for name, figures in found.items()],
         notes=(
             f"Medians of {options.steps} steps with quartiles, rounds: {options.rounds}; `x ours` with the spread over",
-            "rounds. Memory: the largest process at its peak; on CUDA, what the device gave out. The limits at fixed",
-            f"lengths: sampling {drawn_s:.3g} s and training {trained_s:.3g} s; our step takes",
+            "rounds; tokens per completion. Processor: time of all threads of a run's processes per step, which other",
+            "programs hardly change. Memory: the largest process at its peak; on CUDA, what the device gave out.",
+            f"The limits at fixed lengths: sampling {drawn_s:.3g} s and training {trained_s:.3g} s; our step takes",
             f"{found[OURS]['step_s'].median / (drawn_s + trained_s):.2f} times their sum ({source}).",
         ),
         figures={
@@ -188,6 +191,7 @@ def _figures(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]
         "sample_s": Spread.of([record["sample_time_s"] for record in counted]),
         "train_s": Spread.of([record["train_time_s"] for record in counted]),
         "tokens_per_completion": sum(record["mean_tokens"] for record in counted) / len(counted),
+        "used_s": statistics.median(run.used_per_period_s(options.warm_up) for run in runs),
         "first_step_s": [run.seen_s[0] for run in runs],
         "peak_bytes": max(run.device_bytes or run.peak_bytes for run in runs),
         "process_bytes": [run.peak_bytes for run in runs],
@@ -200,6 +204,8 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
         name,
         report.seconds(figures["step_s"]),
         report.times(figures["ratio"]) if COMPARED[name] != name else "1",
+        f"{figures['used_s']:.3f} s",
+        f"{figures['used_ratio']:.2f}",
         report.seconds(figures["sample_s"]),
         report.seconds(figures["train_s"]),
         f"{figures['tokens_per_completion']:.1f}",

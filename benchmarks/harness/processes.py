@@ -27,9 +27,12 @@ class Run:
     `peak_bytes` is the most that the process itself had in memory (or one of its children, where that is more).
     `tree_bytes` adds what its children had then: every process counts with its own peak, so shared pages count more
     than once. None off Linux. `device_bytes` is what the CUDA device gave out meanwhile.
+    `used_s` is the processor time of all these processes when each line was seen (0 off Linux): unlike `seen_s` it
+    hardly depends on what else is running.
     """
 
     seen_s: tuple[float, ...]
+    used_s: tuple[float, ...]
     records: tuple[dict[str, Any], ...]
     wall_s: float
     cpu_s: float
@@ -41,6 +44,10 @@ class Run:
         """From each record to the next, beginning with the one that ends at record `first`."""
         return [self.seen_s[at] - self.seen_s[at - 1] for at in range(first, len(self.seen_s))]
 
+    def used_per_period_s(self, first: int = 1) -> float:
+        """Processor time of such a period, on average."""
+        return (self.used_s[-1] - self.used_s[first - 1]) / (len(self.used_s) - first)
+
 
 class _Lines:
     """Reads a growing JSONL file; a line counts once it is complete."""
@@ -48,9 +55,10 @@ class _Lines:
     def __init__(self, file: Path) -> None:
         self._file, self._rest, self._at = file, b"", 0
         self.seen_s: list[float] = []
+        self.used_s: list[float] = []
         self.records: list[dict[str, Any]] = []
 
-    def look(self, now_s: float) -> None:
+    def look(self, now_s: float, pid: int) -> None:
         try:
             if self._file.stat().st_size == self._at:
                 return
@@ -64,6 +72,7 @@ class _Lines:
         for line in complete:
             self.records.append(json.loads(line))
             self.seen_s.append(now_s)
+            self.used_s.append(_used_s(pid))
 
 
 class _Device:
@@ -104,7 +113,7 @@ def watch(
         while True:
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             now_s = time.perf_counter() - started
-            reader.look(now_s)
+            reader.look(now_s, process.pid)
             if done:
                 break
             if now_s >= next_look:
@@ -116,6 +125,7 @@ def watch(
         _give_up(command, process.returncode, folder / "output.log")
     return Run(
         seen_s=tuple(reader.seen_s),
+        used_s=tuple(reader.used_s),
         records=tuple(reader.records),
         wall_s=now_s,
         cpu_s=usage.ru_utime + usage.ru_stime,
@@ -132,18 +142,28 @@ def _give_up(command: Sequence[str], code: int, log: Path) -> None:
 
 def _tree_bytes(pid: int) -> int:
     """Sum of the peaks of a process and its descendants that are alive; 0 where the system has no /proc."""
-    total, waiting = 0, [pid]
+    peaks = [text.partition("VmHWM:")[2].split(maxsplit=1) for text in _tree(pid, "status")]
+    return sum(int(peak[0]) * 1024 for peak in peaks if peak)
+
+
+def _used_s(pid: int) -> float:
+    """Processor time of a process and its descendants that are alive; see proc_pid_stat(5)."""
+    fields = [text.rpartition(")")[2].split() for text in _tree(pid, "stat")]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def _tree(pid: int, name: str) -> list[str]:
+    """A file of /proc of a process and of each of its descendants."""
+    found, waiting = [], [pid]
     while waiting:
         folder = PROC / str(waiting.pop())
         try:
-            status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+            found.append((folder / name).read_text(encoding="utf-8", errors="replace"))
             for task in (folder / "task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except (OSError, ValueError):  # gone in the meantime, or another system
             continue
-        peak = status.partition("VmHWM:")[2].split(maxsplit=1)
-        total += int(peak[0]) * 1024 if peak else 0
-    return total
+    return found
 
 
 def _device_bytes() -> int:

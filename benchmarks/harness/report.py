@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from harness.figures import Spread
 
+WIDTH = 128
 QUIET = 0.7  # load average at the start beyond which a table says so
 END = "<!-- end of benchmark -->"
 
@@ -51,8 +53,8 @@ class Report:
         """The table, and below it how and where it was measured."""
         lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
-        told = [f"`{command_line()}`; {describe(self.machine)}.", *self.notes]
-        return "\n".join([*lines, "", *told])
+        told = " ".join([f"`{command_line()}`; {describe(self.machine)}.", *self.notes])
+        return "\n".join([*lines, "", *textwrap.wrap(told, WIDTH, break_long_words=False, break_on_hyphens=False)])
 
 
 def paste(page: Path, name: str, table: str) -> None:

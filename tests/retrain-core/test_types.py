@@ -6,9 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.errors import ConfigError, Problem, RetrainError
-from retrain.types import Completion, Outcome, Score, StopReason, TrainBatch, TrainRow
+from retrain.types import Completion, Outcome, Score, StopReason, TrainBatch, TrainRow, percentile_99
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, -3, True, np.float32(0.25), np.int64(2)])
@@ -79,3 +81,14 @@ def test_exit_codes_tell_usage_from_failure() -> None:
         "DeadlineError": 1,
         "ResumeError": 2,
     }
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=300))
+def test_the_percentile_is_that_of_numpy_to_the_bit(values: list[float]) -> None:
+    values_N = np.asarray(values)
+    assert percentile_99(values_N) == float(np.percentile(values_N, 99))
+    assert values_N.tolist() == values  # the caller's array stays as it was
+
+
+def test_the_percentile_of_what_is_no_number_is_none() -> None:
+    assert np.isnan(percentile_99(np.array([0.5, np.nan, 1.0])))

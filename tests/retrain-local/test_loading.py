@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig
 
@@ -101,10 +102,10 @@ def test_a_head_that_is_said_to_be_tied_but_is_there(make_context: Make, copied:
     hidden = torch.randn(3, 128)
     torch.testing.assert_close(pair.sampler.logits(hidden), hidden @ head.T)
     plain = AutoModelForCausalLM.from_pretrained(copied)
-    assert torch.equal(plain.lm_head.weight, head)
-    assert pair.total - sum(p.numel() for p in pair.parameters.values()) == sum(
-        p.numel() for p in plain.parameters()
-    )
+    if same or transformers.__version__ >= "5":  # before, the file's own head was dropped
+        assert torch.equal(plain.lm_head.weight, head)
+        frozen = pair.total - sum(p.numel() for p in pair.parameters.values())
+        assert frozen == sum(p.numel() for p in plain.parameters())
 
 
 def test_a_body_without_its_prefix(make_context: Make, copied: Path) -> None:

@@ -183,7 +183,7 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 
 @hookspec
 def retrain_warm_up(config: Config) -> None:
-    """A run of this configuration is about to be built: start in the background what its parts will wait for.
+    """A run of this configuration is being built: start in the background what its backend will wait for.
 
     For what takes long and changes nothing that can be seen, such as the loading of a large library. It may turn out to
     be for nothing. It must return at once, and start nothing that the process would have to wait for at its end.

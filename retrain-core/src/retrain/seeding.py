@@ -11,7 +11,7 @@ import json
 import secrets
 from dataclasses import dataclass
 
-import numpy as np
+from numpy.random import Generator, Philox
 
 Key = str | int
 SEED_BITS = 63  # fits a signed 64-bit integer, which is what torch and every inference server accept
@@ -34,11 +34,11 @@ class Seeds:
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 
-    def stream(self, purpose: str, *keys: Key) -> np.random.Generator:
+    def stream(self, purpose: str, *keys: Key) -> Generator:
         """Independent generator for this purpose and these keys."""
         return generator(self.derive(purpose, *keys))
 
 
-def generator(seed: int) -> np.random.Generator:
+def generator(seed: int) -> Generator:
     """Counter-based (Philox) generator of one derived seed: cheap to make, one per completion."""
-    return np.random.Generator(np.random.Philox(seed))
+    return Generator(Philox(seed))

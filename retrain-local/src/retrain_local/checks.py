@@ -37,6 +37,17 @@ def problems_of(config: Config) -> list[Problem]:
     return problems
 
 
+def foreign_engine(config: Config) -> Problem:
+    """Why another engine does not take part where several devices sample and train at once.
+
+    It is found when the backend is made: in a campaign several devices are those that its runs are dealt.
+    """
+    name = config.value("inference.engine", ENGINE)
+    what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
+    why = "it draws elsewhere, and compares itself with the model that would be training meanwhile"
+    return Problem(where=config.place("backend.devices"), what=what, why=why, fix="list one device, the trainer's")
+
+
 def _is_cpu(devices: str) -> bool:
     """Whether the sampler's devices, all but the last of several, are CPUs."""
     names = [name.strip() for name in devices.split(",")]

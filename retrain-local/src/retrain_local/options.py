@@ -12,22 +12,23 @@ class LocalOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     micro_batch_tokens: int = Field(
-        0,
+        default=0,
         ge=0,
         description="Tokens that one forward and backward pass holds in memory, a prompt that its group shares counted "
-        "once; 0 = 2048 on a CPU, as many as the free memory takes on a GPU.",
+        "once; 0 = 1024 on a CPU, at most 65536 on a GPU, fewer where the free memory ends.",
     )
     gradient_checkpointing: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Keep one activation per layer and compute the others again in the backward pass; auto = where one "
-        "row of the longest length would not fit otherwise.",
+        default="auto",
+        description="Keep one activation per layer and compute the others again in the backward pass; auto = where "
+        "fewer than 8192 tokens would fit otherwise, or memory has run out.",
     )
     compile: bool = Field(
-        False, description="torch.compile of the trained layers: a minute at the start for faster steps on a GPU."
+        default=False,
+        description="torch.compile of what stands between a layer's products, for the Llama family: slower to start.",
     )
     cache_gb: float = Field(
-        0.0,
+        default=0.0,
         ge=0.0,
-        description="GiB of keys and values kept while sampling, or that much less if memory runs out; completions "
-        "beyond that wait. 0 = 4 on a CPU, a share of the free memory on a GPU.",
+        description="GiB for keys and values while sampling; completions that do not fit wait. 0 = 4 on a CPU, half of "
+        "it a copy that is read, and 80 % of the free memory on a GPU.",
     )

@@ -37,7 +37,8 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
     register(
         PluginSpec(
             name="local",
-            summary="PyTorch in this process, on the CPU or on CUDA GPUs: one, or split ones that sample and train at once.",
+            summary="PyTorch in this process, on the CPU or on CUDA GPUs: one, or split ones that sample and train "
+            "at once.",
             factory="retrain_local.backend:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,

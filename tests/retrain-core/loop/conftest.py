@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from retrain.types import Completion, Example, Group, Score, StopReason
+
+TOYS = Path(__file__).parents[1] / "toys" / "toy_ahead.py"
 
 
 @pytest.fixture
@@ -46,3 +50,31 @@ def make_group(make_completion: Callable[..., Completion]) -> Callable[..., Grou
         )
 
     return make
+
+
+@pytest.fixture
+def disturbed(toys: Path, distribution: Callable[..., Path]) -> Any:
+    """Where the tests put what is to happen in either half."""
+    distribution("retrain-ahead", {"toy_ahead": TOYS.read_text(encoding="utf-8")})
+    return importlib.import_module("toy_ahead").Disturbed
+
+
+@pytest.fixture
+def run_ahead(command: Callable[..., Any], disturbed: Any, tokenizer_folder: Path) -> Callable[..., Any]:
+    """`run_ahead("--seed", "2")`: a short run that samples while it trains; returns the command's result."""
+    base = ["--model", str(tokenizer_folder), "--backend", "toy_ahead", "--data-source", "toy"]
+    base += [
+        "--reward-type",
+        "toy_wordy",
+        "--max-steps",
+        "5",
+        "--batch-size",
+        "4",
+        "--group-size",
+        "8",
+        "--max-tokens",
+        "3",
+    ]
+    base += ["--seed", "1", "--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "0", "--scoring-audit", "off"]
+    return lambda *arguments: command(*base, *arguments)

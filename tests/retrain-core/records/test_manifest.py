@@ -123,6 +123,7 @@ def test_the_manifest_names_the_commit_and_whether_it_was_changed(
     config, _ = load("")
     monkeypatch.chdir(tmp_path)
     git("init", "-q")
+    assert build_manifest(config, plugins, seed=7, condition="x")["git"] == {}
     git("add", ".")
     git("commit", "-qm", "one")
     commit = git("rev-parse", "HEAD").strip()

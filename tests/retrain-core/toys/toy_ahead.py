@@ -7,7 +7,7 @@ import json
 import numpy as np
 from toy_parts import CAPABILITIES, Options, ToyBackend
 
-from retrain.api import PluginSpec, Score, hookimpl
+from retrain.api import Ask, Ending, Example, LoadedData, PluginSpec, Score, hookimpl
 
 
 def quiet(backend, what):
@@ -85,6 +85,33 @@ class NeverRight:
 
     def score(self, example, text):
         return Score.of(0.0)
+
+
+class TwoTurns:
+    """An environment: one question, and one more about the answer."""
+
+    def __init__(self, context):
+        self.said = {}
+
+    def load(self):
+        examples = (Example(id=f"two-{n}", prompt=f"what is {n} ?", reference="") for n in range(8))
+        return LoadedData(examples=tuple(examples))
+
+    def begin(self, examples):
+        self.said = {number: [example.prompt] for number, example in enumerate(examples)}
+
+    def advance(self, replies):
+        for number, reply in replies.items():
+            self.said[number] += [reply.text, "ok"]
+        return {number: Ask(prompt=" ".join(said)) for number, said in self.said.items() if len(said) < 5}
+
+    def finish(self):
+        return [Ending(score=Score.of(len(" ".join(said)) / 64)) for said in self.said.values()]
+
+
+@hookimpl
+def retrain_register_environments(register):
+    register(PluginSpec(name="toy_turns", summary="Two turns.", factory=TwoTurns))
 
 
 @hookimpl

@@ -50,6 +50,8 @@ SERVED: dict[str, dict[str, Any]] = {
     | {"n_shared_experts": 1, "moe_intermediate_size": 32},
     "Llama": LIKE_LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
 }
+if transformers.__version__ < "5":
+    del SERVED["OPT"]  # builds masks of its own there, and is refused
 HEADS = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -188,5 +190,5 @@ def test_a_whole_step(
     for step in range(2):
         report = backend.train(roll(backend, requests, step=step))
         backend.publish()
-        assert abs(report.ratio_max - 1) < 1e-4
-        assert report.grad_norm > 0
+        assert report.ratio_max == pytest.approx(1.0, abs=1e-4)
+        assert report.grad_norm

@@ -85,7 +85,9 @@ def test_a_sampler_in_bf16_beside_a_trainer_in_fp32(
     assert 1e-4 < float((found - expected).norm() / expected.norm()) < 3e-2
 
 
-def test_small_updates_survive_bf16(model_folder: Path, make_pair: MakePair, logits_of: LogitsOf, ids_N: Tensor) -> None:
+def test_small_updates_survive_bf16(
+    model_folder: Path, make_pair: MakePair, logits_of: LogitsOf, ids_N: Tensor
+) -> None:
     """Merged into bf16 matrices an update a thousandth of their size would be rounded away."""
     pair = make_pair(model_folder, sampler_dtype=torch.bfloat16)
     with torch.no_grad():
@@ -158,7 +160,7 @@ def test_unmerged_sampling_and_training_agree(
     backend.train(roll(backend, requests))
     backend.publish()
     report = backend.train(roll(backend, requests, step=1))
-    assert abs(report.ratio_max - 1) < 1e-4
+    assert report.ratio_max == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:

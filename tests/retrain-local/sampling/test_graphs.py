@@ -69,6 +69,8 @@ class Cuda:
             yield
             if self.error is not None:
                 raise self.error
+        except torch.OutOfMemoryError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
         finally:
             self.recording = None
 

@@ -39,10 +39,10 @@ LOGIT_BYTES = {"cpu": 8, "cuda": 12}
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
 # glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
-# steps resident memory settled at 1.05 to 1.15 times that of the living tensors. Larger blocks are mapped one by one
-# and cost what they hold.
+# steps resident memory settled at 1.05 to 1.15 times that of the living tensors, and at 1.4 where layers are computed
+# again between those that are kept. Larger blocks are mapped one by one and cost what they hold.
 HEAP_BLOCK_BYTES = 32 * MIB
-HEAP_WASTE = 1.1
-HEAP_KEPT = 0.4  # of what training had in that heap, while the next step samples
+HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
+HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
 COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
-SCRATCH_BYTES = 25 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time
+SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time

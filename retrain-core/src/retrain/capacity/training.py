@@ -33,6 +33,7 @@ def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are computed again; `room_bytes` None = unknown."""
     element = local.WEIGHT_BYTES[work.device]
+    room: float
     if work.device == "cpu":
         room = local.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
     else:
@@ -55,7 +56,9 @@ def training_phase(
     tokens = min(max(budget, row), total)
     at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
     inner = tokens * shape.inner * element
-    waste = local.HEAP_WASTE if on_heap(inner, work.device) else 1.0
+    waste = 1.0
+    if on_heap(inner, work.device):
+        waste = local.HEAP_WASTE_AGAIN if recompute else local.HEAP_WASTE
     living = min(at_a_time * tokens, total) * activation_elements(shape, recompute=recompute) * element
     actions = min(work.completions * work.max_tokens, tokens)
     logits = min(actions * shape.vocabulary, max(shape.vocabulary, local.LOGIT_CHUNK[work.device]))

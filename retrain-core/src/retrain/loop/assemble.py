@@ -81,9 +81,10 @@ def assemble(
 ) -> Parts:
     """Load tokenizer, data and model, in this order, and whatever the flow asks for."""
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
-    context = PluginContext(
-        config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins), check_stop=stops.check
-    )
+    tokenizer = load_tokenizer(config, plugins)
+    # now, since the next that loads a library is the backend: such loads wait for each other
+    plugins.notify("retrain_warm_up", config=config)
+    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check)
     tasks = load_tasks(context)
     with closed_on_error(tasks.judge):
         refuse_bad_judge(tasks, context)

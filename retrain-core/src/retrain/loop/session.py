@@ -65,7 +65,6 @@ def _session(
     plan: ResumePlan | None = None,
     folder: RunFolder | None = None,
 ) -> None:
-    plugins.notify("retrain_warm_up", config=config)
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
     parts = assemble(config, plugins, flow, seeds, interrupts)

@@ -14,7 +14,7 @@ from retrain.loop import lines
 from retrain.loop.ahead import Ahead, Draw, Scored
 from retrain.loop.assemble import Parts
 from retrain.loop.batch import Credited, assign
-from retrain.loop.evaluate import eval_metrics
+from retrain.loop.evaluate import eval_metrics, measured_by
 from retrain.loop.informative import Cause
 from retrain.loop.interrupts import Interrupts, StopRequested
 from retrain.loop.metrics import execution_variance
@@ -231,11 +231,12 @@ class Trainer:
         """Held-out correct rate and pass@k with the policy as it is; the same random streams every time."""
         self.notify("retrain_phase", run=self.view, step=step, phase="eval")
         started = time.perf_counter()
-        table = self.config.eval
+        table, measured = self.config.eval, measured_by(self.parts.backend)
         with self.parts.rollouts.draw(f"eval_{step + 1:06d}", self.folder.path / FAILURES) as draw:
             draw.sample(self.parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
             scores = draw.scores()
-        return {"step": step, **eval_metrics(scores), "eval_time_s": time.perf_counter() - started}
+        measured_by(self.parts.backend)  # about this evaluation: belongs to no step
+        return {"step": step, **measured, **eval_metrics(scores), "eval_time_s": time.perf_counter() - started}
 
     def _write_completions(
         self,

@@ -210,7 +210,7 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """Owns the policy: samples from it, trains it, saves it. It may be `Measuring` besides."""
+    """Owns the policy: samples from it, trains it, saves it. It may be `Measuring` and `SamplesAhead` besides."""
 
     capabilities: Capabilities
 

@@ -88,7 +88,7 @@ def _versions() -> dict[str, str]:
 
 def _git_commit() -> dict[str, Any]:
     """Commit of the folder the run was started in, and whether it had uncommitted changes; empty outside git."""
-    command = ["git", "status", "--porcelain=v2", "--branch"]
+    command = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     try:
         status = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):

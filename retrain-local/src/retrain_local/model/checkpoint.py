@@ -109,7 +109,8 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    save_file(plain, file, metadata={"format": "pt"})
+    # without tensors safetensors 0.4 writes a header with metadata that it cannot read
+    save_file(plain, file, metadata={"format": "pt"} if plain else None)
 
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.model.decoder import Decoder, Scores, Shape
-from retrain_local.model.interface import ATTENTION, UnservedError
+from retrain_local.model.interface import ATTENTION, KEYWORD, UnservedError
 
 SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four
 TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
@@ -53,7 +53,12 @@ def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int 
     recorder = Recorder(PaddedAttend(SPANS, device))
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
     with torch.no_grad():
-        hidden_ND = decoder.hidden(_ids(vocabulary, device), positions_N, recorder)
+        try:
+            hidden_ND = decoder.hidden(_ids(vocabulary, device), positions_N, recorder)
+        except (TypeError, ValueError) as error:
+            if KEYWORD in str(error):
+                raise UnservedError("it takes no keyword arguments for its attention") from error
+            raise
         shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
     if recorder.layers != list(range(len(recorder.layers))) or not recorder.layers:
         raise UnservedError(f"its attention is called for layers {recorder.layers}")

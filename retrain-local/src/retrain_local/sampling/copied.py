@@ -14,6 +14,8 @@ from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.rows import Row
 
+COLUMNS = 32  # tokens for which a copy has room: more are gathered less often, and dragged along when rows are dropped
+
 
 class Copied:
     """`Attend` of one token per row and step, over a copy of what the pool holds of these rows.

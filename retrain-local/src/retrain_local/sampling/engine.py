@@ -17,14 +17,14 @@ from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.attends import Paged
 from retrain_local.sampling.cache import BLOCK_SIZE, Cache, budget_tokens
-from retrain_local.sampling.copied import Copied
+from retrain_local.sampling.copied import COLUMNS, Copied
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.fill import fill
 from retrain_local.sampling.graphs import Graphs, bucket
 from retrain_local.sampling.measured import Measured
 from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import HEADROOM, Fill, NoRoomError, Schedule
-from retrain_local.sampling.shortage import Load, too_big_to_sample
+from retrain_local.sampling.schedule import Fill, NoRoomError, Schedule
+from retrain_local.sampling.shortage import Load, pool_too_small, too_big_to_sample
 
 if TYPE_CHECKING:
     from retrain_local.attention.choose import Kernels
@@ -47,7 +47,7 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
     share = config.value("inference.prefix_caching", True)
     return PytorchEngine(
         policy,
-        kernels_for(config, policy.device, sampler.dtype, sampler.shape),
+        kernels_for(config, policy.device, sampler.dtype, sampler.shape, exact=False),  # nothing goes backward here
         prefix_caching=share,
         keep_rows=share and bool(config.value("environment.provider", "")),
         cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
@@ -139,7 +139,7 @@ class PytorchEngine:
         except NoRoomError:
             width = max(row.cached for row in rows if row.room) + SEGMENT
             self._load = Load(rows=1, width=width, drawn=max(len(row.tokens) for row in rows) + SEGMENT)
-            raise self._too_big() from None
+            raise pool_too_small(self._policy.limits.cache_tokens, self._load, self._policy.device) from None
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -232,9 +232,8 @@ class PytorchEngine:
         batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._policy.device)
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
         if self._copied is None or not self._copied.continues(rows, steps):
-            columns = max(steps, min(HEADROOM, max(row.room for row in rows)))
             self._copied = None  # its memory, before the next one's is taken
-            self._copied = Copied(cache.pool, rows, batch, columns)
+            self._copied = Copied(cache.pool, rows, batch, max(steps, min(COLUMNS, max(row.room for row in rows))))
         for _ in range(steps):
             decode_step(self._decoder, self._copied, batch, entropy=params.entropy)
         self._copied.finish(batch.slots_SB)

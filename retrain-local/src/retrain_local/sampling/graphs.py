@@ -50,6 +50,7 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: Any = None
         self._recordings: dict[Hashable, _Recording] = {}
         self._records = device.type == "cuda"
 
@@ -81,7 +82,7 @@ class Graphs:
 
     def _recorded(self, step: Callable[[], None], state: Sequence[Tensor]) -> _Recording | None:
         before = [tensor.clone() for tensor in state]
-        stream = torch.cuda.Stream(self._device)
+        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         try:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -96,8 +97,8 @@ class Graphs:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
+            if _ran_out(error):
+                raise torch.OutOfMemoryError(str(error)) from error
             log.warning("CUDA graphs are off, decoding step by step: %s", str(error).splitlines()[0])
             self._records = False
             self.forget()
@@ -105,6 +106,15 @@ class Graphs:
             _put_back(state, before)
             return None
         return _Recording(graph, tuple(state))
+
+
+def _ran_out(error: BaseException | None) -> bool:
+    """Whether memory is what it began with: the end of a broken recording raises an error of its own."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return True
+        error = error.__context__
+    return False
 
 
 def _put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:

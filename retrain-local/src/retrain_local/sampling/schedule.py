@@ -76,12 +76,14 @@ class Schedule:
         """
         self._reserve(steps)
         fills = Fills()
+        if not self.waiting:
+            return fills
         ahead = sum(self._ahead(row) for row in self.running)
         width = self._width(self.running)
         while self.waiting:
             row = self.waiting[0]
             width = max(width, self._width([row]))
-            too_wide = width * (len(self.running) + 1) > self._limit
+            too_wide = self._batch_tokens is not None and width * (len(self.running) + 1) > self._batch_tokens
             if (self.running and too_wide) or not self._take_up(row, steps, ahead, fills):
                 break
             self.running.append(self.waiting.popleft())
@@ -113,15 +115,17 @@ class Schedule:
         self.waiting.clear()
 
     def _reserve(self, steps: int) -> None:
-        while len(self.running) > 1 and self._width(self.running) * len(self.running) > self._limit:
-            self._put_aside()
+        if self._batch_tokens is not None:
+            while len(self.running) > 1 and self._width(self.running) * len(self.running) > self._batch_tokens:
+                self._put_aside()
         place = 0
         while place < len(self.running):
             row = self.running[place]
             missing = self._count(row.cached + min(steps, row.room)) - len(row.blocks)
-            if missing <= self._blocks.free:
-                row.blocks += self._blocks.take(max(0, missing))
+            if missing <= 0:
                 place += 1
+            elif missing <= self._blocks.free:
+                row.blocks += self._blocks.take(missing)
             elif not self._give_up_one():
                 if len(self.running) > 1:
                     self._put_aside()  # perhaps this very row
@@ -210,11 +214,7 @@ class Schedule:
         return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))
 
     def _width(self, rows: Iterable[Row]) -> int:
-        return max((self._size * self._count(row.cached + min(HEADROOM, row.room)) for row in rows), default=0)
-
-    @property
-    def _limit(self) -> float:
-        return float("inf") if self._batch_tokens is None else self._batch_tokens
+        return self._size * self._count(max((row.cached + min(HEADROOM, row.room) for row in rows), default=0))
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self._size)

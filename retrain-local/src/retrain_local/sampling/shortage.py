@@ -31,10 +31,19 @@ class Load:
 
 
 def too_big_to_sample(load: Load, shape: Shape, dtype: torch.dtype, device: torch.device) -> OutOfMemoryError:
-    """The error of one row that does not fit, by itself or into the pool."""
+    """The error when what was being computed does not fit, and a pool half as large would hold no row of it."""
     size = [2, shape.layers, load.rows, shape.kv_heads, load.width, shape.head_size]
     mebibytes = math.prod(size) * dtype.itemsize / 2**20
     what = f"sampling ran out of memory on {device} with {load}; "
     what += f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
     fix = f"lower [training] max_tokens to {max(1, load.drawn // 2)}, or use a smaller [model] model"
     return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix))
+
+
+def pool_too_small(tokens: int, load: Load, device: torch.device) -> OutOfMemoryError:
+    """The error when a pool of so many tokens does not hold the one row that is left."""
+    what = (
+        f"sampling ran out of memory on {device}: keys and values have room for {tokens} tokens, and {load} is too long"
+    )
+    fix = f"raise [backend.options] cache_gb, lower [training] max_tokens to {max(1, load.drawn // 2)}, "
+    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix + "or use a device with more memory"))

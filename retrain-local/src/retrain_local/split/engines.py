@@ -6,30 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from retrain.api import Config, ConfigError, Engine, Found, Kind, PluginContext, Problem, resolve
+from retrain.api import ConfigError, Engine, Found, Kind, PluginContext, resolve
+from retrain_local.checks import ENGINE, foreign_engine
 from retrain_local.devices import Devices, working_on
 from retrain_local.policy import LocalPolicy
 from retrain_local.split.dealer import Dealer, Seat, Torn
-
-OURS = "pytorch"
 
 
 def find_engine(context: PluginContext, devices: Devices) -> Found:
     """The engine of `[inference]`; ConfigError when it cannot sample on devices of its own."""
     config = context.config
-    name, where = config.value("inference.engine", OURS), config.place("inference.engine")
+    name, where = config.value("inference.engine", ENGINE), config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, name, where=where, search_paths=config.plugins.search_paths)
-    if devices.is_split and name != OURS:
+    if devices.is_split and name != ENGINE:
         raise ConfigError(foreign_engine(config))
     return found
-
-
-def foreign_engine(config: Config) -> Problem:
-    """Why other engines do not take part in split mode."""
-    name = config.value("inference.engine", OURS)
-    what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
-    why = "it draws elsewhere, and compares itself with the model that would be training meanwhile"
-    return Problem(where=config.place("backend.devices"), what=what, why=why, fix="list one device, the trainer's")
 
 
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:

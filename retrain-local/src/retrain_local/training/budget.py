@@ -37,7 +37,7 @@ def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool) -> in
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
     layer = 6 * shape.hidden + attention + 4 * shape.inner
     kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * layer
-    return (kept + 4 * shape.hidden) * dtype.itemsize
+    return int((kept + 4 * shape.hidden) * dtype.itemsize)
 
 
 def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:

@@ -29,8 +29,8 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
             chunk = hidden.detach().requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):
                 logits = head(chunk)
-            scaled = logits.detach().float() / temperature
-            scaled -= scaled.logsumexp(dim=-1, keepdim=True)
+            scaled = logits.detach().float()
+            scaled = torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
             logprobs.append(scaled.gather(1, tokens[:, None])[:, 0])
             if wanted:
                 slope = scaled.exp_().mul_(-1.0 / temperature)

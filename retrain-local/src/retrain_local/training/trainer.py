@@ -174,7 +174,8 @@ class Trainer:
 
     def _scored(self, temperature: float, pack: Pack) -> Floats:
         with torch.inference_mode():
-            return self._logprobs(pack, temperature).double().cpu().numpy()
+            found: Floats = self._logprobs(pack, temperature).double().cpu().numpy()
+        return found
 
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
         decoder, limits, asked = self._decoder, self._limits, self._options.gradient_checkpointing

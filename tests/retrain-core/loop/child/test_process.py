@@ -249,3 +249,58 @@ def test_a_kill_from_another_thread_ends_the_call(child: Child) -> None:
 def test_seconds_are_those_of_the_method(child: Child) -> None:
     child.call("nap", 0.2, timeout_s=LONG_S)
     assert child.seconds >= 0.2
+
+
+def test_a_launched_child_is_the_one_that_starts(targets: Any) -> None:
+    child = Child(targets.Target())
+    try:
+        child.launch()
+        launched = child.pid
+        assert launched
+        assert not child.is_running  # it holds no target yet
+        child.start()
+        assert child.is_running
+        assert child.pid == launched
+        assert child.call("is_prepared", timeout_s=LONG_S) is True
+        child.start()  # once more is another process
+        assert child.pid != launched
+        assert child.call("is_prepared", timeout_s=LONG_S) is True
+    finally:
+        child.close()
+
+
+def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any) -> None:
+    child = Child(targets.Target())
+    child.launch()
+    first = child.pid
+    child.launch()
+    second = child.pid
+    child.kill()
+    child.kill()
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
+    assert not child.is_running
+    child.start()
+    assert child.call("is_prepared", timeout_s=LONG_S) is True
+    child.close()
+
+
+def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
+    child = Child({"any": "target"}, name="scoring")
+    child.launch()
+    os.killpg(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="the scoring process"):
+        child.start()
+    assert not child.is_running
+    child.start()
+    child.close()
+
+
+def test_what_cannot_be_sent_is_told_at_the_start_not_at_the_launch() -> None:
+    child = Child(lambda: None, name="scoring")
+    child.launch()
+    with pytest.raises(PluginError, match="cannot be sent to another process"):
+        child.start()
+    assert not child.is_running
+    assert child.pid == 0

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from retrain.loop.tokenizer.folder import PlainParts
 from retrain.loop.tokenizer.template import compiled, is_plain
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 
 class QuickTokenizer:
@@ -30,6 +27,7 @@ class QuickTokenizer:
         # past `__setattr__`, which speaks to the real one
         self.__dict__.update(_backend=parts.backend, _special=parts.special, _template=parts.template)
         self.__dict__.update(_load=load, _loaded=None)
+        self.__dict__.update(_compiled=compiled(parts.template, parts.special) if parts.template else None)
 
     def real(self) -> Any:
         """The tokenizer of `transformers`, loaded now at the latest."""
@@ -123,10 +121,6 @@ class QuickTokenizer:
             add_generation_prompt=options.get("add_generation_prompt", False),
             **self._special,
         )
-
-    @cached_property
-    def _compiled(self) -> Template | None:
-        return compiled(self._template, self._special) if self._template else None
 
 
 class _Encoded(Mapping[str, Any]):

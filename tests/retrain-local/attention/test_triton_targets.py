@@ -1,0 +1,124 @@
+"""Triton compiles for a GPU without having one: every kernel, for every generation that is served."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="the interpreter compiles nothing"),
+]
+ITEM = {"fp32": 4, "bf16": 2, "fp16": 2, "i8": 1, "fp8e4nv": 1}
+SMALLEST_SHARED_MEMORY = 99 * 1024  # of the GPUs with compute capability 8.6 and 8.9
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int, **options: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = types | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def strides(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "i32")
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(
+    ("dtype", "stored", "size", "group", "splits"),
+    [
+        ("bf16", "bf16", 128, 4, 2),
+        ("fp16", "fp16", 64, 7, 1),
+        ("bf16", "i8", 128, 4, 2),
+        ("bf16", "fp8e4nv", 128, 4, 2),
+        ("fp32", "fp32", 256, 8, 2),
+        ("bf16", "bf16", 256, 64, 32),
+        ("fp32", "i8", 32, 2, 1),
+    ],
+)
+@pytest.mark.parametrize("extras", [False, True])
+def test_reads(
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: int,
+    dtype: str,
+    stored: str,
+    size: int,
+    group: int,
+    splits: int,
+    extras: bool,
+) -> None:
+    from retrain_local.attention import paged_kernels
+    from retrain_local.attention.paged_triton import TILE_BYTES
+
+    if stored == "fp8e4nv" and capability < 89:
+        pytest.skip("it has no 8-bit floats, and is refused them")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    quantised = ITEM[stored] == 1
+    types = {"queries": f"*{dtype}", "keys": f"*{stored}", "values": f"*{stored}"}
+    types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if quantised else f"*{stored}")
+    types |= {"tables": "*i32", "lengths": "*i32", "sinks": f"*{dtype}"}
+    types |= dict.fromkeys(("parts", "sums"), f"*{dtype}" if splits == 1 else "*fp32")
+    types |= {"scale": "fp32", "softcap": "fp32", "window": "i32"}
+    types |= strides("query_row", "query_head", "key_block", "key_place", "key_head")
+    types |= strides("value_block", "value_place", "value_head", "table_row", "max_keys")
+    constants = {"HEADS": 2 * group, "GROUP": group, "SIZE": size, "VALUE_SIZE": size, "BLOCK_SIZE": 16}
+    constants |= {"SPLITS": splits, "TILE_HEADS": max(16, 1 << (group - 1).bit_length())}
+    constants |= {"TILE_KEYS": max(16, min(64, TILE_BYTES // (size * ITEM[stored])))}
+    constants |= {"TILE_SIZE": size, "TILE_VALUE": size, "IS_QUANTISED": quantised}
+    constants |= dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), extras)
+    made = compiled(paged_kernels.attend, types, constants, capability, num_warps=4, num_stages=3)
+    assert made.metadata.shared <= SMALLEST_SHARED_MEMORY
+    if dtype != "fp32":
+        assert "mma" in made.asm["ptx"], "tensor cores"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("dtype", "stored"), [("bf16", "bf16"), ("bf16", "i8"), ("fp32", "i8"), ("bf16", "fp8e4nv")])
+def test_writes_and_joins(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str, stored: str
+) -> None:
+    from retrain_local.attention import paged_kernels
+
+    if stored == "fp8e4nv" and capability < 89:
+        pytest.skip("it has no 8-bit floats, and is refused them")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    quantised = ITEM[stored] == 1
+    types = {"new_keys": f"*{dtype}", "new_values": f"*{dtype}", "keys": f"*{stored}", "values": f"*{stored}"}
+    types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if quantised else f"*{stored}")
+    types |= {"slots": "*i64"} | strides("new_key_token", "new_key_head", "new_value_token", "new_value_head")
+    types |= strides("key_block", "key_place", "key_head", "value_block", "value_place", "value_head")
+    constants: dict[str, Any] = {"KV_HEADS": 8, "SIZE": 128, "VALUE_SIZE": 128, "BLOCK_SIZE": 16, "TILE": 128}
+    constants |= {"IS_QUANTISED": quantised, "ROUNDS": stored == "i8", "LARGEST": 127.0 if quantised else 1.0}
+    compiled(paged_kernels.store, types, constants, capability, num_warps=1)
+    types = {"parts": "*fp32", "sums": "*fp32", "out": f"*{dtype}"}
+    constants = {"HEADS": 32, "VALUE_SIZE": 80, "SPLITS": 8, "TILE_VALUE": 128}
+    compiled(paged_kernels.join, types, constants, capability, num_warps=4)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_what_stands_between_products(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str
+) -> None:
+    from retrain_local.model import operations_triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    numbers = f"*{dtype}"
+    types = {"x": numbers, "weight": numbers, "y": numbers, "x_row": "i32", "eps": "fp32"}
+    compiled(kernels._rms_norm, types, {"SIZE": 2560, "TILE": 4096}, capability, num_warps=8)
+    types = dict.fromkeys(("qkv", "cos", "sin", "norm", "out"), numbers)
+    types |= strides("qkv_row", "qkv_head", "angle_row") | {"eps": "fp32"}
+    for has_norm in (True, False):
+        constants = {"HEADS": 40, "HALF": 64, "TILE": 64, "HAS_NORM": has_norm}
+        compiled(kernels._turn_heads, types, constants, capability, num_warps=1)
+    types = {"gate_up": numbers, "y": numbers, "row_stride": "i32"}
+    compiled(kernels._swiglu, types, {"INNER": 9728, "TILE": 1024}, capability, num_warps=4)
