@@ -62,7 +62,7 @@ def main() -> None:
             f"{peak.bytes_per_s / 1e9:,.0f} GB/s and {limits[0].operations / 1e12:.3g} Tflop at",
             f"{peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}).",
         ),
-        figures={"settings": vars(options) | {"folder": None}, "contenders": found, "limit_s": least_s, "rates": peak},
+        figures={"settings": report.settings(options), "contenders": found, "limit_s": least_s, "rates": peak},
         machine=where,
     ).publish(options)
 

@@ -27,6 +27,7 @@ from harness.processes import Run
 from harness.rounds import Contender, run_rounds
 from harness.runs import LINES, PLAIN_PROMPT, questions, write_config, write_tasks
 
+TIMES = ("step_s", "used_s", "sample_s", "train_s")
 WARM_UP = 1  # steps at the start of each process that do not count
 
 
@@ -84,14 +85,24 @@ def main() -> None:
     grown = {name: _grown(name, sizes, points, shape) for name, sizes in series.items()}
     report.Report(
         name="scale",
-        columns=("grown", "tokens", "step", "exponent", "of sampling", "of training", "against operations", "memory"),
+        columns=(
+            "grown",
+            "tokens",
+            "step",
+            "exponent",
+            "of processor time",
+            "sampling",
+            "training",
+            "against operations",
+            "memory",
+        ),
         rows=[_row(name, series[name], points, found) for name, found in grown.items()],
         notes=(
             f"Medians of {options.steps * options.rounds} steps of each size; exponents with 95 % intervals, that of",
             "`rank` against the rank. Memory: beyond a run of 64 tokens, at the smallest and the largest size.",
         ),
         figures={
-            "settings": vars(options) | {"folder": None},
+            "settings": report.settings(options),
             "points": [{"size": size, "operations": size.operations(shape), **each} for size, each in points.items()],
             "series": grown,
         },
@@ -136,6 +147,7 @@ def _point(runs: Sequence[Run]) -> dict[str, Any]:
     counted = [record for run in runs for record in run.records[WARM_UP:]]
     return {
         "step_s": statistics.median(period for run in runs for period in run.periods_s(WARM_UP)),
+        "used_s": statistics.median(run.used_per_period_s(WARM_UP) for run in runs),
         "sample_s": statistics.median(record["sample_time_s"] for record in counted),
         "train_s": statistics.median(record["train_time_s"] for record in counted),
         "bytes": max(run.device_bytes or run.peak_bytes for run in runs),
@@ -145,7 +157,7 @@ def _point(runs: Sequence[Run]) -> dict[str, Any]:
 def _grown(name: str, sizes: Sequence[Size], points: dict[Size, dict[str, Any]], shape: Shape) -> dict[str, Growth]:
     """Exponents of one series."""
     xs = [float(size.rank if name == "rank" else size.tokens) for size in sizes]
-    found = {key: growth(xs, [points[size][key] for size in sizes]) for key in ("step_s", "sample_s", "train_s")}
+    found = {key: growth(xs, [points[size][key] for size in sizes]) for key in TIMES if points[sizes[0]][key]}
     if name != "rank":  # which hardly changes the operations
         operations = [size.operations(shape) for size in sizes]
         found["operations"] = growth(operations, [points[size]["step_s"] for size in sizes])
@@ -161,7 +173,7 @@ def _row(name: str, sizes: Sequence[Size], points: dict[Size, dict[str, Any]], g
         f"{name}, {getattr(first, key):,} to {getattr(last, key):,}",
         f"{first.tokens:,} to {last.tokens:,}" if first.tokens != last.tokens else f"{first.tokens:,}",
         f"{points[first]['step_s']:.3g} s to {points[last]['step_s']:.3g} s",
-        *(_interval(grown.get(each)) for each in ("step_s", "sample_s", "train_s", "operations")),
+        *(_interval(grown.get(each)) for each in (*TIMES, "operations")),
         f"{memory[0]} to {memory[1]}",
     ]
 

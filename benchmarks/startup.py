@@ -66,7 +66,7 @@ def main() -> None:
         columns=("", "start to the end of the first step", "x ours", "of it the step itself", "to the process's end"),
         rows=[*rows, *([f"`{name}`", "-", "-", "-", report.seconds(spread)] for name, spread in commands.items())],
         notes=(f"Medians of {options.rounds} starts in alternating order, with quartiles.",),
-        figures={"settings": vars(options), "contenders": found, "commands": commands},
+        figures={"settings": report.settings(options), "contenders": found, "commands": commands},
         machine=where,
     ).publish(options)
 

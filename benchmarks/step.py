@@ -68,7 +68,7 @@ def main() -> None:
             f"{found[OURS]['step_s'].median / (drawn_s + trained_s):.2f} times their sum ({source}).",
         ),
         figures={
-            "settings": vars(options) | {"folder": None},
+            "settings": report.settings(options),
             "contenders": found,
             "limits_s": {"sampling": drawn_s, "training": trained_s, "rates": source},
         },

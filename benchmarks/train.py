@@ -113,7 +113,7 @@ def _side_by_side(options: argparse.Namespace, folder: Path, where: dict[str, An
             f"{peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}). Memory: what the step needs at its peak",
             "beyond what was there before it.",
         ),
-        figures={"settings": vars(options) | {"folder": None}, "contenders": found, "limit": least, "rates": peak},
+        figures={"settings": report.settings(options), "contenders": found, "limit": least, "rates": peak},
         machine=where,
     )
 
@@ -144,7 +144,7 @@ def _against_vocabulary(options: argparse.Namespace, folder: Path, where: dict[s
             f"the padded peer takes {options.peer_rows} rows at a time. The exponent is that of memory against",
             "vocabulary: 0 where no tensor has a position and a vocabulary axis, 1 where such tensors are all.",
         ),
-        figures={"settings": vars(options) | {"folder": None}, "step_bytes": found, "tokens": tokens},
+        figures={"settings": report.settings(options), "step_bytes": found, "tokens": tokens},
         machine=where,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.figures import Spread
 
+PLACES = ("--json", "--markdown", "--peer-python", "--folder")
 WIDTH = 128
 QUIET = 0.7  # load average at the start beyond which a table says so
 END = "<!-- end of benchmark -->"
@@ -70,14 +71,19 @@ def paste(page: Path, name: str, table: str) -> None:
     page.write_text(f"{head}{begin}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """All options but places on this machine."""
+    return {name: value for name, value in vars(options).items() if f"--{name.replace('_', '-')}" not in PLACES}
+
+
 def command_line() -> str:
-    """How this benchmark was started, without the files that it writes."""
+    """How this benchmark was started, without places on this machine."""
     words, shown = list(sys.argv[1:]), ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
     while words:
         word = words.pop(0)
-        if word in ("--json", "--markdown", "--peer-python", "--folder"):
+        if word in PLACES:
             words.pop(0)
-        elif not word.startswith(("--json=", "--markdown=", "--peer-python=", "--folder=")):
+        elif word.partition("=")[0] not in PLACES:
             shown.append(word)
     return shlex.join(shown)
 

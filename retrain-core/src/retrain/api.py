@@ -4,6 +4,7 @@ A name is imported when it is first asked for: a `plugin.py` that takes `PluginS
 neither pydantic nor numpy, and `retrain --help`, which imports every `plugin.py`, stays quick.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -181,7 +182,7 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a mis
     def __getattr__(name: str) -> object:
         """The public name, imported now and kept."""
         if name in __all__:
-            for home in _HOMES:
+            for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # what is here already goes first
                 value = getattr(import_module(home), name, None)
                 if value is not None:
                     globals()[name] = value

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from retrain.api import Config, ConfigError, Diagnosis, Plugins, RetrainError
-
-if TYPE_CHECKING:
-    import torch
 
 GIB = 2**30
 

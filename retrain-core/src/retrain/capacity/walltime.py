@@ -31,9 +31,14 @@ class Schedule:
         return self.total_steps * median_step_time_s / self.parallelism
 
 
+def is_campaign(config: Config) -> bool:
+    """Whether the file has `[campaign]`."""
+    return any(path.startswith("campaign.") for path in config.origins)
+
+
 def schedule_of(config: Config) -> Schedule:
     """One run, or the runs of `[campaign]` when the file has that table: all at once, or `max_workers` of them."""
-    if not any(path.startswith("campaign.") for path in config.origins):
+    if not is_campaign(config):
         return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
     conditions: list[object] = config.value("campaign.conditions", [])
     seeds: list[int] = config.value("campaign.seeds", [])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.capacity.machine import device_kind
+from retrain.capacity.walltime import is_campaign
 from retrain.config.resolved import Config
 
 ASSUMED_PROMPT_TOKENS = 256  # until a run has shown how long the prompts are
@@ -71,7 +72,7 @@ def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None =
         eval_completions=config.eval.examples * config.eval.samples,
         micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
         cache_bytes=int(_positive(options, "cache_gb") * 2**30),
-        samplers=config.backend.devices.count(","),
+        samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign deals them to its runs
         is_served=config.value("inference.engine", "pytorch") != "pytorch",
         is_sharing=config.value("inference.prefix_caching", True),
         gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from retrain.plugins.check import backend_options, check_names, check_options, d
 from retrain.plugins.manager import Plugins
 from retrain.plugins.pacing import Pacer
 from retrain.plugins.protocols import Backend, Controller, PlanningDetector, PluginContext
+from retrain.plugins.resolve import resolve
 from retrain.seeding import Seeds
 from retrain.types import Kind, SamplingParams
 
@@ -87,6 +89,7 @@ def assemble(
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check)
     tasks = load_tasks(context)
     with closed_on_error(tasks.judge):
+        _import_backend(context)  # takes longest; the judge's process comes up meanwhile
         refuse_bad_judge(tasks, context)
         detector = build_detector(flow, context)
         controller = None
@@ -118,6 +121,19 @@ def assemble(
         recorders=Recorders(recorders),
         health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
     )
+
+
+def _import_backend(context: PluginContext) -> None:
+    """Import the backend and no more; what is wrong with it is told when its turn comes."""
+    config = context.config
+    with suppress(RetrainError):
+        resolve(
+            context.plugins,
+            Kind.BACKEND,
+            config.backend.backend,
+            where=config.place("backend.backend"),
+            search_paths=config.plugins.search_paths,
+        )
 
 
 def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:

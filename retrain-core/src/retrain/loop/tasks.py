@@ -44,7 +44,7 @@ def closed_on_error(judge: ScoringService | HostedEnvironment) -> Iterator[None]
 
 
 def load_tasks(context: PluginContext) -> Tasks:
-    """The tasks of `[environment]`, or of `[data]` with its reward. The judge's processes run when it returns."""
+    """The tasks of `[environment]`, or of `[data]` with its reward. The judge's processes come up when it returns."""
     LOG.info("Loading dataset...")
     provider = context.config.value("environment.provider", "")
     return _from_environment(provider, context) if provider else _from_source(context)
@@ -60,6 +60,8 @@ def audit_tasks(tasks: Tasks, context: PluginContext, settings: ScoringTable) ->
 def refuse_bad_judge(tasks: Tasks, context: PluginContext) -> None:
     """The audit before training: RewardError when the judge failed it, unless `[scoring] audit` says otherwise."""
     config = context.config
+    if isinstance(tasks.judge, ScoringService):
+        tasks.judge.start()
     if config.scoring.audit == "off":
         return
     report = audit_tasks(tasks, context, config.scoring)
@@ -74,9 +76,8 @@ def _from_source(context: PluginContext) -> Tasks:
     data: LoadedData = source.load()
     scoring = ScoringService(build_rewards(config, context, data.reward), config.scoring)
     with closed_on_error(scoring):
-        scoring.launch()  # it comes up while the prompts are encoded
         tasks = _tasks(data, scoring, context)
-        scoring.start()
+        scoring.launch()
     return tasks
 
 

@@ -30,12 +30,15 @@ class Cache:
         self.kept = Kept(self.blocks)
 
 
-def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None) -> int:
-    """Tokens for which a pool is made: of so many bytes, or of what the device has free at this moment."""
+def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_copied: bool) -> int:
+    """Tokens for which a pool is made: of so many bytes, or of what the device has free at this moment.
+
+    `is_copied`: half of that is for the copy that steps in plain PyTorch read.
+    """
     if cache_bytes is None:
         cache_bytes = CPU_CACHE_BYTES
         if decoder.device.type == "cuda":
             cache_bytes = int(GPU_CACHE_SHARE * free_bytes(decoder.device))
-    if decoder.device.type == "cpu":
+    if is_copied:
         cache_bytes //= 2
     return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))

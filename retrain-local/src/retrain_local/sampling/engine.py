@@ -83,7 +83,7 @@ class PytorchEngine:
         self._keep_rows = keep_rows
         self._cache_dtype = cache_dtype
         self._check_stop = check_stop
-        self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes)
+        self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes, is_copied=kernels.paged is None)
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
         self._graphs = Graphs(policy.device)
@@ -124,8 +124,8 @@ class PytorchEngine:
         return measured.fields()
 
     def close(self) -> None:
-        """Give the pool's memory back."""
-        self.make_room()
+        """Let go of the pool."""
+        self._forget()
 
     def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
         """Finish all rows, or leave some unfinished because the pool had to be halved."""
@@ -169,8 +169,9 @@ class PytorchEngine:
     def _opened(self) -> Cache:
         limits = self._policy.limits
         limits.cache_tokens = limits.cache_tokens or self._budget  # a checkpoint of old may know none
-        if self._cache is None or self._cache.tokens != limits.cache_tokens:
+        if self._cache is not None and self._cache.tokens != limits.cache_tokens:
             self.make_room()
+        if self._cache is None:
             self._cache = Cache(self._decoder, limits.cache_tokens, self._cache_dtype)
         return self._cache
 
