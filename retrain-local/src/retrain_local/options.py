@@ -15,7 +15,7 @@ class LocalOptions(BaseModel):
         default=0,
         ge=0,
         description="Tokens that one forward and backward pass holds in memory, a prompt that its group shares counted "
-        "once; 0 = 1024 on a CPU, at most 65536 on a GPU, fewer where the free memory ends.",
+        "once; 0 = 1536 on a CPU, at most 65536 on a GPU, fewer where the free memory ends.",
     )
     gradient_checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto",
