@@ -1,8 +1,9 @@
 """Reads JSONL, JSON, CSV and Parquet files row by row, exactly, and says where a faulty row stands.
 
-All goes through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory. JSON lines are
-read as text and decoded here, because its own JSON reader guesses types ("2024-01-01" becomes a time, 7 beside 8.5
-becomes 7.0) and forgets line numbers; CSV columns are read as text for the same reason ("007" stays "007").
+CSV and Parquet go through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory. JSON
+is read here, because its own reader guesses types ("2024-01-01" becomes a time, 7 beside 8.5 becomes 7.0) and forgets
+line numbers, and a run on a JSONL file need not wait for its import; CSV columns are read as text for the first of
+these reasons ("007" stays "007").
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import glob
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,15 @@ def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any
         logging.set_verbosity(verbosity)
 
 
+@contextmanager
+def _as_text(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read as text: {type(error).__name__}: {error}"
+        raise _problem(str(file), what, "repair the file, or write it anew as UTF-8") from None
+
+
 def _numbered(file: Path, rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
     for number, values in enumerate(rows, start=1):
         yield Row(place=f"{file} row {number}", values=values)
@@ -100,16 +111,18 @@ def _csv_header(file: Path) -> list[str]:
 
 
 def _json_lines(file: Path) -> Iterator[Row]:
-    for number, line in enumerate(_stream("text", file, encoding=ENCODING), start=1):
-        if line["text"].strip():
-            yield Row(place=f"{file}:{number}", values=_object(line["text"], f"{file}:{number}"))
+    with _as_text(file), file.open(encoding=ENCODING) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield Row(place=f"{file}:{number}", values=_object(line.rstrip("\n"), f"{file}:{number}"))
 
 
 def _json_document(file: Path) -> Iterator[Row]:
     """A list of objects, one object, or, as many tools write it, JSON lines under the name `.json`."""
-    (document,) = _stream("text", file, encoding=ENCODING, sample_by="document")
+    with _as_text(file):
+        document = file.read_text(encoding=ENCODING)
     try:
-        content = json.loads(document["text"])
+        content = json.loads(document)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             yield from _json_lines(file)
