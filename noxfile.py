@@ -82,7 +82,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(default=False)
 def proofs(session: nox.Session) -> None:
     """Run the proofs that are too long for every change: marked `long`."""
-    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=TEST_TOOLS)
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, f"triton; {LINUX}"))
     _pytest(session, *(session.posargs or ["tests"]), marked="long and not gpu and not server")
 
 

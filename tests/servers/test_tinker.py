@@ -27,8 +27,8 @@ from retrain.api import (
     load_plugins,
 )
 from retrain.config import schema
-from retrain_local.training.loss import LossSettings, policy_loss
 from retrain_local.plugin import BUILTIN_MODELS
+from retrain_local.training.loss import LossSettings, policy_loss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.servers.skyrl import SkyRL, tiny_server

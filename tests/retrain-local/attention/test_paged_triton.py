@@ -30,6 +30,7 @@ BLOCK_SIZE = 8
 
 @needs_triton
 @pytest.mark.skipif(HAS_CUDA or INTERPRETER in os.environ, reason="the other tests of this file run as they are")
+@pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--override-ini=addopts="]
     command += ["--import-mode=importlib", str(Path(__file__))]

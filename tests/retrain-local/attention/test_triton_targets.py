@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="the interpreter compiles nothing"),
 ]
