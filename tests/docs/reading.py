@@ -100,7 +100,9 @@ def faults(words: Sequence[str]) -> list[str]:
 
 
 def _option_faults(command: click.Command, words: list[str]) -> list[str]:
-    context = click.Context(command, info_name=command.name, **command.context_settings)
+    # click keeps the first help option that it makes for a command: it must be that of the real command line
+    settings = {"help_option_names": ["-h", "--help"], **command.context_settings}
+    context = click.Context(command, info_name=command.name, **settings)
     try:
         given, _, _ = command.make_parser(context).parse_args(list(words))
         for param in command.params:

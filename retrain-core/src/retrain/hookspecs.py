@@ -181,15 +181,6 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 # ---------------------------------------------------------------- a run: each once, unless said otherwise
 
 
-@hookspec
-def retrain_warm_up(config: Config) -> None:
-    """A run of this configuration is being built: start in the background what its backend will wait for.
-
-    For what takes long and changes nothing that can be seen, such as the loading of a large library. It may turn out to
-    be for nothing. It must return at once, and start nothing that the process would have to wait for at its end.
-    """
-
-
 @hookspec(firstresult=True)
 def retrain_locate_model(model: str) -> str | None:
     """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.

@@ -81,15 +81,6 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
     )
 
 
-@hookimpl
-def retrain_warm_up(config: Config) -> None:
-    """The libraries of PyTorch, for a run that will train with it."""
-    if config.backend.backend == "local":
-        from retrain_local.preload import preload_libraries  # nobody else needs it
-
-        preload_libraries()
-
-
 @hookimpl(trylast=True)  # another distribution may ship `builtin:` models of its own: it is asked first
 def retrain_locate_model(model: str) -> str | None:
     if not model.startswith(BUILTIN_PREFIX):

@@ -84,8 +84,6 @@ def assemble(
     """Load tokenizer, data and model, in this order, and whatever the flow asks for."""
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
     tokenizer = load_tokenizer(config, plugins)
-    # now, since the next that loads a library is the backend: such loads wait for each other
-    plugins.notify("retrain_warm_up", config=config)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check)
     tasks = load_tasks(context)
     with closed_on_error(tasks.judge):
