@@ -14,7 +14,7 @@ from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.attention.spans import Spans
 from retrain_local.attention.varlen import VarlenAttend
-from retrain_local.model.decoder import Attend, Scores, Shape
+from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.model.quantised import Fp8Matrix, fp8_refusal
 
 pytestmark = [

@@ -7,7 +7,7 @@ import torch
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.threads import ONE_THREAD_BELOW, limited_threads, threads_for
+from retrain_local.threads import ONE_THREAD_BELOW, limited_threads, pack_workers, threads_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -50,3 +50,13 @@ def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(
                 backend.publish()
             assert torch.get_num_threads() == threads
     assert reports[0] == reports[1]
+
+
+def test_two_packs_at_a_time_are_for_small_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert pack_workers(ONE_THREAD_BELOW - 1, CPU) == 2
+    with limited_threads(1):  # as OMP_NUM_THREADS=1 does
+        assert pack_workers(ONE_THREAD_BELOW, CPU) == 1
+    assert pack_workers(1, GPU) == 1
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert pack_workers(1, CPU) == 1

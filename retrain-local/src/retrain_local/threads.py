@@ -20,8 +20,12 @@ def threads_for(parameters: int, device: torch.device) -> int:
     for a thread that is not running, and a step was measured to take a hundred times as long. One thread also makes
     a run's numbers independent of the number of cores.
     """
-    small = device.type == "cpu" and parameters < ONE_THREAD_BELOW
-    return 1 if small else torch.get_num_threads()
+    return 1 if is_small(parameters, device) else torch.get_num_threads()
+
+
+def is_small(parameters: int, device: torch.device) -> bool:
+    """Whether a model is too small to share an operation of it out to several threads."""
+    return device.type == "cpu" and parameters < ONE_THREAD_BELOW
 
 
 def pack_workers(parameters: int, device: torch.device) -> int:
@@ -30,7 +34,7 @@ def pack_workers(parameters: int, device: torch.device) -> int:
     Unlike the threads inside an operation these never wait for each other, and gradients are added up in the order of
     the packs, so the numbers depend neither on the number of cores nor on what else the machine does.
     """
-    return min(PACKS_AT_A_TIME, os.cpu_count() or 1) if threads_for(parameters, device) == 1 else 1
+    return min(PACKS_AT_A_TIME, os.cpu_count() or 1) if is_small(parameters, device) else 1
 
 
 @contextmanager

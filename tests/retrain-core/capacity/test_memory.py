@@ -121,9 +121,9 @@ def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
 def test_the_sizes_are_those_of_the_backend() -> None:
     torch = pytest.importorskip("torch")
     from retrain_local import threads
+    from retrain_local.decoder import Shape
     from retrain_local.model import projection
     from retrain_local.model.architecture import DEFAULTS
-    from retrain_local.model.decoder import Shape
     from retrain_local.sampling import cache, draw, engine, pool
     from retrain_local.training import budget, head
 

@@ -15,7 +15,7 @@ from retrain_local.attention import choose, varlen
 from retrain_local.attention.choose import Kernels, kernels_for
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.plain_pages import PlainPages
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}

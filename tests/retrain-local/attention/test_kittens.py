@@ -15,7 +15,7 @@ from retrain_local.attention.kittens import KittensAttend, kittens_refusal
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.proof import packed_fault
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Scores, Shape
+from retrain_local.decoder import Scores, Shape
 
 CPU = torch.device("cpu")
 SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}

@@ -13,7 +13,7 @@ from torch import Tensor
 from retrain_local.attention import padded
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.proof import paged_fault
-from retrain_local.model.decoder import Scores, Shape
+from retrain_local.decoder import Scores, Shape
 
 INTERPRETER = "TRITON_INTERPRET"
 HAS_CUDA = torch.cuda.is_available()

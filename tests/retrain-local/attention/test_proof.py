@@ -9,7 +9,7 @@ from torch import Tensor
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.proof import packed_fault, paged_fault
-from retrain_local.model.decoder import Scores, Shape
+from retrain_local.decoder import Scores, Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape(

@@ -16,7 +16,7 @@ from retrain_local.attention.dense import dense_attention
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.attention.varlen import Copies, Rows, VarlenAttend
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 CPU = torch.device("cpu")
 SCORES = Scores(scale=0.3)

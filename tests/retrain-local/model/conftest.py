@@ -13,8 +13,8 @@ from torch import Tensor
 from retrain.api import PluginContext
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
+from retrain_local.decoder import Decoder
 from retrain_local.locate import find_model
-from retrain_local.model.decoder import Decoder
 from retrain_local.model.pair import Pair, create_pair
 
 CPU = torch.device("cpu")

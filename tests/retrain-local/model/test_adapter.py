@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.decoder import Decoder
 from retrain_local.model.pair import Pair
 from retrain_local.plugin import BUILTIN_MODELS
 

@@ -21,9 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.decoder import Decoder
 from retrain_local.model.family import FamilyDecoder
 from retrain_local.model.pair import Pair
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from retrain_local.decoder import Shape
 from retrain_local.model import fused
-from retrain_local.model.decoder import Shape
 from retrain_local.model.fused import faults, fused_operations
 from retrain_local.model.operations import Operations, rms_norm
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
+from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.decoder import Decoder
 from retrain_local.model.hosted import HostedDecoder
 from retrain_local.model.pair import Pair
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 from retrain_local.model.fused import faults
 from retrain_local.model.operations import Operations, Turn
 

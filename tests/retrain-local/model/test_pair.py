@@ -13,9 +13,9 @@ from torch import Tensor
 
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
+from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import Published, load_state, save_state
-from retrain_local.model.decoder import Decoder
 from retrain_local.model.pair import Pair
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.adamw import AdamW

@@ -9,7 +9,7 @@ import torch
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Scores, Shape
+from retrain_local.decoder import Scores, Shape
 from retrain_local.sampling import attends
 from retrain_local.sampling.attends import Continued, Written, slots_of
 from retrain_local.sampling.copied import Copied

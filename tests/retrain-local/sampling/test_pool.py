@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 from retrain_local.sampling.pool import Pool, bytes_per_token
 
 SHAPE = Shape(

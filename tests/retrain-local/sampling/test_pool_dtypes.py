@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.model.decoder import Decoder
+from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
 
 MakeEngine = Callable[..., PytorchEngine]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
-from retrain_local.model.decoder import Decoder
+from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
 
 MakeEngine = Callable[..., PytorchEngine]

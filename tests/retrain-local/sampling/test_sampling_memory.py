@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrain.api import BackendError, Sample, SampleRequest, SamplingParams
-from retrain_local.model.decoder import Attend, Decoder, Scores
+from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.sampling import cache, engine
 from retrain_local.sampling.engine import PytorchEngine
 

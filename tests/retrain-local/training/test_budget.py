@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend, create_backend
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 from retrain_local.options import LocalOptions
 from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
 from retrain_local.training.trainer import Trainer

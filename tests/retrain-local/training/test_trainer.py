@@ -15,7 +15,7 @@ from retrain.api import BackendError, SampleRequest, TrainBatch, TrainRow
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.backend import LocalBackend
-from retrain_local.model.decoder import Attend
+from retrain_local.decoder import Attend
 from retrain_local.options import LocalOptions
 from retrain_local.training.packs import pack_rows
 from retrain_local.training.trainer import Trainer

@@ -17,7 +17,7 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Attend, Shape
+from retrain_local.decoder import Attend, Shape
 
 log = logging.getLogger("retrain")
 T = TypeVar("T")

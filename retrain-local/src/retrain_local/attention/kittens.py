@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.model.decoder import Scores, Shape
+from retrain_local.decoder import Scores, Shape
 
 HEAD_SIZES = 64, 128
 LENGTH_STEP = 768  # its forward pass takes multiples of 192 tokens, its backward pass of 256

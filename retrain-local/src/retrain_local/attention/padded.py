@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retrain_local.attention.dense import dense_attention
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds what padding costs
 MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a segment larger than that has a bucket of its own

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from retrain_local.attention.paged_kernels import attend, join, store
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 TILE_HEADS = 16  # the least number of rows that a tensor core multiplies
 TILE_BYTES = 2**14  # of keys, as much of values, loaded while those before are worked on

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 
 class PagedKernels(Protocol):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.dense import dense_attention
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest element of a head is stored as
 

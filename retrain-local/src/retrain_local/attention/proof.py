@@ -12,7 +12,7 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Attend, Scores, Shape
+from retrain_local.decoder import Attend, Scores, Shape
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest element
 TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half of the last place, and what bf16 adds to it

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 
 DTYPES = torch.float16, torch.bfloat16
 LARGEST_HEAD = 256

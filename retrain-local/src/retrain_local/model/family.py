@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.decoder import Attend, Scores, Shape
 from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.projection import Projection

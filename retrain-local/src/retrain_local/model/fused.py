@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 from retrain_local.model.operations import Operations, Turn
 
 log = logging.getLogger("retrain")

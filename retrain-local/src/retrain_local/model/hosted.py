@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
 from retrain.api import ConfigError, Problem
+from retrain_local.decoder import Attend, Shape
 from retrain_local.model.adapter import adapter_config
-from retrain_local.model.decoder import Attend, Shape
 from retrain_local.model.folder import Folder, refuse_recurrent
 from retrain_local.model.interface import KEYWORD, UnservedError, register
 from retrain_local.model.pair import Lora, Pair, Placement, Publish

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrain_local.model.decoder import Attend, Scores
+from retrain_local.decoder import Attend, Scores
 
 ATTENTION, KEYWORD = "retrain", "retrain_attend"
 

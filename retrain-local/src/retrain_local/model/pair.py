@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from retrain.api import Config, ConfigError, Problem
+from retrain_local.decoder import Decoder, TrainedDecoder
 from retrain_local.locate import Source
 from retrain_local.model.adapter import file_names
 from retrain_local.model.architecture import read_architecture
-from retrain_local.model.decoder import Decoder, TrainedDecoder
 from retrain_local.model.folder import open_folder
 from retrain_local.model.quantised import FP8, fp8_refusal
 

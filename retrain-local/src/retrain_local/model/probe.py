@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Decoder, Scores, Shape
+from retrain_local.decoder import Decoder, Scores, Shape
 from retrain_local.model.interface import ATTENTION, KEYWORD, UnservedError
 
 SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retrain_local.attention.dense import dense_attention
-from retrain_local.model.decoder import Attend, Scores
+from retrain_local.decoder import Attend, Scores
 from retrain_local.sampling.pool import Pool
 
 if TYPE_CHECKING:

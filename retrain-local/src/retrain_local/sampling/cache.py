@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from retrain_local.decoder import Decoder
 from retrain_local.memory import free_bytes
-from retrain_local.model.decoder import Decoder
 from retrain_local.sampling.blocks import Blocks
 from retrain_local.sampling.kept import Kept
 from retrain_local.sampling.pool import Pool, bytes_per_token

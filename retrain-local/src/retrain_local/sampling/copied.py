@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.dense import dense_attention
-from retrain_local.model.decoder import Scores
+from retrain_local.decoder import Scores
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.rows import Row

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.model.decoder import Attend, Decoder
+from retrain_local.decoder import Attend, Decoder
 from retrain_local.sampling.draw import draw_tokens
 from retrain_local.sampling.rows import Row, uniforms
 

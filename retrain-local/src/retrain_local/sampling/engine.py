@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from retrain.api import Deliver, NonFiniteError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
+from retrain_local.decoder import Decoder
 from retrain_local.memory import free_memory, is_out_of_memory
-from retrain_local.model.decoder import Decoder
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.attends import Paged

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from retrain_local.attention.spans import Spans
-from retrain_local.model.decoder import Attend, Decoder
+from retrain_local.decoder import Attend, Decoder
 from retrain_local.sampling.attends import Continued, Written, slots_of
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.schedule import Fill

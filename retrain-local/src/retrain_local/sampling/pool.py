@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 
 QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}  # storage and its largest number
 SCALE_BYTES = 4

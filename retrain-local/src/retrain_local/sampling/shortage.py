@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import OutOfMemoryError, Problem
-from retrain_local.model.decoder import Shape
+from retrain_local.decoder import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

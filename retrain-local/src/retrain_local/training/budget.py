@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import OutOfMemoryError, Problem
+from retrain_local.decoder import Shape
 from retrain_local.memory import MemoryLimits, free_bytes
-from retrain_local.model.decoder import Shape
 
 LOG = logging.getLogger("retrain")
 TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # of a pack: larger ones gain nothing, on a CPU they leave its caches

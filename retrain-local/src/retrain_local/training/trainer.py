@@ -28,10 +28,10 @@ from retrain.api import (
 )
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
+from retrain_local.decoder import Attend, TrainedDecoder
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
-from retrain_local.model.decoder import Attend, TrainedDecoder
 from retrain_local.options import LocalOptions
-from retrain_local.threads import PACKS_AT_A_TIME, pack_workers, threads_for
+from retrain_local.threads import PACKS_AT_A_TIME, is_small, pack_workers
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import selected_logprobs
@@ -186,7 +186,7 @@ class Trainer:
             limits.pack_tokens = budget.token_budget(*sizes, decoder.device, room, recompute=limits.recompute)
         decoder.recompute = limits.recompute
         max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
-        multiple = 1 if threads_for(decoder.shape.parameters, decoder.device) > 1 else PACKS_AT_A_TIME
+        multiple = PACKS_AT_A_TIME if is_small(decoder.shape.parameters, decoder.device) else 1
         return pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=multiple)
 
     def _logprobs(self, pack: Pack, temperature: float) -> Tensor:
