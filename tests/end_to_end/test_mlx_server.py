@@ -82,12 +82,11 @@ def perturb(backend: LocalBackend, seed: int) -> None:
     """As if steps had been trained: every matrix of the adapter gets new random numbers."""
     import torch
 
-    twins, _ = backend._open()
+    pair, _ = backend._open()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in twins.peft.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        for parameter in pair.parameters.values():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     backend._version += 1
     backend.publish()
 
