@@ -9,10 +9,15 @@ import select
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 PATIENCE_S = 60.0  # without a word from the program; then it is killed and what it said is returned
+CTRL_C = "\x03"
+# Python looks for signals between its own instructions: one that comes after `input` has begun, and before it reads, is
+# seen when a line was read. Nobody is as quick as that but a program that watches the prompt.
+HUMAN_S = 0.5
 
 
 def converse(
@@ -53,6 +58,8 @@ def converse(
         while pending and pending[0][0].encode() in printed[seen:]:
             awaited, keys = pending.pop(0)
             seen = printed.index(awaited.encode(), seen) + len(awaited.encode())
+            if CTRL_C in keys:
+                time.sleep(HUMAN_S)
             os.write(leader, keys.encode())
     else:
         process.kill()
