@@ -24,7 +24,7 @@ def test_only_allocators_run_out_of_memory(error: RuntimeError, wanted: bool) ->
 
 
 def test_limits_come_back_as_they_were_saved_and_from_older_checkpoints() -> None:
-    saved = MemoryLimits(train_tokens=1, train_logits=2, cache_tokens=3, pack_tokens=4, recompute=True)
+    saved = MemoryLimits(train_tokens=1, cache_tokens=3, pack_tokens=4, recompute=True)
     loaded = MemoryLimits()
     loaded.restore(asdict(saved))
     assert loaded == saved

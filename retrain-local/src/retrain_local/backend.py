@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -45,6 +44,7 @@ from retrain_local.model.pair import Pair, create_pair
 from retrain_local.options import LocalOptions
 from retrain_local.plugin import CAPABILITIES
 from retrain_local.policy import LocalPolicy
+from retrain_local.split.dealer import sample_with
 from retrain_local.split.engines import create_engine, find_engine
 from retrain_local.split.published import Hindsight
 from retrain_local.threads import threads_for
@@ -157,7 +157,6 @@ class LocalBackend:
         self._trainer: Trainer | None = trainer
         self._policies = tuple(policies)
         self._engine = engine
-        self._can_deliver = "deliver" in inspect.signature(engine.sample).parameters
         self._device = pair.trained.device
         self._threads = threads
         self._version = 0
@@ -169,9 +168,7 @@ class LocalBackend:
         """Draw from the policy last published; `deliver` gets each completion early if the engine can do that."""
         self._open()
         with self._sampling():
-            if deliver is not None and self._can_deliver:
-                return self._engine.sample(requests, params, deliver)  # type: ignore[call-arg]
-            return self._engine.sample(requests, params)
+            return sample_with(self._engine, requests, params, deliver)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step; BackendError, and nothing changed, on a non-finite number."""

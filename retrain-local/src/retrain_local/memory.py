@@ -20,11 +20,10 @@ class MemoryLimits:
 
     They are part of a checkpoint: a resumed run cuts its work as the run before did, to the last bit of rounding.
     `cache_tokens` is the size of the key-value pool. `pack_tokens` is the budget that training found at its first step,
-    `recompute` whether it keeps activations, `train_tokens` and `train_logits` what running out of memory left of it.
+    `recompute` whether it computes activations again, `train_tokens` what running out of memory left of it.
     """
 
     train_tokens: int = 0
-    train_logits: int = 0
     cache_tokens: int = 0
     pack_tokens: int = 0
     recompute: bool = False
@@ -32,7 +31,6 @@ class MemoryLimits:
     def restore(self, state: Mapping[str, int]) -> None:
         """Take over saved limits."""
         self.train_tokens = state.get("train_tokens", 0)
-        self.train_logits = state.get("train_logits", 0)
         self.cache_tokens = state.get("cache_tokens", 0)
         self.pack_tokens = state.get("pack_tokens", 0)
         self.recompute = bool(state.get("recompute", False))

@@ -17,9 +17,9 @@ from retrain_local.memory import MemoryLimits
 class LocalPolicy:
     """The policy as last published, a `retrain.api.Policy`.
 
-    `sampler` is a causal language model in evaluation mode; `version` the number of optimizer steps in it. Engines
-    that run elsewhere take `model_path` (folder or hub id of the base), write the adapter with `save_adapter`, and
-    compare what they sample with `logprobs`, which are those of the model that is trained.
+    `sampler` is a `retrain_local.decoder.Decoder`, None once the backend is closed; `version` the number of optimizer
+    steps in it. Engines that run elsewhere take `model_path` (folder or hub id of the base), write the adapter with
+    `save_adapter`, and compare what they sample with `logprobs`, which are those of the model that is trained.
     """
 
     sampler: Any

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,29 +10,17 @@ import torch
 from retrain_local.decoder import Shape
 from retrain_local.model.fused import faults
 from retrain_local.model.operations import Operations, Turn
+from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
-INTERPRETER = "TRITON_INTERPRET"
-HAS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
-kernels_run = pytest.mark.skipif(
-    find_spec("triton") is None or not (HAS_CUDA or os.environ.get(INTERPRETER) == "1"),
-    reason=f"needs triton, and CUDA or {INTERPRETER}=1",
-)
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.skipif(HAS_CUDA or INTERPRETER in os.environ, reason="the other tests of this file run as they are")
+@needs_triton
+@elsewhere
 @pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--override-ini=addopts="]
-    command += ["--import-mode=importlib", str(Path(__file__))]
-    environment = os.environ | {INTERPRETER: "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    if "only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
-        pytest.skip("this version of triton's interpreter does not know this version of numpy")
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+    run_interpreted(Path(__file__))
 
 
 def make() -> Operations:

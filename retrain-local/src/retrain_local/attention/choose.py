@@ -14,7 +14,7 @@ import torch
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.pages import PagedKernels
+from retrain_local.attention.pages import STORED, PagedKernels
 from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Shape
@@ -23,7 +23,6 @@ log = logging.getLogger("retrain")
 T = TypeVar("T")
 KEY = "inference.attention_kernel"
 MakeAttend = Callable[[Spans, torch.device], Attend]
-STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST_GROUP = 64  # query heads of a key head that one program holds
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
 KITTENS = "thunderkittens"

@@ -12,13 +12,13 @@ import triton
 from torch import Tensor
 
 from retrain_local.attention.paged_kernels import attend, join, store
+from retrain_local.attention.pages import LARGEST
 from retrain_local.decoder import Scores
 
 TILE_HEADS = 16  # the least number of rows that a tensor core multiplies
 TILE_BYTES = 2**14  # of keys, as much of values, loaded while those before are worked on
 PROGRAMS_PER_SM = 8
 MAX_SPLITS = 32
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest element of a head is stored as
 
 
 class TritonPages:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from retrain_local.decoder import Scores
+
+STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # of `kv_cache_dtype`; auto: as made
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest element of a head is stored as
 
 
 class PagedKernels(Protocol):
@@ -44,3 +48,14 @@ class PagedKernels(Protocol):
 
         `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
         """
+
+
+def as_bytes(stored: Tensor) -> Tensor:
+    """8-bit numbers as integers, others as they are: not every device can fill, index or move 8-bit floats."""
+    return stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
+
+
+def zeros(size: tuple[int, ...], stored: torch.dtype, device: torch.device) -> Tensor:
+    """An empty pool."""
+    filled = torch.int8 if stored.itemsize == 1 else stored
+    return torch.zeros(size, dtype=filled, device=device).view(stored)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.pages import LARGEST, as_bytes
 from retrain_local.decoder import Scores
-
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest element of a head is stored as
 
 
 class PlainPages:
@@ -33,7 +32,7 @@ class PlainPages:
                 scales.flatten(0, 1)[slots_N] = scales_NK
                 cells = new.float() / scales_NK[..., None]
                 cells = cells.round() if pool.dtype is torch.int8 else cells
-            _movable(pool).flatten(0, 1)[slots_N] = _movable(cells.to(pool.dtype))
+            as_bytes(pool).flatten(0, 1)[slots_N] = as_bytes(cells.to(pool.dtype))
 
     def read(
         self,
@@ -65,10 +64,5 @@ class PlainPages:
 
 
 def _numbers(pool: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
-    cells = _movable(pool)[blocks].view(pool.dtype).float()
+    cells = as_bytes(pool)[blocks].view(pool.dtype).float()
     return cells if scales is None else cells * scales[blocks][..., None]
-
-
-def _movable(pool: Tensor) -> Tensor:
-    """PyTorch indexes no 8-bit floats on some devices; their bytes it does."""
-    return pool.view(torch.int8) if pool.dtype.itemsize == 1 else pool

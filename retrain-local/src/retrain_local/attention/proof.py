@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.pages import PagedKernels
+from retrain_local.attention.pages import PagedKernels, zeros
 from retrain_local.attention.plain_pages import PlainPages
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Scores, Shape
@@ -74,7 +74,7 @@ def _paged_faults(
         _numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at)
         for at, size in enumerate((shape.head_size, shape.value_size))
     )
-    keys, values = (_empty((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
+    keys, values = (zeros((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
     key_scales, value_scales = (
         torch.zeros(cells, device=device) if stored.itemsize == 1 else None for _ in (keys, values)
     )
@@ -95,12 +95,6 @@ def _paged_faults(
             for one in (kernels, PlainPages())
         )
         yield from _difference("output", got, wanted, TOLERANCE[dtype])
-
-
-def _empty(size: tuple[int, ...], stored: torch.dtype, device: torch.device) -> Tensor:
-    if stored.itemsize == 1:  # not every device can fill 8-bit floats
-        return torch.zeros(size, dtype=torch.int8, device=device).view(stored)
-    return torch.zeros(size, dtype=stored, device=device)
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor, tolerance: float) -> Iterator[str]:

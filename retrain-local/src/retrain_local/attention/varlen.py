@@ -6,8 +6,8 @@ import functools
 import importlib
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
+from retrain_local.exact import deterministic
 
 DTYPES = torch.float16, torch.bfloat16
 LARGEST_HEAD = 256
@@ -152,22 +153,12 @@ class _Flash(torch.autograd.Function):  # type: ignore[misc]
         return (*into, None, None, None, None)
 
 
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def _deterministic(wanted: bool) -> AbstractContextManager[None]:
     """Flash attention's backward pass adds in a fixed order when PyTorch is told to be deterministic."""
-    before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()  # a mere warning leaves the order open
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    if not wanted or (before and not warns):
-        yield
-        return
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+    if not wanted or (torch.are_deterministic_algorithms_enabled() and not warns):
+        return nullcontext()
+    return deterministic(warn_only=False)
 
 
 class Copies:

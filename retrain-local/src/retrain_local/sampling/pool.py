@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retrain_local.attention.pages import LARGEST, STORED, as_bytes, zeros
 from retrain_local.decoder import Shape
 
-QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}  # storage and its largest number
 SCALE_BYTES = 4
 
 
@@ -29,9 +29,8 @@ class Pool:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = 1 + max(1, tokens // block_size)
-        self.kind = kind
         self.dtype = dtype
-        stored, self._largest = storage(kind, dtype)
+        stored = STORED.get(kind, dtype)
         sizes = {"dtype": stored, "device": device}
         slots = (self.num_blocks, block_size, shape.kv_heads)
         layers = range(shape.layers)
@@ -47,7 +46,7 @@ class Pool:
     @property
     def is_quantised(self) -> bool:
         """Whether numbers are kept with scales."""
-        return self.kind in QUANTISED
+        return self.keys[0].dtype in LARGEST
 
     @property
     def is_exact(self) -> bool:
@@ -58,7 +57,7 @@ class Pool:
         """Put keys and values of N tokens into their slots."""
         for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self._sides(layer), strict=True):
             cells, scales_NK = self._encoded(states_NKD, stored.dtype)
-            _bytes(stored).flatten(0, 1).index_copy_(0, slots_N, _bytes(cells))
+            as_bytes(stored).flatten(0, 1).index_copy_(0, slots_N, as_bytes(cells))
             if scales is not None and scales_NK is not None:
                 scales.flatten(0, 1).index_copy_(0, slots_N, scales_NK)
 
@@ -69,7 +68,7 @@ class Pool:
         """
         found = []
         for stored, scales in self._sides(layer):
-            cells = _bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
+            cells = as_bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
             taken = None if scales is None else scales.flatten().index_select(0, vectors.flatten())
             found.append(self._decoded(cells, taken).unflatten(0, vectors.shape))
         return found[0], found[1]
@@ -91,7 +90,7 @@ class Pool:
         sources_R, targets_R = (torch.tensor(list(blocks), device=device) for blocks in (sources, targets))
         scales = [*(self.key_scales or ()), *(self.value_scales or ())]
         for stored in (*self.keys, *self.values, *scales):
-            _bytes(stored).index_copy_(0, targets_R, _bytes(stored).index_select(0, sources_R))
+            as_bytes(stored).index_copy_(0, targets_R, as_bytes(stored).index_select(0, sources_R))
 
     def _sides(self, layer: int) -> list[tuple[Tensor, Tensor | None]]:
         """Storage and scales of a layer's keys and values."""
@@ -103,7 +102,7 @@ class Pool:
         if not self.is_quantised:
             return states.to(stored), None
         wide = states.float()
-        scales = wide.abs().amax(dim=-1) / self._largest
+        scales = wide.abs().amax(dim=-1) / LARGEST[stored]
         # a vector of zeros keeps the scale 0; a NaN or an infinity makes the scale one, and so stays visible
         cells = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         return (cells.round() if stored is torch.int8 else cells).to(stored), scales
@@ -112,17 +111,10 @@ class Pool:
         return cells.to(self.dtype) if scales is None else (cells.float() * scales[..., None]).to(self.dtype)
 
 
-def storage(kind: str, dtype: torch.dtype) -> tuple[torch.dtype, float]:
-    """What a pool of this kind is made of for a model of this dtype, and the largest number that fits (1 if any)."""
-    if kind in QUANTISED:
-        return QUANTISED[kind]
-    return (torch.bfloat16 if kind == "bf16" else dtype), 1.0
-
-
 def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
     """Of keys and values in all layers, scales included."""
-    stored, _ = storage(kind, dtype)
-    vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (kind in QUANTISED)
+    stored = STORED.get(kind, dtype)
+    vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (stored in LARGEST)
     return int(shape.layers * shape.kv_heads * vectors)
 
 
@@ -130,10 +122,4 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
     """Zeros; on a CPU their memory is taken only when it is first written."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.int8)).view(dtype).view(size)
-    if dtype.itemsize == 1:
-        return torch.zeros(size, dtype=torch.int8, device=device).view(dtype)
-    return torch.zeros(size, dtype=dtype, device=device)
-
-
-def _bytes(stored: Tensor) -> Tensor:
-    return stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
+    return zeros(size, dtype, device)

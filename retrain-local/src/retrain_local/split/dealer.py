@@ -57,7 +57,7 @@ class Dealer:
                 arrived.put((share[group], index, sample))
 
             with seat.at_work():
-                return _sample(seat.engine, [requests[number] for number in share], params, take)
+                return sample_with(seat.engine, [requests[number] for number in share], params, take)
 
         self._torn.clear()
         working: list[Future[Drawn]] = []
@@ -102,9 +102,12 @@ class Dealer:
             seat.engine.close()
 
 
-def _sample(engine: Engine, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver) -> Drawn:
+def sample_with(
+    engine: Engine, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None
+) -> Drawn:
+    """What an engine samples; `deliver` gets each completion early if the engine can do that."""
     if not requests:
         return []
-    if "deliver" in inspect.signature(engine.sample).parameters:
+    if deliver is not None and "deliver" in inspect.signature(engine.sample).parameters:
         return engine.sample(requests, params, deliver)  # type: ignore[call-arg]
     return engine.sample(requests, params)

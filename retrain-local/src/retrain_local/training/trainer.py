@@ -29,6 +29,7 @@ from retrain.api import (
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
+from retrain_local.exact import deterministic
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
 from retrain_local.threads import PACKS_AT_A_TIME, is_small, pack_workers
@@ -248,14 +249,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing is read before it is written
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*deterministic.*")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        with deterministic(warn_only=True):
             yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fills
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
