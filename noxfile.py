@@ -174,8 +174,8 @@ def imports(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         for statement in (
             "import retrain.api, retrain.advantages",
-            "from retrain.cli.main import run; assert run(['plugins']) == 0",
-            "from retrain.cli.main import run; assert run(['--help']) == 0",
+            "from retrain.rooms.cli.main import run; assert run(['plugins']) == 0",
+            "from retrain.rooms.cli.main import run; assert run(['--help']) == 0",
         ):
             session.log(f"nothing heavy after: {statement}")
             session.run("python", "-c", STAYS_LIGHT.format(statement=statement), silent=True, log=False)
@@ -186,7 +186,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation into build/site, strictly. `-- --sync` first makes its generated sections anew."""
     _install(session, *DISTRIBUTIONS, tools=("mkdocs-material",))
     pages = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md"))]
-    manual = "retrain-core/src/retrain/manual/manual.md"
+    manual = "retrain-core/src/retrain/rooms/manual/manual.md"
     session.run("retrain", "man", "--sync" if "--sync" in session.posargs else "--check", manual, *pages, silent=True)
     environ = {"NO_MKDOCS_2_WARNING": "1"}  # a notice about other software, on every build
     session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ)

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import retrain.loop.savepoint as savepoint
-import retrain.loop.train as loop
-from retrain.cli.main import run as retrain
-from retrain.records import checkpoints, files
+import retrain.kernel.step as loop
+import retrain.rooms.session.savepoint as savepoint
+from retrain.rooms.cli.main import run as retrain
+from retrain.rooms.session.records import checkpoints, files
 
 TARGET = 0.10
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from retrain.inference.caller import Caller
-from retrain.inference.client import Client
-from retrain.inference.dialect import Served
-from retrain.inference.settings import Settings
-from retrain.inference.vllm import VLLM
+from retrain.rooms.inference.caller import Caller
+from retrain.rooms.inference.client import Client
+from retrain.rooms.inference.dialect import Served
+from retrain.rooms.inference.settings import Settings
+from retrain.rooms.inference.vllm import VLLM
 
 COMPLETIONS, LATENCY_S, TOKENS, REPEATS = 128, 0.2, 64, 5
 MODEL = "nothing"

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Kind, PluginContext, Seeds, load_plugins, resolve
-from retrain.config.resolved import Config
-from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.pipeline import CreditGroup, assign_credit
+from retrain.kernel.config.resolved import Config
+from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 
 GROUPS, GROUP_SIZE, TOKENS = 8, 16, 10_240
 SEPA_LAMBDA = 0.5

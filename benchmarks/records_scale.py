@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SYNTHETIC = Path(__file__).parents[1] / "tests/retrain-core/insight/synthetic.py"
+SYNTHETIC = Path(__file__).parents[1] / "tests/retrain-core/rooms/insight/synthetic.py"
 TARGET_S, TARGET_BYTES = 20.0, 10**9
 SEEDS = 8
 COMMANDS = {
@@ -74,7 +74,7 @@ def _synthetic() -> Any:
 
 def _measure(arguments: list[str]) -> dict[str, float]:
     """Wall time and peak resident memory of `retrain ARGUMENTS`, its output thrown away."""
-    script = "import sys; from retrain.cli.main import main; main(sys.argv[1:])"
+    script = "import sys; from retrain.rooms.cli.main import main; main(sys.argv[1:])"
     started = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-SYNTHETIC = HERE.parent / "tests/retrain-core/insight/synthetic.py"
+SYNTHETIC = HERE.parent / "tests/retrain-core/rooms/insight/synthetic.py"
 TARGET_S, TARGET_BYTES, TARGET_PAGE_BYTES = 20.0, 10**9, 10 * 10**6
 PER_STEP, CHARS = 128, 1700  # completions and their length in the long run: 2 kB a line
 

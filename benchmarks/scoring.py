@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import Example
-from retrain.config.schema import ScoringTable
-from retrain.loop.scoring.service import NamedReward, ScoringService
+from retrain.kernel.config.schema import ScoringTable
+from retrain.rooms.tasks.scoring.service import NamedReward, ScoringService
 
 COMPLETIONS, SAMPLING_S, SCORE_S = 64, 1.0, 0.005
 SCORES = 2000

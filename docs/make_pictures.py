@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.api import hookimpl, load_plugins
-from retrain.cli.display import LiveDisplay
-from retrain.loop.configure import load_checked
-from retrain.loop.session import train
-from retrain.plugins.manager import Plugins
-from retrain.plugins.spec import Owner
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import Owner
+from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.session import train
+from retrain.rooms.terminal.panel import LiveDisplay
 
 PICTURES = Path(__file__).parent / "pages" / "pictures"
 CHROMIUM = next((name for name in ("chromium", "chromium-browser", "google-chrome") if shutil.which(name)), "")

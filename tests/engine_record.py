@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
-from retrain.inference.gap import measure
-from retrain.types import StopReason
+from retrain.kernel.types import StopReason
+from retrain.rooms.inference.gap import measure
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 

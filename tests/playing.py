@@ -6,8 +6,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from retrain.plugins.protocols import Ask, Ending, LoadedData, Reply
-from retrain.types import Example, Score
+from retrain.kernel.contracts.tasks import Ask, Ending, LoadedData, Reply
+from retrain.kernel.types import Example, Score
 
 
 @dataclass

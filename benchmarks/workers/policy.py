@@ -27,8 +27,8 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.loop.build import build_part
-from retrain.loop.configure import load_checked
+from retrain.kernel.plugins.build import build_part
+from retrain.rooms.session.configure import load_checked
 
 
 def main() -> None:

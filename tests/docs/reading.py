@@ -10,16 +10,16 @@ from pathlib import Path
 
 import click
 
-from retrain.config.load import all_keys
-from retrain.config.overrides import from_arguments
-from retrain.plugins.check import registered_tables
-from retrain.plugins.manager import load_plugins
-from retrain.plugins.resolve import resolve
-from retrain.types import Kind
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.overrides import from_arguments
+from retrain.kernel.plugins.check import registered_tables
+from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.types import Kind
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"
-MANUAL = ROOT / "retrain-core/src/retrain/manual/manual.md"
+MANUAL = ROOT / "retrain-core/src/retrain/rooms/manual/manual.md"
 SITE_PAGES = sorted(SITE.rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted(ROOT.glob("retrain-*/README.md")), MANUAL]
 FENCE = re.compile(

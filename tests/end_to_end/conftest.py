@@ -20,7 +20,7 @@ DISTRIBUTIONS = (
     *("retrain-local", "retrain-tinker", "retrain-prime-rl"),
 )
 OURS = ("retrain", "_editable", "__editable__")
-COMMAND = "from retrain.cli.main import main; main()"
+COMMAND = "from retrain.rooms.cli.main import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

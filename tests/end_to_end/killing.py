@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrain.records.checkpoints import checkpoint_folders, read_checkpoint
+from retrain.rooms.session.records.checkpoints import checkpoint_folders, read_checkpoint
 from tests.end_to_end.running import SCRIPT, untimed
 
 RUN = ("--max-steps", "6", "--save-every", "1", "--batch-size", "4", "--group-size", "8", "--max-tokens", "24")
@@ -25,7 +25,7 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 {patch}
-from retrain.cli.main import main
+from retrain.rooms.cli.main import main
 main(sys.argv[1:])
 """
 

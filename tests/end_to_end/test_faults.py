@@ -25,7 +25,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 # From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
 READ_ONLY = """
 import ctypes
-import retrain.loop.train as loop
+import retrain.kernel.step as loop
 
 def obey_permissions():
     libc = ctypes.CDLL(None, use_errno=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from retrain.manual.metrics import described
-from retrain.plugins.manager import load_plugins
-from retrain.plugins.spec import MetricSpec
+from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.spec import MetricSpec
+from retrain.rooms.manual.metrics import described
 from tests.end_to_end.running import records, retrain, tiny
 
 SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-every", "0")
@@ -37,12 +37,12 @@ ELSEWHERE = {
     "judge_tokens_in": "retrain-rewards/test_judge_reward.py",
     "judge_tokens_out": "retrain-rewards/test_judge_reward.py",
     "judge_cost_usd": "retrain-rewards/test_judge_reward.py",
-    "inference_retries": "retrain-core/inference/test_inference_client.py: a server that fails first",
+    "inference_retries": "retrain-core/rooms/inference/test_inference_client.py: a server that fails first",
     "probe_gap_mean": "end_to_end/test_inference_servers.py: an engine that is a server",
     "probe_gap_max": "end_to_end/test_inference_servers.py: an engine that is a server",
-    "engine_gap_mean": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
-    "engine_gap_p99": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
-    "engine_gap_max": "retrain-core/inference/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_mean": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_p99": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
+    "engine_gap_max": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
     "prime_rl_enqueue_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
     "prime_rl_sync_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
     "prime_rl_step": "retrain-prime-rl/test_prime_rl_backend.py",

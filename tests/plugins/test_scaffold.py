@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from retrain.cli.main import run
-from retrain.plugins.manager import HOOK_OF_KIND
-from retrain.scaffold.kinds import KINDS, slug, template
-from retrain.types import Kind
+from retrain.kernel.plugins.manager import HOOK_OF_KIND
+from retrain.kernel.types import Kind
+from retrain.rooms.cli.main import run
+from retrain.rooms.scaffold.kinds import KINDS, slug, template
 from tests.end_to_end.running import SCRIPT
 
 LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is

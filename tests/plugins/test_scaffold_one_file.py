@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.cli.main import run
-from retrain.scaffold.kinds import KINDS, slug
+from retrain.rooms.cli.main import run
+from retrain.rooms.scaffold.kinds import KINDS, slug
 from tests.end_to_end.running import records, retrain
 
 MODEL = '[model]\nmodel = "builtin:tiny"\nlora_rank = 4\n[backend]\ndevices = "cpu"\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain import errors
+from retrain.kernel import errors
 
 ROOT = Path(__file__).parents[2]
 KINDS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
@@ -41,7 +41,7 @@ def _is_text(value: ast.expr) -> bool:
 def test_every_problem_comes_with_its_fix(distribution: str) -> None:
     found = []
     for file in sorted((ROOT / distribution / "src").rglob("*.py")):
-        if file != ROOT / "retrain-core/src/retrain/errors.py":
+        if file != ROOT / "retrain-core/src/retrain/kernel/errors.py":
             found += [f"{file.relative_to(ROOT)} {fault}" for fault in faults(file.read_text(encoding="utf-8"))]
     assert found == []
 

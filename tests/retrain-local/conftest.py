@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, TrainRow, load_plugins
-from retrain.config import schema
-from retrain.config.resolved import Config
+from retrain.kernel.config import schema
+from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.options import LocalOptions
 

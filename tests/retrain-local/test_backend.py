@@ -21,7 +21,7 @@ from retrain.api import (
     StopReason,
     TrainBatch,
 )
-from retrain.plugins.spec import Owner
+from retrain.kernel.plugins.spec import Owner
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import CAPABILITIES
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from retrain.api import load_plugins
-from retrain.config import schema
-from retrain.config.resolved import Config
-from retrain.inference.heeded import KEYS
-from retrain.inference.table import InferenceTable
-from retrain.loop.assemble import check
-from retrain.plugins.check import registered_tables
+from retrain.kernel.config import schema
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.check import registered_tables
+from retrain.rooms.inference.table import InferenceTable
+from retrain.rooms.inference.unsupported_keys import KEYS
+from retrain.rooms.session.assemble import check
 from retrain_local.checks import GPU_ONLY, problems_of
 
 

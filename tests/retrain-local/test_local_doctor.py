@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain.api import Diagnosis, PluginContext
-from retrain.config import schema
+from retrain.kernel.config import schema
 from retrain_local.doctor import diagnose
 
 Make = Callable[..., PluginContext]

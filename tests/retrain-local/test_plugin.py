@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from retrain.api import ConfigError, Kind, load_plugins
-from retrain.config import schema
+from retrain.kernel.config import schema
 from retrain_local.options import LocalOptions
 from retrain_local.plugin import CAPABILITIES, retrain_locate_model
 

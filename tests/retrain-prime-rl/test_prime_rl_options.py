@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Plugins, load_plugins
-from retrain.config.load import load_config
-from retrain.config.schema import PrimeRlOptions as Documented
-from retrain.loop.assemble import check
-from retrain.plugins.check import registered_tables
+from retrain.kernel.config.load import load_config
+from retrain.kernel.config.schema import PrimeRlOptions as Documented
+from retrain.kernel.plugins.check import registered_tables
+from retrain.rooms.session.assemble import check
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
-from retrain.config.schema import DataTable, RewardLimits, ScoringTable
-from retrain.plugins.params import validated_params
+from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
+from retrain.kernel.plugins.params import validated_params
 from retrain_rewards.judge.reward import JudgeReward
 from retrain_rewards.tables import RewardTable
 from tests.judge_server import KEY, LONG_S, JudgeServer

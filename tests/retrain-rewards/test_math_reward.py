@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.math_reward import pairs
 from retrain.api import Config, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Score, Seeds, resolve
-from retrain.config.schema import RewardLimits, ScoringTable
+from retrain.kernel.config.schema import RewardLimits, ScoringTable
 from retrain_rewards.boxed import boxed
 from retrain_rewards.deadline import TimeUp, time_limit
 from retrain_rewards.math_reward import MathReward

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Diagnosis
-from retrain.config.schema import DataTable
+from retrain.kernel.config.schema import DataTable
 from retrain_rewards.doctor import diagnose
 from retrain_rewards.tables import EnvironmentTable, RewardTable
 from tests.judge_server import serving

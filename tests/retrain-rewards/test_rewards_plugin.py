@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from retrain.api import Kind, Plugins, resolve
-from retrain.config.load import TableEntry, load_config
-from retrain.errors import Problem
+from retrain.kernel.config.load import TableEntry, load_config
+from retrain.kernel.errors import Problem
 
 SOURCES = ("arithmetic", "files", "math", "reasoning_gym")
 

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
-from retrain.config.keys import TableTraits
-from retrain.config.load import TableEntry, load_config
+from retrain.kernel.config.keys import TableTraits
+from retrain.kernel.config.load import TableEntry, load_config
 from retrain_sepa.controller import SepaController
 from retrain_sepa.planning.regex import RegexPlanningDetector
 from retrain_sepa.tables import SepaTable

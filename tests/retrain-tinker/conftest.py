@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
-from retrain.config import schema
+from retrain.kernel.config import schema
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.tinker_rows import EOS

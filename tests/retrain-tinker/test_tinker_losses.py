@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import Config
-from retrain.config import schema
+from retrain.kernel.config import schema
 from retrain_tinker.losses import PolicyLoss
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")

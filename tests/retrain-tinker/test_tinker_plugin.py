@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
-from retrain.config import schema
-from retrain.inference.table import InferenceTable
+from retrain.kernel.config import schema
+from retrain.rooms.inference.table import InferenceTable
 from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config, retrain_fetch_adapter
 from tests.tinker_rows import batch_of, drawn

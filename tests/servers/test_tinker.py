@@ -26,7 +26,7 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.config import schema
+from retrain.kernel.config import schema
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.loss import LossSettings, policy_loss
 from retrain_tinker.backend import TinkerBackend, create_backend

@@ -25,10 +25,10 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.config import schema
-from retrain.config.resolved import Config
-from retrain.inference.gap import measure
-from retrain.inference.table import InferenceTable
+from retrain.kernel.config import schema
+from retrain.kernel.config.resolved import Config
+from retrain.rooms.inference.gap import measure
+from retrain.rooms.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import records, retrain

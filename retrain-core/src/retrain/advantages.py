@@ -12,8 +12,8 @@ uncertainty and planning mask and answers with how much of that advantage each t
 All of it is a constant for the gradient. Arrays hold action tokens only; lists and numpy arrays both work in plugins.
 """
 
-from retrain.credit.public import compute_composable_advantages
-from retrain.credit.specs import (
+from retrain.rooms.credit.public import compute_composable_advantages
+from retrain.rooms.credit.specs import (
     AdvantageContext,
     AdvantageSpec,
     AlgorithmSpec,
@@ -23,7 +23,7 @@ from retrain.credit.specs import (
     UncertaintyContext,
     UncertaintySpec,
 )
-from retrain.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
+from retrain.rooms.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
 
 __all__ = [
     "AdvantageContext",

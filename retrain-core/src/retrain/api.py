@@ -9,10 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from retrain.config.keys import Table, TableTraits, key
-    from retrain.config.resolved import Config
-    from retrain.declared import EngineTraits
-    from retrain.errors import (
+    from retrain.kernel.config.keys import Table, TableTraits, key
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
+    from retrain.kernel.contracts.backend import Backend, Deliver, Engine
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
+    from retrain.kernel.contracts.pacing import Pacer, PaceView
+    from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
+    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
+    from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
+    from retrain.kernel.declared import EngineTraits
+    from retrain.kernel.errors import (
         BackendError,
         ConfigError,
         CreditError,
@@ -24,36 +32,12 @@ if TYPE_CHECKING:
         RetrainError,
         RewardError,
     )
-    from retrain.hookspecs import hookimpl
-    from retrain.plugins.diagnosis import Diagnosis, diagnose_extra, diagnose_server
-    from retrain.plugins.launching import Job, Launcher, RunningJob
-    from retrain.plugins.manager import Plugins, load_plugins
-    from retrain.plugins.pacing import Pacer, PaceView
-    from retrain.plugins.protocols import (
-        Ask,
-        Backend,
-        Controller,
-        ControllerView,
-        DataSource,
-        Deliver,
-        Ending,
-        Engine,
-        Environment,
-        Finding,
-        HealthMonitor,
-        LoadedData,
-        PlanningDetector,
-        PluginContext,
-        Recorder,
-        Reply,
-        Reward,
-    )
-    from retrain.plugins.resolve import Found, resolve
-    from retrain.plugins.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
-    from retrain.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
-    from retrain.seeding import Seeds, generator
-    from retrain.throttle import Throttle
-    from retrain.types import (
+    from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.manager import Plugins, load_plugins
+    from retrain.kernel.plugins.resolve import Found, resolve
+    from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.seeding import Seeds, generator
+    from retrain.kernel.types import (
         ActionRow,
         Capabilities,
         CheckpointMode,
@@ -76,6 +60,8 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
+    from retrain.rooms.inference.throttle import Throttle
 
 __all__ = [
     "ActionRow",
@@ -159,22 +145,26 @@ __all__ = [
 ]
 
 _HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first
-    "retrain.declared",
-    "retrain.errors",
-    "retrain.hookspecs",
-    "retrain.plugins.spec",
-    "retrain.plugins.manager",
-    "retrain.plugins.resolve",
-    "retrain.plugins.diagnosis",
-    "retrain.plugins.launching",
-    "retrain.plugins.pacing",
-    "retrain.types",
-    "retrain.seeding",
-    "retrain.plugins.serving",
-    "retrain.plugins.protocols",
-    "retrain.config.keys",
-    "retrain.config.resolved",
-    "retrain.throttle",
+    "retrain.kernel.declared",
+    "retrain.kernel.errors",
+    "retrain.kernel.hooks",
+    "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugins.manager",
+    "retrain.kernel.plugins.resolve",
+    "retrain.rooms.doctor.diagnosis",
+    "retrain.kernel.contracts.launching",
+    "retrain.kernel.contracts.pacing",
+    "retrain.kernel.types",
+    "retrain.kernel.seeding",
+    "retrain.kernel.contracts.serving",
+    "retrain.kernel.contracts.context",
+    "retrain.kernel.contracts.backend",
+    "retrain.kernel.contracts.tasks",
+    "retrain.kernel.contracts.algorithm",
+    "retrain.kernel.contracts.watchers",
+    "retrain.kernel.config.keys",
+    "retrain.kernel.config.resolved",
+    "retrain.rooms.inference.throttle",
 )
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a misspelt name

@@ -168,8 +168,8 @@ def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
 import sys, torch
 from retrain_local.model.pair import create_pair
 from retrain_local.locate import Source
-from retrain.config import schema
-from retrain.config.resolved import Config
+from retrain.kernel.config import schema
+from retrain.kernel.config.resolved import Config
 tables = {{"model": schema.ModelTable(model="builtin:tiny"), "lora": schema.LoraTable()}}
 source = Source(path={str(BUILTIN_MODELS["tiny"])!r}, offline=True)
 create_pair(Config(tables=tables), source, trainer_device=torch.device("cpu"), seed=1)

@@ -26,7 +26,7 @@ from retrain.api import (
     SamplingParams,
     TrainBatch,
 )
-from retrain.plugins.spec import Owner
+from retrain.kernel.plugins.spec import Owner
 from retrain_local.backend import LIMITS_FILE, LocalBackend, create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
 

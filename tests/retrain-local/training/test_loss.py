@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from retrain.api import Config
-from retrain.config.schema import AlgorithmTable
+from retrain.kernel.config.schema import AlgorithmTable
 from retrain_local.training.loss import LossSettings, policy_loss
 
 NEW, OLD, CREDIT = [-0.6, -0.9, -1.0, -0.1], [-1.0, -0.5, -2.0, -0.1], [1.0, -1.0, -1.0, 2.0]

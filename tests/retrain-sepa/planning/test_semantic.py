@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrain.api import ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
-from retrain.config.resolved import Config
+from retrain.kernel.config.resolved import Config
 from retrain_sepa.planning.semantic import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, word_windows
 from retrain_sepa.tables import PlanningTable
 

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Config, ConfigError, PluginContext, Seeds, load_plugins
-from retrain.config.schema import LoggingTable
+from retrain.kernel.config.schema import LoggingTable
 from retrain_sepa.planning.phrases import DEFAULT_PHRASES, PhraseFinder
 from retrain_sepa.planning.regex import regex_detector
 

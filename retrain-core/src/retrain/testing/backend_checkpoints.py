@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrain.declared import CheckpointMode, Determinism
+from retrain.kernel.declared import CheckpointMode, Determinism
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.peft_files import expect_peft_files

@@ -9,12 +9,12 @@ from functools import partial
 
 import numpy as np
 
-from retrain.declared import Determinism
-from retrain.errors import BackendError
+from retrain.kernel.declared import Determinism
+from retrain.kernel.errors import BackendError
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.subjects import Subject, batch_of, open_subject, requests
-from retrain.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 
 MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)

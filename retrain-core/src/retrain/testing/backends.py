@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retrain.declared import Capabilities, CheckpointMode
-from retrain.errors import BackendError
+from retrain.kernel.declared import Capabilities, CheckpointMode
+from retrain.kernel.errors import BackendError
 from retrain.testing.backend_checkpoints import CHECKPOINTS
 from retrain.testing.backend_training import TRAINING
 from retrain.testing.bench import Bench

@@ -13,17 +13,17 @@ from typing import Any, Self
 
 import tomli_w
 
-from retrain.config.load import load_config
-from retrain.config.resolved import Config
-from retrain.errors import ConfigError
-from retrain.loop.build import build_part
-from retrain.plugins.check import registered_tables, table_hint
-from retrain.plugins.manager import Plugins, load_plugins
-from retrain.plugins.protocols import PluginContext
-from retrain.plugins.resolve import Found, resolve
-from retrain.seeding import Seeds
+from retrain.kernel.config.load import load_config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import NOTHING, Kind
 from retrain.testing.tokens import tokenizer_of, toy_model
-from retrain.types import NOTHING, Kind
 
 FILE = "conformance.toml"
 KEY_OF_KIND = {

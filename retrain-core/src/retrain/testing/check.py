@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import Problem, RetrainError
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.types import Kind
 from retrain.testing.bench import Bench
-from retrain.types import Kind
 
 Run = Callable[[Bench], None]
 

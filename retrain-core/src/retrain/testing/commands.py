@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.testing import CliRunner
 
-from retrain.errors import EXIT_DONE, EXIT_USAGE
+from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
+from retrain.kernel.types import Floats, Kind
+from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.toy_groups import LAMBDAS, REWARDS, groups
-from retrain.types import Floats, Kind
 
 Arrays = Sequence[Sequence[Floats]]
 

@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from typing import Any
 
-from retrain.loop.prompts import encode_prompts
-from retrain.plugins.protocols import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData
+from retrain.kernel.types import Example
+from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.rewards import ANSWERS, expect_gold, expect_sound
 from retrain.testing.tokens import tokenizer_of
 from retrain.testing.toy_tasks import MAX_EXAMPLES, as_text
-from retrain.types import Example
 
 MAX_ENCODED = 200
 

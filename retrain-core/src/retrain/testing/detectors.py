@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from retrain.seeding import Seeds
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Mask, Tokens
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
-from retrain.types import Mask, Tokens
 
 TEXTS = (
     "Wait, let me think again. First I add 12 and 30, which gives 42.",

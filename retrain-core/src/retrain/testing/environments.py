@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.loop.hosted import HostedEnvironment
-from retrain.loop.scoring.verdict import verdict
-from retrain.plugins.protocols import Ask, Ending, Reply
+from retrain.kernel.contracts.tasks import Ask, Ending, Reply
+from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
 from retrain.testing.toy_tasks import HOSTILE
-from retrain.types import Example, Outcome, StopReason
 
 MAX_TURNS = 128
 GROUP_SIZE = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from functools import partial
 
-from retrain.config.load import load_config
-from retrain.errors import ConfigError
-from retrain.loop.assemble import check
-from retrain.plugins.check import registered_tables, table_hint
+from retrain.kernel.config.load import load_config
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.rooms.session.assemble import check
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

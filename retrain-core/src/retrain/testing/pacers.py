@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrain.plugins.pacing import PaceView
+from retrain.kernel.contracts.pacing import PaceView
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same

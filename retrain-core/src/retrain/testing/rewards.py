@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.config.schema import ScoringTable
-from retrain.loop.scoring.service import NamedReward, ScoringService
+from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.types import Example, Outcome, Score
+from retrain.rooms.tasks.scoring.service import NamedReward, ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.toy_tasks import HOSTILE, as_text, examples_for
-from retrain.types import Example, Outcome, Score
 
 ANSWERS = ("42", r"The answer is \boxed{42}.", "Paris", r"\boxed{\frac{1}{6}}", "I do not know.")
 Pairs = Sequence[tuple[Example, str]]

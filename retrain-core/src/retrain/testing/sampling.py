@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrain.loop.context import context_length
+from retrain.kernel.types import Sample, SamplingParams, StopReason
+from retrain.rooms.text.context import context_length
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.subjects import MAX_TOKENS, QUESTIONS, open_subject, requests
-from retrain.types import Sample, SamplingParams, StopReason
 
 ROUNDING = 1e-3  # nats by which half-precision arithmetic may pass zero
 GAP = 1e-3  # nats between two ways to batch the same completion

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from retrain.declared import Capabilities, Determinism, EngineTraits, Kind
-from retrain.loop.build import build_part
-from retrain.loop.chat import encode
-from retrain.loop.rollout import draw_samples
-from retrain.plugins.check import backend_options
-from retrain.plugins.protocols import Deliver
-from retrain.plugins.resolve import resolve
-from retrain.seeding import Seeds
+from retrain.kernel.contracts.backend import Deliver
+from retrain.kernel.declared import Capabilities, Determinism, EngineTraits, Kind
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.check import backend_options
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
+from retrain.rooms.tasks.rollout import draw_samples
+from retrain.rooms.text.chat import encode
 from retrain.testing.bench import Bench
 from retrain.testing.peft_files import write_toy_adapter
-from retrain.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
 
 HOST_BACKEND = "local"  # hosts the engine that is tried, unless the caller names another
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from retrain.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Kind
 from retrain.testing.check import Check, Run
-from retrain.types import Kind
 
 ANY_KIND = "retrain.testing.announcement:ANY_KIND"
 SUITES: Mapping[Kind, str] = {

@@ -8,10 +8,10 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from retrain.config.keys import keys_of
-from retrain.config.load import all_keys
-from retrain.declared import TableTraits
-from retrain.plugins.check import registered_tables
+from retrain.kernel.config.keys import keys_of
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.plugins.check import registered_tables
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from retrain.config.resolved import Config
-from retrain.loop.tokenizer.load import load_tokenizer
-from retrain.plugins.manager import Plugins
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 BUILTIN = "builtin:tiny"
 TOY_MODEL = "conformance:toy"  # no folder and no hub id: `tokenizer_of` makes its tokenizer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrain.credit.pipeline import CreditGroup
-from retrain.seeding import Seeds
-from retrain.types import Floats
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Floats
+from retrain.rooms.credit.pipeline import CreditGroup
 
 LAMBDAS = (0.0, 0.5, 1.0)
 NEARLY_IMPOSSIBLE = -750.0  # nats: exp of it is 0 in double precision

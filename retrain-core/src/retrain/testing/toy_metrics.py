@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrain.seeding import Seeds
+from retrain.kernel.seeding import Seeds
 
 STEPS = 30
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from retrain.errors import ConfigError, Problem
-from retrain.loop.build import build_part
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.types import Example, Kind
 from retrain.testing.bench import Bench
-from retrain.types import Example, Kind
 
 MAX_EXAMPLES = 4
 HUGE_CHARS = 200_000

@@ -111,7 +111,7 @@ def create_pair(
 
             pair = create_native(folder, architecture, lora, place)
         else:
-            from retrain_local.model.hosted import create_hosted  # transformers and PEFT: seconds to import
+            from retrain_local.model.hf_model import create_hosted  # transformers and PEFT: seconds to import
 
             pair = create_hosted(folder, lora, place)
     pair.publish()

@@ -1,0 +1,90 @@
+"""What a key of a TOML table is: its type, default, range, flag, and whether its feature exists yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from retrain.kernel.declared import Kind
+from retrain.kernel.declared import TableTraits as TableTraits
+
+
+class Table(BaseModel):
+    """Base of every TOML table: unknown keys are errors, types are strict (the text "false" is not a boolean)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+
+def key(
+    default: Any,
+    description: str,
+    *,
+    flag: str | None = None,
+    names: Kind | None = None,
+    pending: str | None = None,
+    aliases: tuple[str, ...] = (),
+    free_on_resume: bool = False,
+    **constraints: Any,
+) -> Any:
+    """One key of a table.
+
+    `flag` overrides the command-line flag made from table prefix and key. `names` says that the value names a plugin
+    of that kind. `pending` says what is not built yet: any value but the default is then refused with that text.
+    `free_on_resume` says that a resumed run may have another value and still be the same run.
+    `constraints` are pydantic's (`ge`, `gt`, `le`, `lt`, `alias`, ...).
+    """
+    extra: Any = {
+        "flag": flag,
+        "names": names,
+        "pending": pending,
+        "aliases": aliases,
+        "free_on_resume": free_on_resume,
+    }
+    if isinstance(default, dict | list):
+        return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key as the loader, the flags and the documentation see it."""
+
+    table: str
+    name: str
+    flag: str
+    annotation: Any
+    default: Any
+    description: str
+    names: Kind | None
+    pending: str
+    aliases: tuple[str, ...]
+    free_on_resume: bool
+
+    @property
+    def path(self) -> str:
+        """`table.key`, as `--set` takes it."""
+        return f"{self.table}.{self.name}"
+
+
+def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator[Key]:
+    """Every key of a table, in the order of its model."""
+    for field_name, info in model.model_fields.items():
+        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        name = info.alias or field_name
+        names: Any = extra.get("names")
+        aliases: Any = extra.get("aliases") or ()
+        yield Key(
+            table=table,
+            name=name,
+            flag=str(extra.get("flag") or f"{traits.flag_prefix}{name}").replace("_", "-"),
+            annotation=info.annotation,
+            default=info.get_default(call_default_factory=True),
+            description=info.description or "",
+            names=names,
+            pending=str(extra.get("pending") or ""),
+            aliases=tuple(aliases),
+            free_on_resume=bool(extra.get("free_on_resume")),
+        )

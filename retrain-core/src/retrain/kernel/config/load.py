@@ -1,0 +1,293 @@
+"""Layers defaults, file, environment and command line into one `Config`, and collects every problem on the way."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from retrain.kernel.config.keys import Key, TableTraits, keys_of
+from retrain.kernel.config.legacy import legacy_names, options_block
+from retrain.kernel.config.overrides import Override, from_arguments, from_environment, parse_free
+from retrain.kernel.config.positions import key_lines
+from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.config.toml_text import toml_text, unquoted
+from retrain.kernel.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEntry:
+    """A registered table: its model and what the loader must know besides."""
+
+    model: type[BaseModel]
+    traits: TableTraits = field(default_factory=TableTraits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value of `table.key` that has its type already, such as a condition of a campaign gives it."""
+
+    path: str
+    value: Any
+    origin: Origin
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Values as they are layered: `values[table][key]`, with the origin of each."""
+
+    tables: Mapping[str, TableEntry]
+    table_hint: Callable[[str], str]
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    in_file: set[str] = field(default_factory=set)  # tables
+    keys: dict[str, Key] = field(default_factory=dict)
+
+    def set(self, path: str, value: Any, origin: Origin) -> None:
+        table, _, name = path.partition(".")
+        self.values.setdefault(table, {})[name] = value
+        self.origins[path] = origin
+
+    def place(self, path: str) -> str:
+        table, _, name = path.partition(".")
+        return f"{self.origins.get(path, 'default')} [{table}] {name}".rstrip()
+
+
+def all_keys(tables: Mapping[str, TableEntry]) -> list[Key]:
+    """Every key of every registered table."""
+    return [key for name, entry in tables.items() for key in keys_of(name, entry.model, entry.traits)]
+
+
+def load_config(
+    file: Path | None,
+    *,
+    tables: Mapping[str, TableEntry],
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    table_hint: Callable[[str], str] = lambda table: "",
+    settings: Sequence[Setting] = (),
+) -> tuple[Config, list[Problem]]:
+    """Resolve the configuration of one run.
+
+    `arguments` are command-line overrides; `settings` win over them, and over everything else. `table_hint` says who
+    would provide an unknown table. All problems are returned together; with any, the config holds defaults in the
+    tables concerned and must not be used to train.
+    """
+    keys = all_keys(tables)
+    draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
+    if file is not None:
+        _read_file(draft, file)
+    for overrides, problems in (from_environment(environ or {}, keys), from_arguments(arguments, keys)):
+        draft.problems += problems
+        for override in overrides:
+            _apply(draft, override)
+    for setting in settings:
+        _set(draft, setting)
+    models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
+    foreign = frozenset(name for name, entry in tables.items() if entry.traits.pending or entry.traits.starts_runs)
+    source = str(file) if file else ""
+    config = Config(tables=models, origins=draft.origins, source=source, foreign_tables=foreign)
+    draft.problems += _pending(config, draft)
+    return config, draft.problems
+
+
+def _read_file(draft: _Draft, file: Path) -> None:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        document = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            Problem(where=str(file), what="file not found", fix="check the path, or write one with `retrain init`")
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(Problem(where=str(file), what=f"not valid TOML: {error}", fix="correct that line")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            Problem(where=str(file), what=f"cannot be read: {error}", fix="give a UTF-8 text file")
+        ) from None
+    lines = key_lines(text)
+    for table, content in document.items():
+        place = f"{file}:{lines.get(table, 1)}"
+        if table not in draft.tables:
+            draft.problems.append(_unknown_table(draft, table, content, place))
+        elif not isinstance(content, dict):
+            problem = Problem(
+                where=place, what=f"[{table}] must be a table, not {_name(content)}", fix=f"write [{table}]"
+            )
+            draft.problems.append(problem)
+        else:
+            draft.in_file.add(table)
+            if reason := draft.tables[table].traits.pending:
+                draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
+            legacy = legacy_names(content) if table == "backend" else ()
+            if legacy:
+                draft.problems.append(_legacy(content, legacy, file, lines.get(f"backend.{legacy[0]}", 1)))
+            for name in (name for name in content if name not in legacy):
+                origin = Origin(layer=Layer.FILE, place=f"{file}:{lines.get(f'{table}.{name}', lines.get(table, 1))}")
+                _take(draft, table, name, content[name], origin)
+
+
+def _legacy(backend: Mapping[str, Any], names: Sequence[str], file: Path, line: int) -> Problem:
+    """One problem for all legacy keys, with the table to write in their place."""
+    what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
+    block = options_block(backend).replace("\n", "\n        ")
+    fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"
+    return Problem(where=f"{file}:{line} [backend] {names[0]}", what=what, fix=fix)
+
+
+def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> None:
+    for key in draft.keys.values():
+        if key.table == table and (name == key.name or name in key.aliases):
+            if key.path in draft.origins:
+                twice = Problem(
+                    where=f"{origin} [{table}] {name}", what=f"sets {key.name} a second time", fix="keep one"
+                )
+                draft.problems.append(twice)
+            draft.set(key.path, value, origin)
+            return
+    draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
+
+
+def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
+    if not isinstance(content, dict):
+        owners = [key for key in draft.keys.values() if key.name == table]
+        fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
+        return Problem(where=place, what=f"key {table!r} stands outside any table", fix=fix)
+    if hint := draft.table_hint(table):
+        return Problem(where=f"{place} [{table}]", what="unknown table", fix=hint)
+    near = get_close_matches(table, draft.tables, n=1)
+    known = ", ".join(sorted(draft.tables))
+    fix = f"did you mean [{near[0]}]?" if near else f"use one of: {known}"
+    return Problem(where=f"{place} [{table}]", what="unknown table", fix=fix)
+
+
+def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
+    own = [key.name for key in draft.keys.values() if key.table == table]
+    near = get_close_matches(name, own, n=1)
+    elsewhere = [key for key in draft.keys.values() if key.name == name]
+    if near:
+        fix = f"did you mean {near[0]!r}?"
+    elif elsewhere:
+        fix = f"{name!r} belongs to [{elsewhere[0].table}]"
+    else:
+        fix = f"use one of: {', '.join(own)}"
+    return Problem(where=place, what="unknown key", fix=fix)
+
+
+def _apply(draft: _Draft, override: Override) -> None:
+    key = draft.keys[override.path]
+    if override.entry:
+        current = draft.values.get(key.table, {}).get(key.name)
+        merged = {**(current if isinstance(current, dict) else {}), override.entry: parse_free(override.text)}
+        draft.set(override.path, merged, override.origin)
+        return
+    try:
+        draft.set(override.path, _parse(key, override.text), override.origin)
+    except ValueError as error:
+        draft.problems.append(
+            Problem(
+                where=str(override.origin),
+                what=f"{override.text!r} is not a valid {key.path}: {error}",
+                fix=_expected(key, None),
+            )
+        )
+
+
+def _set(draft: _Draft, setting: Setting) -> None:
+    """Take a value as it is; the entries of a free table are added to those that are there."""
+    table, _, name = setting.path.partition(".")
+    value, current = setting.value, draft.values.get(table, {}).get(name)
+    if isinstance(value, Mapping) and isinstance(current, Mapping):
+        value = {**current, **value}
+    draft.set(setting.path, value, setting.origin)
+
+
+def _parse(key: Key, text: str) -> Any:
+    """Text from a flag or the environment as the type of its key; text alone is never taken for more than it says."""
+    if key.annotation is str:
+        return text
+    container = isinstance(key.default, list | dict)
+    value: Any = text
+    if container and text.strip().startswith(("[", "{")):
+        value = parse_free(text)
+    elif isinstance(key.default, list):
+        value = [parse_free(part.strip()) if key.annotation != list[str] else part.strip() for part in text.split(",")]
+    try:
+        return TypeAdapter(key.annotation).validate_python(value, strict=container)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
+
+
+def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
+    """The table as its model; keys with a problem are left at their defaults, so that the others can be checked too."""
+    values = draft.values.get(table, {})
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faulty = set()
+        for detail in error.errors():
+            name = str(detail["loc"][0]) if detail["loc"] else ""
+            faulty.add(name)
+            inner = "".join(f".{part}" for part in detail["loc"][1:])
+            message = detail["msg"].removeprefix("Value error, ")
+            got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
+            key = draft.keys.get(f"{table}.{name}")
+            fix = _expected(key, detail["input"]) if key else "correct the table"
+            problem = Problem(where=draft.place(f"{table}.{name}") + inner, what=f"{message}{got}", fix=fix)
+            draft.problems.append(problem)
+    try:
+        return model.model_validate({name: value for name, value in values.items() if name not in faulty})
+    except ValidationError:  # a rule about several keys at once
+        return model.model_validate({})
+
+
+def _pending(config: Config, draft: _Draft) -> list[Problem]:
+    problems, values = [], config.as_dict()
+    for path, origin in draft.origins.items():
+        key = draft.keys[path]
+        value = values[key.table].get(key.name)  # an optional table that is absent
+        if (reason := draft.tables[key.table].traits.pending) and origin.layer is not Layer.FILE:
+            problems.append(Problem(where=draft.place(path), what=reason, fix=f"remove {origin}"))
+        elif origin.layer is Layer.COMMAND_LINE and _has_no_effect(draft, key):
+            what = f"changes nothing: the file has no [{key.table}]"
+            problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
+        elif key.pending and value != key.default:
+            fix = f"remove it, or keep the default {toml_text(key.default)}"
+            problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
+    return problems
+
+
+def _has_no_effect(draft: _Draft, key: Key) -> bool:
+    return draft.tables[key.table].traits.starts_runs and key.table not in draft.in_file
+
+
+def _expected(key: Key, value: Any) -> str:
+    meant = unquoted(value, key.default)
+    choices = [choice for choice in get_args(key.annotation) if isinstance(choice, str)]
+    if near := get_close_matches(str(value).lower(), choices, n=1):
+        return f"did you mean {near[0]!r}?"
+    return f"write {meant}, without quotes" if meant else f"{key.description} Default: {toml_text(key.default)}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return f"{_name(value)} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _name(value: Any) -> str:
+    names = {
+        str: "text",
+        int: "the integer",
+        float: "the number",
+        bool: "the boolean",
+        list: "the list",
+        dict: "the table",
+    }
+    return names.get(type(value), type(value).__name__)

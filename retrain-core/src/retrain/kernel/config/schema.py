@@ -1,0 +1,233 @@
+"""The tables that belong to the kernel, one model each; the other tables are registered by whoever uses them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
+
+INSTRUCTION = r"Put your final answer in \boxed{}."
+
+
+class BackendTable(Table):
+    """Who owns the policy, and where."""
+
+    backend: str = key("local", "Training backend: local, tinker, prime_rl or a plugin.", names=Kind.BACKEND)
+    devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ... A missing GPU falls back to the CPU.")
+    adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
+    throttle_dir: str = key(
+        "", "Lock folder shared by runs that call one service; empty = no throttle.", free_on_resume=True
+    )
+    max_concurrent: int = key(
+        4, "Remote calls at a time by all runs with this throttle_dir.", ge=1, free_on_resume=True
+    )
+    options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
+
+
+class ModelTable(Table):
+    """Which model is trained."""
+
+    model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
+    base_url: str = key("", "Tinker service URL; empty = TINKER_BASE_URL, or the hosted service.", free_on_resume=True)
+    lora_rank: int = key(32, "LoRA rank; alpha is twice the rank unless [lora] alpha says otherwise.", ge=1)
+    trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
+
+
+class AlgorithmTable(Table):
+    """How rewards become credit for tokens."""
+
+    algorithm_mode: str = key("", "Whole pipeline by name; overrides advantage and transform.", names=Kind.ALGORITHM)
+    advantage_mode: str = key("maxrl", "Credit per completion: grpo, maxrl or a plugin.", names=Kind.ADVANTAGE)
+    transform_mode: str = key(
+        "gtpo_sepa", "Credit per token: none, gtpo, gtpo_hicra, gtpo_sepa or a plugin.", names=Kind.TRANSFORM
+    )
+    uncertainty_kind: str = key(
+        "surprisal", "surprisal, predictive_variance, shannon_entropy or a plugin.", names=Kind.UNCERTAINTY
+    )
+    surprisal_mask_rho: float = key(
+        0.0,
+        "Keep credit on this fraction of the most uncertain action tokens of the step; 0 = off.",
+        ge=0.0,
+        le=1.0,
+        aliases=("entropy_mask_rho",),
+    )
+    loss: Literal["importance_sampling", "ppo", "cispo"] = key(
+        "importance_sampling", "importance_sampling (no clip), ppo (clipped ratio) or cispo (clipped weight)."
+    )
+    clip_eps: float = key(0.2, "ppo: the ratio counts from 1 - clip_eps up to 1 + clip_eps.", gt=0.0, lt=1.0)
+    clip_eps_high: float = key(
+        0.0, "ppo: another upper clip; cispo: largest weight; 0 = clip_eps, 4 for cispo.", ge=0.0
+    )
+    tis_cap: float = key(0.0, "Truncate the trainer/sampler importance weight at this value; 0 = off.", ge=0.0)
+    params: dict[str, Any] = key({}, "Parameters of the algorithm plugin.", flag="algorithm_params")
+    advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.")
+    transform_params: dict[str, Any] = key({}, "Parameters of the transform; may hold its own uncertainty_kind.")
+
+
+class PluginsTable(Table):
+    """Where dotted names are looked for."""
+
+    search_paths: list[str] = key(
+        ["plugins"], "Module prefixes tried before the plain path.", flag="plugins_search_paths"
+    )
+    strict: bool = key(
+        True, "Fail at once on a plugin's error.", flag="plugins_strict", pending="a lenient mode is not built"
+    )
+
+    @field_validator("search_paths")
+    @classmethod
+    def _not_empty(cls, paths: list[str]) -> list[str]:
+        if any(not path.strip() for path in paths):
+            raise ValueError("a search path must not be empty")
+        return paths
+
+
+class TrainingTable(Table):
+    """The size of a step and how many of them."""
+
+    seed: int = key(-1, "Root seed; -1 draws one, records it and uses it.", ge=-1, lt=2**31)
+    max_steps: int = key(500, "Training steps.", ge=1, free_on_resume=True)
+    batch_size: int = key(8, "Prompts per step.", ge=1)
+    group_size: int = key(16, "Completions per prompt.", ge=1)
+    max_tokens: int = key(10240, "New tokens per completion at most.", ge=1)
+    temperature: float = key(0.7, "Sampling temperature; the trainer uses the same.", gt=0.0)
+    top_p: float = key(1.0, "Nucleus sampling.", gt=0.0, le=1.0, pending="only the full distribution can be trained on")
+    lr: float = key(4e-5, "AdamW learning rate, constant.", gt=0.0)
+    weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
+    max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
+    save_every: int = key(20, "Steps between checkpoints; 0 = only the last.", ge=0, free_on_resume=True)
+    keep_last: int = key(
+        0, "Keep this many newest checkpoints; 0, with keep_best = 0, keeps all.", ge=0, free_on_resume=True
+    )
+    keep_best: int = key(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0, free_on_resume=True)
+    keep_best_metric: str = key("eval_correct_rate", "Field of metrics.jsonl that ranks them.", free_on_resume=True)
+    max_bad_steps: int = key(
+        3, "Stop after this many steps in a row with a non-finite number; 0 = never.", ge=0, free_on_resume=True
+    )
+    grace_s: float = key(
+        30.0, "Seconds that a stop by a signal may take before the process leaves.", gt=0.0, free_on_resume=True
+    )
+
+
+class OptimizerTable(Table):
+    """AdamW and the gradient norm."""
+
+    beta1: float = key(0.9, "AdamW beta1.", ge=0.0, lt=1.0)
+    beta2: float = key(0.95, "AdamW beta2.", ge=0.0, lt=1.0)
+    eps: float = key(1e-8, "AdamW epsilon.", gt=0.0)
+    grad_clip_norm: float = key(0.0, "Clip the gradient to this L2 norm; 0 = off.", ge=0.0)
+
+
+class LoraTable(Table):
+    """The adapter."""
+
+    alpha: int = key(0, "LoRA alpha; 0 = twice the rank.", ge=0)
+    dropout: float = key(
+        0.0, "LoRA dropout.", ge=0.0, lt=1.0, pending="dropout would make sampler and trainer disagree"
+    )
+
+
+class DataTable(Table):
+    """Where tasks come from and how they are put to the model. Source-specific keys are ignored by no source."""
+
+    source: str = key("math", "math, files, reasoning_gym, arithmetic or a plugin.", names=Kind.DATA_SOURCE)
+    path: str = key("", "Local file or folder (files), or a local copy of the hub data set (math).")
+    prompt_key: str = key("prompt", "Column that holds the prompt (files).", min_length=1)
+    answer_key: str = key("answer", "Column that holds the reference answer (files).", min_length=1)
+    instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
+    system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
+    template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")
+    options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
+
+
+class RewardLimits(Table):
+    """`[scoring.limits.NAME]`: what one reward may do that others may not; an absent key is that of `[scoring]`."""
+
+    timeout_s: float | None = key(None, "Seconds that scoring one completion may take.", gt=0.0)
+    retries: int | None = key(None, "Further tries of a score that failed.", ge=0)
+    max_failed_frac: float | None = key(None, "Stop when more than this share failed.", ge=0.0, le=1.0)
+
+
+class ScoringTable(Table):
+    """How completions are scored: in processes that can be killed, while others are still being sampled."""
+
+    workers: int = key(0, "Scoring processes; 0 = one less than the cores, from 1 to 8.", ge=0, free_on_resume=True)
+    timeout_s: float = key(10.0, "Seconds that scoring one completion may take.", gt=0.0)
+    retries: int = key(1, "Further tries of a score that failed.", ge=0)
+    max_failed_frac: float = key(0.1, "Stop when more than this share of a step's scores failed.", ge=0.0, le=1.0)
+    memory_gb: float = key(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0, free_on_resume=True)
+    cache: bool = key(True, "Score equal completions of an example once.", free_on_resume=True)
+    audit: Literal["stop", "warn", "off"] = key("stop", "When the reward fails its audit.", free_on_resume=True)
+    audit_examples: int = key(8, "Examples that the reward is tried on before training.", ge=1, free_on_resume=True)
+    limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
+
+
+class EvalTable(Table):
+    """Held-out evaluation on examples that are never trained on."""
+
+    every: int = key(0, "Steps between evaluations; 0 = only before the first and after the last.", ge=0)
+    examples: int = key(0, "Held-out examples; 0 = no evaluation.", ge=0)
+    samples: int = key(4, "Completions per held-out example, for the correct rate and pass@k.", ge=1)
+    seed: int = key(0, "Seed of the split and of the evaluation's sampling, apart from the run's.", ge=0)
+
+
+class ResumeTable(Table):
+    """Continue an earlier run."""
+
+    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
+    anyway: bool = key(False, "Continue although the configuration would make it another run.", free_on_resume=True)
+
+
+class DeadlinesTable(Table):
+    """How long each phase may take; 0 = as long as it likes."""
+
+    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
+    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
+    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
+    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
+    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
+    heartbeat_s: float = key(
+        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
+    )
+
+
+class LoggingTable(Table):
+    """Where the run is written down."""
+
+    log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
+    recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)
+    wandb_project: str = key("", "wandb project; a name turns the recorder wandb on.", free_on_resume=True)
+    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", free_on_resume=True)
+    wandb_entity: str = key("", "wandb entity.", free_on_resume=True)
+    wandb_group: str = key("", "wandb group.", free_on_resume=True)
+    wandb_tags: str = key("", "wandb tags, comma-separated.", free_on_resume=True)
+    checkpoint_artifacts: bool = key(False, "wandb: keep each saved adapter as an artifact.", free_on_resume=True)
+    strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
+
+    @field_validator("strategic_grams")
+    @classmethod
+    def _phrases(cls, text: str) -> str:
+        if text.strip().startswith("["):
+            try:
+                grams = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"not a JSON array: {error}") from error
+            if not all(isinstance(gram, str) for gram in grams):
+                raise ValueError("every phrase of the JSON array must be text")
+        return text
+
+
+class PrimeRlOptions(Table):
+    """`[backend.options]` as the documentation shows them for prime_rl; accepted at their defaults meanwhile."""
+
+    transport: Literal["filesystem", "zmq"] = "filesystem"
+    zmq_host: str = "localhost"
+    zmq_port: int = 5555
+    zmq_hwm: int = 10
+    strict_advantages: bool = True
+    sync_wait_s: int = 30
+    sync_poll_s: float = 0.2

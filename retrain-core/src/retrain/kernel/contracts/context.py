@@ -1,0 +1,35 @@
+"""What a factory of a part may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.plugins.manager import Plugins
+    from retrain.kernel.seeding import Seeds
+
+
+def _never_stop() -> None:
+    """Outside a run nobody asks for a stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginContext:
+    """What a factory may look at: the resolved config, its own validated parameters, the seeds, other plugins.
+
+    `tokenizer` is a `transformers` tokenizer, present for every kind but the data source's and the config table's.
+    `check_stop()` raises when the run was asked to stop: long work inside `Backend.train`, which is shielded from
+    signals, calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
+    """
+
+    config: Config
+    seeds: Seeds
+    plugins: Plugins
+    params: BaseModel | None = None
+    tokenizer: Any = None
+    check_stop: Callable[[], None] = _never_stop

@@ -1,0 +1,147 @@
+"""The errors a user can meet: each says where, what, why and the smallest fix, and carries its exit code."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_RESUMABLE = 75  # stopped by a signal with a checkpoint saved: resume me
+LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with the input.
+
+    `where` is a place the user can open (`retrain.toml:12 [training] lr`), `what` the fault, `why` the rule it
+    breaks, `fix` the smallest change that mends it; empty parts are left out of the text.
+    """
+
+    what: str
+    where: str = ""
+    why: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        tail = [f"    {part}" for part in (self.why, f"fix: {self.fix}" if self.fix else "") if part]
+        return "\n".join([head, *tail])
+
+
+def raised_at(error: BaseException) -> str:
+    """` (my_transforms.py:4)`: the innermost line of a plugin that raised, or that called what raised; else empty.
+
+    A file that is installed as part of no library comes first, so that an error from within NumPy is shown where the
+    user's own file called it.
+    """
+    package = Path(__file__).parents[1]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if package not in Path(f.filename).parents]
+    foreign = [frame for frame in frames if not _is_library(Path(frame.filename))] or frames[:1]
+    if not foreign:
+        return ""
+    file = Path(foreign[-1].filename)
+    with suppress(OSError, ValueError):  # OSError: the current folder is gone; ValueError: the file is elsewhere
+        file = file.relative_to(Path.cwd())
+    return f" ({file}:{foreign[-1].lineno})"
+
+
+def _is_library(file: Path) -> bool:
+    return not LIBRARY_FOLDERS.isdisjoint(file.parts) or Path(traceback.__file__).parent in file.parents
+
+
+class RetrainError(Exception):
+    """Base of every error meant for a user; `problems` holds all that was found at once."""
+
+    exit_code = EXIT_FAILED
+    label = "error"
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        return "\n".join(f"{number}. {problem}" for number, problem in enumerate(self.problems, start=1))
+
+
+class ConfigError(RetrainError, ValueError):
+    """The configuration, command line or input files cannot be used; nothing was started."""
+
+    exit_code = EXIT_USAGE
+    label = "config error"
+
+
+class PluginError(RetrainError, LookupError):
+    """A plugin is missing, failed to load, or broke its contract."""
+
+    exit_code = EXIT_USAGE
+    label = "plugin error"
+
+
+class HookError(PluginError):
+    """A plugin's life-cycle hook raised during a run."""
+
+    exit_code = EXIT_FAILED
+
+
+class CreditError(RetrainError, ValueError):
+    """Credit could not be assigned: a non-finite number or a wrong shape, named by completion and token."""
+
+    label = "credit error"
+
+
+class RewardError(RetrainError, RuntimeError):
+    """Scoring failed more often than the run tolerates."""
+
+    label = "reward error"
+
+
+class BackendError(RetrainError, RuntimeError):
+    """A backend or engine could not sample, train, save or load."""
+
+    label = "backend error"
+
+
+class OutOfMemoryError(BackendError):
+    """The work did not fit in memory; weights and optimizer are as they were, and a smaller batch may be tried."""
+
+
+class NonFiniteError(BackendError):
+    """A loss, gradient or log-probability was not finite; weights and optimizer are as they were before the step."""
+
+
+class CheckpointError(RetrainError, RuntimeError):
+    """A checkpoint could not be written, or is damaged."""
+
+    label = "checkpoint error"
+
+
+class RecordError(RetrainError, RuntimeError):
+    """A record of the run could not be written; what was written before is whole."""
+
+    label = "record error"
+
+
+class HealthError(RetrainError, RuntimeError):
+    """A health monitor found the run not worth going on with; its state is saved."""
+
+    label = "health"
+
+
+class DeadlineError(RetrainError, RuntimeError):
+    """A phase of the run took longer than `[deadlines]` allows."""
+
+    label = "deadline"
+
+
+class ResumeError(RetrainError, RuntimeError):
+    """A run cannot be continued as asked."""
+
+    exit_code = EXIT_USAGE
+    label = "resume error"

@@ -1,0 +1,277 @@
+"""Every extension point of retrain, in life-cycle order: this page defines what can be plugged.
+
+A plugin is a module or object found through the entry-point group `retrain`; it implements any of these hooks with
+`retrain.api.hookimpl`. Registration hooks receive a callable and give it one `PluginSpec` for each name they offer;
+nothing heavy may be imported for that. Life-cycle hooks receive read-only views. Unless said otherwise an exception
+in a registration hook disables that plugin alone (its error is shown by `retrain plugins` and in every message about
+a missing name), and an exception in a life-cycle hook stops the run with the plugin's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
+    from retrain.kernel.errors import Problem
+    from retrain.kernel.plugins.manager import Plugins
+    from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.rooms.doctor.diagnosis import Diagnosis
+
+    Register = Callable[[PluginSpec], None]
+
+PROJECT = "retrain"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# ---------------------------------------------------------------- registration: once per process, before the config
+
+
+@hookspec
+def retrain_register_config_tables(register: Register) -> None:
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+
+
+@hookspec
+def retrain_register_commands(register: Register) -> None:
+    """Offer `retrain NAME ...`: `factory` is a `click.Command`, imported only when the command is typed."""
+
+
+@hookspec
+def retrain_register_init_templates(register: Register) -> None:
+    """Offer `retrain init --template NAME`: `factory` is the TOML text or a function that returns it.
+
+    `traits` names the file to write when it is not `retrain.toml`.
+    """
+
+
+@hookspec
+def retrain_register_data_sources(register: Register) -> None:
+    """Offer a `[data] source`: `factory(context) -> DataSource`."""
+
+
+@hookspec
+def retrain_register_environments(register: Register) -> None:
+    """Offer an `[environment] provider`: `factory(context) -> Environment`, multi-turn or with a rubric of its own."""
+
+
+@hookspec
+def retrain_register_rewards(register: Register) -> None:
+    """Offer a `[reward] type`: `factory(context) -> Reward`."""
+
+
+@hookspec
+def retrain_register_backends(register: Register) -> None:
+    """Offer a `[backend] backend`: `factory(context) -> Backend`; `traits` are its `Capabilities`.
+
+    `params` is the model of `[backend.options]`.
+    """
+
+
+@hookspec
+def retrain_register_inference_engines(register: Register) -> None:
+    """Offer an `[inference] engine`: `factory(context, policy) -> Engine`; `traits` are its `EngineTraits`."""
+
+
+@hookspec
+def retrain_register_advantages(register: Register) -> None:
+    """Offer an `advantage_mode`: `f(rewards_G)`, `f(rewards_G, params)`, `f(ctx)` or an `AdvantageSpec`.
+
+    `params` is the model of `[algorithm.advantage_params]`.
+    """
+
+
+@hookspec
+def retrain_register_transforms(register: Register) -> None:
+    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`."""
+
+
+@hookspec
+def retrain_register_uncertainties(register: Register) -> None:
+    """Offer an `uncertainty_kind`: an `UncertaintySpec` or `f(ctx) -> one non-negative number per token`."""
+
+
+@hookspec
+def retrain_register_algorithms(register: Register) -> None:
+    """Offer an `algorithm_mode`, a whole pipeline that replaces advantage and transform: an `AlgorithmSpec`."""
+
+
+@hookspec
+def retrain_register_planning_detectors(register: Register) -> None:
+    """Offer a `[planning] detector`: `factory(context) -> PlanningDetector`."""
+
+
+@hookspec
+def retrain_register_controllers(register: Register) -> None:
+    """Offer a schedule with state, named by a `TransformSpec`: `factory(context) -> Controller`."""
+
+
+@hookspec
+def retrain_register_recorders(register: Register) -> None:
+    """Offer a name for `[logging] recorders`: `factory(context) -> Recorder`."""
+
+
+@hookspec
+def retrain_register_health_monitors(register: Register) -> None:
+    """Offer a name for `[health] monitors`: `factory(context) -> HealthMonitor`."""
+
+
+@hookspec
+def retrain_register_pacers(register: Register) -> None:
+    """Offer a `[backpressure] pacer`, which sets the batch size of each step: `factory(context) -> Pacer`."""
+
+
+@hookspec
+def retrain_register_launchers(register: Register) -> None:
+    """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
+
+
+# ---------------------------------------------------------------- the manual: once per command
+
+
+@hookspec
+def retrain_describe_metrics() -> Iterable[MetricSpec] | None:
+    """Explain the fields that this plugin adds to `metrics.jsonl`: the manual and the pages of metrics are made of it.
+
+    Nothing heavy may be imported for it.
+    """
+
+
+# ---------------------------------------------------------------- a configuration file: once per command
+
+
+@hookspec(firstresult=True)
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """Claim a TOML file that is no training run: `retrain FILE` and `retrain explain FILE` go where the claim says.
+
+    `document` is the file as parsed, not yet checked. None leaves it to the others, and in the end to training.
+    """
+
+
+@hookspec
+def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem] | None:
+    """What else is wrong with a training run, told together with everything else; nothing heavy may be imported for it.
+
+    For rules that a table's model cannot know, because they join keys of several tables. Keep to what the plugin owns.
+    """
+
+
+@hookspec
+def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
+
+
+@hookspec
+def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis] | None:
+    """What `retrain doctor` should tell about this plugin's part of the machine: extras, devices, servers, keys.
+
+    `config` is what the user wants to run, None when there is no configuration: then nothing is `needed`. Libraries may
+    be imported, models may not be loaded, and no question may take longer than some seconds. An exception becomes a
+    failed finding with the plugin's name.
+    """
+
+
+# ---------------------------------------------------------------- a run: each once, unless said otherwise
+
+
+@hookspec(firstresult=True)
+def retrain_locate_model(model: str) -> str | None:
+    """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
+
+    Asked whenever tokenizer or weights are about to load, before any heavy import.
+    """
+
+
+@hookspec(firstresult=True)
+def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
+    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+
+    `config` says how to reach the place. Asked when an adapter is about to be read.
+    """
+
+
+@hookspec
+def retrain_run_start(run: RunView) -> None:
+    """All parts are built and the run folder exists; the first step has not begun."""
+
+
+@hookspec
+def retrain_step_start(run: RunView, step: int) -> None:
+    """A step begins. Once per step."""
+
+
+@hookspec
+def retrain_phase(run: RunView, step: int, phase: str) -> None:
+    """The run enters `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`. A few times per step."""
+
+
+@hookspec
+def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
+    """Every completion of the step has its score. Once per step."""
+
+
+@hookspec
+def retrain_batch_ready(run: RunView, batch: BatchView) -> None:
+    """Credit is assigned; these rows are about to be trained. Once per step that trains."""
+
+
+@hookspec
+def retrain_extra_metrics(run: RunView, groups: GroupsView) -> Mapping[str, Any] | None:
+    """Fields to add to the step's line in `metrics.jsonl`; finite numbers, text or booleans. Once per step.
+
+    A field that already exists is an error naming the plugin.
+    """
+
+
+@hookspec
+def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
+    """The step's line is written. Once per step, and once with `step` = -1 for the evaluation before training."""
+
+
+@hookspec
+def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
+    """State of the plugin for a checkpoint, as JSON: `{"plugin-name": {...}}`. Once per checkpoint."""
+
+
+@hookspec
+def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
+    """The merged state of all plugins, as saved. Once per resume."""
+
+
+@hookspec
+def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
+    """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
+
+    What is returned then takes the place of what was returned before. An exception is told and ends nothing.
+    """
+
+
+@hookspec
+def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
+    """Sections for a report, `{"title": "text"}`. Once per report."""
+
+
+@hookspec
+def retrain_run_end(run: RunView, error: BaseException | None) -> None:
+    """The run is over, by success (`error` is None) or not. Always called when `retrain_run_start` was."""
+
+
+# ---------------------------------------------------------------- a campaign
+
+
+@hookspec
+def retrain_campaign_run_done(
+    config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
+) -> Mapping[str, Any] | None:
+    """A run of a campaign has reached its last step; what is returned goes into `manifest.json`: `{"squeeze": {...}}`.
+
+    `config` is the campaign's, `tables` names the tables that its file sets, `run` and `campaign` are folders. Once per
+    run, in a thread of the campaign's process. An exception is told and ends nothing.
+    """

@@ -1,0 +1,32 @@
+"""The kernel's own plugin: its config tables, registered through the same door as anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import PluginSpec
+
+TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, summary
+    ("backend", "BackendTable", "", "Who owns the policy, and where."),
+    ("model", "ModelTable", "", "Which model is trained."),
+    ("algorithm", "AlgorithmTable", "", "How rewards become credit for tokens."),
+    ("plugins", "PluginsTable", "", "Where dotted names are looked for."),
+    ("training", "TrainingTable", "", "The size of a step and how many of them."),
+    ("optimizer", "OptimizerTable", "optim_", "AdamW and the gradient norm."),
+    ("lora", "LoraTable", "lora_", "The adapter."),
+    ("data", "DataTable", "data_", "Where tasks come from and how they are put to the model."),
+    ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
+    ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
+    ("deadlines", "DeadlinesTable", "deadline_", "How long each phase may take; 0 = as long as it likes."),
+    ("resume", "ResumeTable", "resume_", "Continue an earlier run."),
+    ("logging", "LoggingTable", "", "Where the run is written down."),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    for name, model, prefix, summary in TABLES:
+        traits = TableTraits(flag_prefix=prefix)
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain.kernel.config.schema:{model}", traits=traits))

@@ -1,0 +1,56 @@
+"""Which of our own distributions provides a name, so that a missing one can be answered with its install line.
+
+Every name that the documentation speaks of stands here.
+"""
+
+from __future__ import annotations
+
+from retrain.kernel.declared import Kind
+
+SEPA, REWARDS, LOCAL = "retrain-sepa", "retrain-rewards", "retrain-local"
+TINKER, PRIME_RL = "retrain-tinker", "retrain-prime-rl"
+CORE = "retrain-core"
+
+_NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
+    Kind.ADVANTAGE: {SEPA: ("grpo", "maxrl")},
+    Kind.TRANSFORM: {SEPA: ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")},
+    Kind.UNCERTAINTY: {SEPA: ("surprisal", "predictive_variance", "shannon_entropy")},
+    Kind.ALGORITHM: {SEPA: ("grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa")},
+    Kind.PLANNING_DETECTOR: {SEPA: ("regex", "semantic")},
+    Kind.CONTROLLER: {SEPA: ("sepa",)},
+    Kind.REWARD: {REWARDS: ("match", "math", "judge", "custom")},
+    Kind.DATA_SOURCE: {REWARDS: ("math", "files", "reasoning_gym", "arithmetic")},
+    Kind.ENVIRONMENT: {REWARDS: ("verifiers",)},
+    Kind.BACKEND: {LOCAL: ("local",), TINKER: ("tinker",), PRIME_RL: ("prime_rl",)},
+    Kind.INFERENCE_ENGINE: {LOCAL: ("pytorch",), CORE: ("max", "vllm", "sglang", "mlx", "openai")},
+    Kind.RECORDER: {CORE: ("wandb", "tensorboard")},
+    Kind.HEALTH_MONITOR: {CORE: ("default",)},
+    Kind.PACER: {CORE: ("usl",)},
+    Kind.LAUNCHER: {CORE: ("subprocess", "ray")},
+    Kind.TEMPLATE: {LOCAL: ("tiny",)},
+    Kind.CONFIG_TABLE: {
+        SEPA: ("gtpo", "hicra", "sepa", "planning"),
+        REWARDS: ("reward", "environment"),
+        CORE: ("inference", "backpressure", "campaign", "squeeze", "health"),
+    },
+    Kind.COMMAND: {
+        CORE: (
+            *("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config"),
+            *("schema", "compare"),
+            *("report", "capacity", "squeeze", "credit", "plugin", "init-plugin", "audit", "score", "resume-check"),
+        ),
+    },
+}
+
+
+def provider(kind: Kind, name: str) -> str | None:
+    """The distribution of ours that has this name."""
+    for distribution, names in _NAMES.get(kind, {}).items():
+        if name in names:
+            return distribution
+    return None
+
+
+def promised_names(kind: Kind) -> tuple[str, ...]:
+    """All names of a kind that our documentation mentions."""
+    return tuple(name for names in _NAMES.get(kind, {}).values() for name in names)

@@ -1,0 +1,182 @@
+"""From a name in the TOML to the object it stands for.
+
+Order: registered name, `search_paths` prefix + dotted path, dotted path. What cannot be found is answered with the
+place it was asked in, the nearest name, every name with its distribution, the install line for a name of ours, and
+any entry point that failed to load together with its own error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+from retrain.kernel.declared import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A name resolved: the object, who gave it, and the model of its parameters if it declared one."""
+
+    name: str
+    target: Any
+    owner: Owner
+    params: type[BaseModel] | None = None
+    traits: object | None = None
+
+
+def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Found:
+    """The object behind `name`, imported now. PluginError says why not; `where` is the place that asked."""
+    entries = plugins.find(kind, name)
+    if entries:
+        return _from_registry(entries, kind, name, where)
+    if _is_dotted(name):
+        found = _from_dotted_path(name, kind, where, search_paths)
+        if found is not None:
+            return found
+    raise PluginError(missing(plugins, kind, name, where=where, search_paths=search_paths))
+
+
+def problem_with(
+    plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()
+) -> Problem | None:
+    """What `resolve` would complain of, found without importing the part itself; None when it looks fine."""
+    entries = plugins.find(kind, name)
+    if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
+        return None
+    if entries:
+        return _clash(entries, kind, name, where)
+    return missing(plugins, kind, name, where=where, search_paths=search_paths)
+
+
+def module_of(name: str, search_paths: Sequence[str]) -> str:
+    """The module that a dotted path means, not imported; empty when there is none."""
+    for candidate in _candidates(_split(name)[0], search_paths):
+        try:
+            if importlib.util.find_spec(candidate) is not None:
+                return candidate
+        except ModuleNotFoundError:
+            continue
+        except Exception:  # its own import error is told, with its cause, when the part is resolved
+            return candidate
+    return ""
+
+
+def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
+    """The message for a name that nobody provides."""
+    known = plugins.registered(kind)
+    names = [entry.spec.name for entry in known]
+    near = get_close_matches(name, [*names, *promised_names(kind)], n=1, cutoff=0.6)
+    lines = [f"did you mean {near[0]!r}?"] if near and near[0] != name else []
+    listed = ", ".join(f"{entry.spec.name} ({entry.owner})" for entry in known) or "none installed"
+    lines.append(f"known {kind} names: {listed}")
+    if _is_dotted(name):
+        modules = ", ".join(_candidates(_split(name)[0], search_paths))
+        lines.append(f"as a dotted path: no module found under {modules}")
+    lines += [
+        f"failed to load: {failure.owner} ({failure.owner.source}): {failure.error}" for failure in plugins.failures
+    ]
+    return Problem(
+        where=where, what=f"no {kind} named {name!r}", why="\n    ".join(lines), fix=_fix(plugins, kind, name, near)
+    )
+
+
+def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
+    distribution = provider(kind, name) or (provider(kind, near[0]) if near else None)
+    wanted = name if provider(kind, name) else (near[0] if near else name)
+    if distribution is None or plugins.find(kind, wanted):
+        return f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
+    if distribution in plugins.left_out:
+        return f"{distribution} provides {wanted!r}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+    installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
+    if distribution in installed:
+        return f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"
+    return f"pip install {distribution}  (it provides {wanted!r})"
+
+
+def _from_registry(entries: list[Registered], kind: Kind, name: str, where: str) -> Found:
+    if len(entries) > 1:
+        raise PluginError(_clash(entries, kind, name, where))
+    spec, owner = entries[0].spec, entries[0].owner
+    try:
+        target, params = spec.load(), spec.load_params()
+    except Exception as error:
+        raise PluginError(
+            Problem(
+                where=where,
+                what=f"{kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}",
+                why=f"it was announced as {spec.factory!r}",
+                fix=f"repair or reinstall {owner.distribution}",
+            )
+        ) from error
+    return Found(name=spec.name, target=target, owner=owner, params=params, traits=spec.traits)
+
+
+def _clash(entries: list[Registered], kind: Kind, name: str, where: str) -> Problem:
+    owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
+    return Problem(
+        where=where,
+        what=f"{kind} {name!r} is provided twice: by {owners}",
+        fix=f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}",
+    )
+
+
+def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[str]) -> Found | None:
+    module_name, attribute = _split(name)
+    for candidate in _candidates(module_name, search_paths):
+        try:
+            module = importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (candidate == error.name or candidate.startswith(error.name + ".")):
+                continue
+            raise PluginError(_import_failed(name, kind, where, candidate, error)) from error
+        except Exception as error:
+            raise PluginError(_import_failed(name, kind, where, candidate, error)) from error
+        if not hasattr(module, attribute):
+            near = get_close_matches(attribute, [n for n in vars(module) if not n.startswith("_")], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else ""
+            file = getattr(module, "__file__", candidate)
+            raise PluginError(
+                Problem(
+                    where=where, what=f"{kind} {name!r}: {file} has no {attribute!r}", why=hint, fix="correct the name"
+                )
+            )
+        owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
+        target = getattr(module, attribute)
+        if isinstance(target, PluginSpec):  # what a registration hook would get: parameters and traits come along
+            return _from_registry([Registered(kind=kind, spec=target, owner=owner)], kind, name, where)
+        return Found(name=name, target=target, owner=owner)
+    return None
+
+
+def _import_failed(name: str, kind: Kind, where: str, module: str, error: Exception) -> Problem:
+    return Problem(
+        where=where,
+        what=f"{kind} {name!r}: importing {module} failed with {type(error).__name__}: {error}",
+        fix=f"make `python -c 'import {module}'` work in this folder",
+    )
+
+
+def _is_dotted(name: str) -> bool:
+    module, attribute = _split(name)
+    return bool(attribute) and all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+def _split(name: str) -> tuple[str, str]:
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    return module, attribute if module else ""
+
+
+def _candidates(module: str, search_paths: Sequence[str]) -> list[str]:
+    prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
+    return [*(f"{prefix}.{module}" for prefix in prefixes if prefix), module]

@@ -1,0 +1,124 @@
+"""What a plugin hands over when it registers: a name, one line about it, and where its factory is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.declared import Kind
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSpec:
+    """One registered part.
+
+    `factory` is the object itself or `"module:attribute"`, imported only when the name is used; what it must be is
+    said per kind in `retrain.kernel.contracts`. `params` is the pydantic model of the part's own parameters.
+    `traits` is what others may ask before the factory runs (a backend's `Capabilities`, a command's help line).
+    """
+
+    name: str
+    summary: str
+    factory: Callable[..., Any] | object | str
+    params: type[BaseModel] | str | None = None
+    aliases: tuple[str, ...] = ()
+    traits: object | None = None
+
+    def load(self) -> Any:
+        """The factory, imported now if it was given as text."""
+        return _load(self.factory)
+
+    def load_params(self) -> type[BaseModel] | None:
+        """The model of the parameters, imported now if it was given as text."""
+        model = _load(self.params)
+        return model if model is None or isinstance(model, type) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who registered something: distribution and version, and the entry point or file it came from."""
+
+    distribution: str
+    version: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A spec together with its owner."""
+
+    kind: Kind
+    spec: PluginSpec
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigClaim:
+    """Who deals with a TOML file that is no training run.
+
+    `command` is a registered command; it gets `FILE [overrides]` as `train` would. `explain` is `"module:function"`,
+    `f(arguments, plugins) -> mapping`, what `retrain explain FILE` shows.
+    """
+
+    command: str
+    explain: str
+
+    def load_explain(self) -> Callable[..., Mapping[str, Any]]:
+        """The function, imported now."""
+        function: Callable[..., Mapping[str, Any]] = _load(self.explain)
+        return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """A field of `metrics.jsonl`, explained.
+
+    `name` may hold `{...}` where names vary (`eval_pass_at_{k}`). `unit` is empty for a plain number, `text`, `flag`,
+    `list`, or a unit. `absent` says when a line lacks the field; empty = never.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    absent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailure:
+    """An entry point that could not be used, and its own error."""
+
+    owner: Owner
+    error: str
+
+
+@dataclass(slots=True)
+class Registry:
+    """All parts of one kind; two owners of one name are kept apart until the name is asked for."""
+
+    kind: Kind
+    entries: dict[str, list[Registered]] = field(default_factory=dict)
+
+    def add(self, spec: PluginSpec, owner: Owner) -> None:
+        """Take a spec under its name and aliases."""
+        entry = Registered(kind=self.kind, spec=spec, owner=owner)
+        for name in dict.fromkeys((spec.name, *spec.aliases)):
+            self.entries.setdefault(name, []).append(entry)
+
+    def primary(self) -> list[Registered]:
+        """Every entry once, under its own name, sorted."""
+        return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
+
+
+def _load(target: object) -> Any:
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

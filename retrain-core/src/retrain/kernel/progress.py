@@ -1,0 +1,86 @@
+"""What moves from step to step, and the clock of a step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from retrain.kernel.informative import num_correct
+from retrain.kernel.types import Group
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run; all of it goes into a checkpoint.
+
+    `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
+    `metrics.jsonl` is not written yet, because its evaluation is still to come. `has_first_eval` says that the
+    evaluation before training has its line. `is_ahead` says that the completions of the step that comes next are drawn
+    with the policy before the last update: while that was under way.
+    """
+
+    step: int = 0
+    example_idx: int = 0
+    total_correct: int = 0
+    total_completions: int = 0
+    bad_steps_in_a_row: int = 0
+    unfinished: dict[str, Any] | None = None
+    has_first_eval: bool = False
+    is_ahead: bool = False
+
+    def count(self, groups: tuple[Group, ...]) -> None:
+        """Take a step's completions into the totals."""
+        self.total_correct += sum(num_correct(group) for group in groups)
+        self.total_completions += sum(len(group.completions) for group in groups)
+
+    def running_rate(self) -> float:
+        """Share of right answers among all completions so far."""
+        return self.total_correct / max(self.total_completions, 1)
+
+    def as_state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Progress:
+        """The counters that `as_state` gave."""
+        return cls(**{field.name: state[field.name] for field in fields(cls) if field.name in state})
+
+
+class Clock:
+    """Seconds spent in a step and in each of its phases."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.phase_s = dict.fromkeys(("sample", "score", "train"), 0.0)
+        self._spans: list[tuple[str, float, float]] = []  # phase, begin, end
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter()
+            self.phase_s[phase] += ended - started
+            self._spans.append((phase, started, ended))
+
+    def fields(self, *, halves: bool = False) -> dict[str, float]:
+        """Timing fields of the metrics line; with `halves` also what they say of sampling and training at once."""
+        phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
+        step_s = time.perf_counter() - self.started
+        return {"step_time_s": step_s, **phases, **(self._halves(step_s) if halves else {})}
+
+    def _halves(self, step_s: float) -> dict[str, float]:
+        trained = [(begin, end) for phase, begin, end in self._spans if phase == "train"]
+        drawn = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
+        return {
+            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in drawn),
+            "sampler_idle_time_s": step_s - self.phase_s["sample"],
+            "trainer_idle_time_s": step_s - self.phase_s["train"],
+        }

@@ -1,0 +1,268 @@
+"""The things that flow: examples become completions, completions get scores, groups get credit, rows get trained.
+
+Shape suffixes: `_T` one entry per token of a row, `_G` one per completion of a group.
+Arrays are numpy and read-only by convention: whoever needs another value makes another array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.kernel.declared import Capabilities as Capabilities
+from retrain.kernel.declared import CheckpointMode as CheckpointMode
+from retrain.kernel.declared import Determinism as Determinism
+from retrain.kernel.declared import Kind as Kind
+
+Tokens = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+MAX_LOG_RATIO = 20.0
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, with `tool_calls` where tools are used
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Example:
+    """One verifiable task: a prompt, a reference answer and whatever its verifier needs besides.
+
+    `id` is stable across runs and machines, and equal for equal tasks: held-out splits and comparisons go by it.
+    `prompt` is the user's message, or a whole chat. `info` is plain data (JSON) that the verifier may read.
+    """
+
+    id: str
+    prompt: str | Sequence[Message]
+    reference: str
+    task: str = ""
+    info: Mapping[str, object] = field(default_factory=dict)
+
+
+class StopReason(StrEnum):
+    """Why a completion ended."""
+
+    EOS = "eos"  # an end-of-sequence token was sampled; it is kept and trained
+    LENGTH = "length"  # `max_tokens` or the context was full: the answer is truncated
+    TURNS = "turns"  # an episode that had not ended after its last permitted turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How completions are drawn; the log-probabilities returned belong to exactly this distribution.
+
+    `max_tokens` new tokens at most; `temperature` > 0 divides the logits. `entropy` asks for the entropy of the
+    sampling distribution at each position.
+    """
+
+    max_tokens: int
+    temperature: float
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleRequest:
+    """One prompt and a derived seed for each completion wanted of it; a completion depends on its own seed only."""
+
+    prompt_T: Tokens
+    seeds_G: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """What an engine returns for one completion: sampled tokens only, the end-of-sequence token included.
+
+    `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) where asked for.
+    `policy_version` is the version that `publish` returned before these tokens were drawn. Where `logprobs_T` were
+    recomputed with the training model, `engine_logprobs_T` are what the engine itself said about the same distribution.
+    """
+
+    tokens_T: Tokens
+    logprobs_T: Floats
+    stop_reason: StopReason
+    policy_version: int
+    entropies_T: Floats | None = None
+    engine_logprobs_T: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
+
+    `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
+    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the
+    sampled tokens, never trained on. `starts` are the positions at which the policy was given a context afresh: usually
+    0 alone, and more when an episode rewrote its history. What stands before a start was not seen after it, so each
+    part is trained as a row of its own. `turns` counts how often the policy was asked.
+    """
+
+    tokens_T: Tokens
+    action_T: Mask
+    logprobs_T: Floats
+    text: str
+    stop_reason: StopReason
+    policy_version: int
+    entropies_T: Floats | None = None
+    engine_logprobs_T: Floats | None = None
+    starts: tuple[int, ...] = (0,)
+    turns: int = 1
+
+    @property
+    def num_actions(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return int(np.count_nonzero(self.action_T))
+
+
+class Outcome(StrEnum):
+    """The three ends that scoring can have; they are never merged."""
+
+    SCORED = "scored"
+    NO_VERDICT = "no_verdict"  # the verifier cannot tell: left out of its group and counted
+    FAILED = "failed"  # the verifier broke: left out, counted, and the run stops past a limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The verdict on one completion: a finite `value`, or none and the reason in `detail`.
+
+    `parts` are the values of several rewards that `value` is the weighted sum of, or what an environment measured
+    besides; they are logged, and nothing is computed from them.
+    """
+
+    outcome: Outcome
+    value: float | None = None
+    detail: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: float) -> Score:
+        """A verdict; ValueError unless it is a finite number, because a failure must never become one."""
+        number = float(value)
+        if not np.isfinite(number):
+            raise ValueError(f"a score must be a finite number, not {value!r}")
+        return cls(outcome=Outcome.SCORED, value=number)
+
+    @classmethod
+    def no_verdict(cls, reason: str) -> Score:
+        """The verifier looked and cannot tell."""
+        return cls(outcome=Outcome.NO_VERDICT, detail=reason)
+
+    @classmethod
+    def failed(cls, reason: str) -> Score:
+        """The verifier itself broke."""
+        return cls(outcome=Outcome.FAILED, detail=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """All completions of one prompt with their scores, in sampling order: `len(completions) == len(scores)`."""
+
+    example: Example
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+
+
+class ActionRow(Protocol):
+    """A row of tokens and which of them the policy sampled: a `TrainRow`, a `Completion` or something like them."""
+
+    @property
+    def tokens_T(self) -> Tokens:
+        """Token ids."""
+
+    @property
+    def action_T(self) -> Mask:
+        """True where the policy sampled; never at the first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainRow:
+    """One row with its credit; all arrays have the row's length, `advantages_T` is 0 where `action_T` is False.
+
+    An action token may well have a zero advantage: it still counts in the loss denominator. `logprobs_T` are those of
+    the behaviour policy; `engine_logprobs_T`, where given, take their place in the truncated importance weight.
+    """
+
+    tokens_T: Tokens
+    action_T: Mask
+    logprobs_T: Floats
+    advantages_T: Floats
+    engine_logprobs_T: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainBatch:
+    """The rows of one optimizer step."""
+
+    step: int
+    rows: tuple[TrainRow, ...]
+    temperature: float
+
+    @property
+    def num_actions(self) -> int:
+        """Loss denominator: all action tokens of the step."""
+        return sum(int(np.count_nonzero(row.action_T)) for row in self.rows)
+
+
+def percentile_99(values_N: Floats) -> float:
+    """The 99th percentile, linear between neighbours, to the bit what `np.percentile` gives.
+
+    That one imports masked arrays when it is first called: a fortieth of a second of a run's first step.
+    """
+    last = values_N.size - 1
+    place = 0.99 * last
+    below = int(place)
+    above = min(below + 1, last)
+    ordered_N = np.partition(values_N, (below, above))
+    low, high, share = ordered_N[below], ordered_N[above], place - below
+    return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """What one optimizer step did. `loss` is the token mean unless `loss_is_placeholder`.
+
+    Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
+    |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
+    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a trainer elsewhere does not
+    tell is None, and left out of the records.
+    """
+
+    loss: float
+    grad_norm: float | None
+    num_tokens: int
+    ratio_mean: float | None
+    ratio_max: float | None
+    gap_mean: float | None
+    gap_p99: float | None
+    gap_max: float | None
+    k3: float | None
+    ess_frac: float | None
+    clip_fraction: float | None = 0.0
+    loss_is_placeholder: bool = False
+
+    @classmethod
+    def measured(cls, *, loss: float, grad_norm: float | None, gaps_N: Floats, clipped: int) -> TrainReport:
+        """From `gaps_N`, log rho of every action token, at least one; `clipped` of them had ratio or weight clipped.
+
+        Ratios are taken of log rho between -20 and 20, so that one absurd token does not make them infinite.
+        """
+        clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratios_N, sizes_N = np.exp(clamped_N), np.abs(gaps_N)
+        return cls(
+            loss=loss,
+            grad_norm=grad_norm,
+            num_tokens=len(gaps_N),
+            ratio_mean=float(ratios_N.mean()),
+            ratio_max=float(ratios_N.max()),
+            gap_mean=float(sizes_N.mean()),
+            gap_p99=percentile_99(sizes_N),
+            gap_max=float(sizes_N.max()),
+            k3=float((np.expm1(clamped_N) - clamped_N).mean()),
+            ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
+            clip_fraction=clipped / len(gaps_N),
+        )

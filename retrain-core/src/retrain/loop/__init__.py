@@ -1,1 +1,0 @@
-"""The training loop: draw prompts, sample, score, assign credit, train, record."""

@@ -1,0 +1,97 @@
+"""`retrain audit [CONFIG] [overrides] [--examples N] [--json]`: try the reward before training, without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import click
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import EXIT_FAILED
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.terminal_text import printable
+from retrain.rooms.audit.report import AuditFinding, AuditReport, duration
+from retrain.rooms.session.configure import load_checked
+from retrain.rooms.tasks.tasks import audit_tasks, load_tasks
+from retrain.rooms.text.tokenizer.load import load_tokenizer
+
+COLOURS = {"error": "red", "warning": "yellow"}
+EPILOG = """\b
+Examples:
+  retrain audit                      the reward of ./retrain.toml
+  retrain audit my.toml --examples 50 --reward-type math
+
+\b
+Exit codes: 0 fit to train on; 1 not fit; 2 usage or configuration error.
+"""
+
+
+@click.command("audit", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.option("--examples", type=click.IntRange(min=1), help="Examples to try, instead of [scoring] audit_examples.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(ctx: click.Context, examples: int | None, as_json: bool, arguments: tuple[str, ...]) -> None:
+    """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on."""
+    config = load_checked(arguments, ctx.obj).config
+    audited = audit_config(config, ctx.obj, examples or config.scoring.audit_examples)
+    if as_json:
+        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
+        click.echo(json.dumps(data, indent=2))
+    else:
+        _show(audited)
+    if not audited.report.ok:
+        ctx.exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """An audit together with what was audited: names of the rewards or environment, and what the data has to say."""
+
+    report: AuditReport
+    rewards: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
+    """Data, prompts and rewards, or the environment, as a run would have them, and their audit on so many examples."""
+    context = PluginContext(
+        config=config,
+        seeds=Seeds.from_config(config.training.seed),
+        plugins=plugins,
+        tokenizer=load_tokenizer(config, plugins),
+    )
+    settings = config.scoring.model_copy(update={"audit_examples": examples})
+    tasks = load_tasks(context)
+    try:
+        report = audit_tasks(tasks, context, settings)
+    finally:
+        tasks.judge.close()
+    return Audited(report=report, rewards=tasks.judge.names, notes=tasks.notes)
+
+
+def _show(audited: Audited) -> None:
+    report = audited.report
+    for note in audited.notes:
+        click.echo(printable(note))
+    click.echo(f"Reward   : {printable(', '.join(audited.rewards))}")
+    click.echo(f"Examples : {report.examples}")
+    click.echo(f"Time     : {duration(report.seconds_mean)} a score, {duration(report.seconds_max)} at most")
+    click.echo("\n  texts        tried  correct  no verdict  failed")
+    for check, tally in report.checks.items():
+        click.echo(f"  {check:<11} {tally.tried:>6} {tally.correct:>8} {tally.no_verdict:>11} {tally.failed:>7}")
+    click.echo()
+    for finding in report.findings:
+        _show_finding(finding)
+    click.echo(report.line())
+    click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
+
+
+def _show_finding(finding: AuditFinding) -> None:
+    label = {"error": "ERROR", "warning": "WARN"}[finding.severity]
+    where = f"[{finding.check}] example {printable(finding.example_id)}"
+    click.secho(f"[{label}] {where}: {finding.message}", fg=COLOURS[finding.severity])
+    click.echo(f"    text: {finding.text!r}\n    fix: {finding.fix}")

@@ -1,0 +1,67 @@
+"""The texts that a reward must call correct: what it says itself, else the reference with and without a box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retrain.kernel.types import Example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gold:
+    """What is known of an example's right answer.
+
+    One of `texts` must be correct if `is_required`; otherwise a wrong one proves nothing. `is_declared`: the reward
+    named the text itself. `fault` says why it could not.
+    """
+
+    texts: tuple[str, ...] = ()
+    is_required: bool = True
+    is_declared: bool = False
+    fault: str = ""
+
+    @property
+    def is_boxed(self) -> bool:
+        r"""Whether the reward declares an answer in `\boxed{...}`, so that it reads boxes and nothing else."""
+        return self.is_declared and all(r"\boxed" in text or r"\fbox" in text for text in self.texts)
+
+
+GoldOf = Callable[[Example], Gold]
+
+
+def boxed(reference: str) -> str:
+    r"""`\boxed{reference}`."""
+    return rf"\boxed{{{reference}}}"
+
+
+def gold_from_reference(example: Example) -> Gold:
+    """The reference, with and without a box, for a reward that does not say."""
+    reference = example.reference.strip()
+    return Gold(texts=(boxed(reference), reference)) if reference else Gold()
+
+
+def gold_of(rewards: Sequence[object]) -> GoldOf:
+    """Asks the rewards that have a `gold` method.
+
+    When those that have one know none for an example, the reference is tried, and not held against the reward.
+    """
+    methods = [method for reward in rewards if callable(method := getattr(reward, "gold", None))]
+
+    def find(example: Example) -> Gold:
+        if not methods:
+            return gold_from_reference(example)
+        texts: list[str] = []
+        for method in methods:
+            try:
+                text = method(example)
+            except Exception as error:  # a plugin may raise anything
+                return Gold(fault=f"gold() raised {type(error).__name__}: {error}")
+            if text is not None and not isinstance(text, str):
+                return Gold(fault=f"gold() returned a {type(text).__name__}, not text or None")
+            texts += [text] if text is not None and text not in texts else []
+        if texts:
+            return Gold(texts=tuple(texts), is_declared=True)
+        return Gold(texts=gold_from_reference(example).texts, is_required=False)
+
+    return find

@@ -1,0 +1,122 @@
+r"""The texts that no reward may call correct, for one example.
+
+Each is something that a policy stumbles on while it looks for reward without solving the task. None of them may be the
+right answer by accident: a text that says what the reference says is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from retrain.kernel.types import Example
+from retrain.rooms.audit.gold import Gold, boxed
+
+Severity = Literal["error", "warning"]
+REPEATS = 64
+AFFIRMATIVE = ("VERDICT: yes", "True", "correct", "1")  # a judge's verdict, and what a comparison returns
+HACKS = (*AFFIRMATIVE, r"\boxed{}", r"\boxed{\boxed{}}")
+YES = frozenset({"true", "yes", "correct", "1", "y", "t"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A text that is tried, and what it means when it counts as correct."""
+
+    example: Example
+    check: str
+    text: str
+    severity: Severity = "error"
+    message: str = ""
+    fix: str = ""
+
+
+def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator[Probe]:
+    """Everything that must not be correct; `echoes` are the prompt as it would look when a policy repeats it."""
+    yield Probe(
+        example=example,
+        check="empty",
+        text="",
+        message="an empty answer is correct",
+        fix="make an answer that says nothing wrong; look for an empty reference",
+    )
+    yield Probe(
+        example=example,
+        check="repeated",
+        text=repeated(example.reference),
+        message="one word again and again is correct",
+        fix="compare the answer, not the length or the look of the text",
+    )
+    for text in echoes:
+        message, fix = _echo(example, text)
+        yield Probe(example=example, check="echo", text=text, message=message, fix=fix)
+    yield from _misplaced(example, gold)
+    for text in HACKS:
+        if not says_the_same(text, example.reference):
+            yield Probe(
+                example=example,
+                check="hack",
+                text=text,
+                message="a text that answers nothing is correct",
+                fix="do not read a verdict, a truth value or an empty box as an answer",
+            )
+
+
+def repeated(reference: str) -> str:
+    """A word that is not in the reference, many times; a digit if possible, since most rewards can read a number."""
+    word = next((digit for digit in "0123456789" if digit not in reference), "the")
+    return " ".join([word] * REPEATS)
+
+
+def says_the_same(text: str, reference: str) -> bool:
+    """Whether a text may rightly count as this reference: it holds all its words, equals its number, or both affirm."""
+    words = set(re.findall(r"\w+", reference.casefold()))
+    if words and words <= set(re.findall(r"\w+", text.casefold())):
+        return True
+    if text in AFFIRMATIVE and words & YES:
+        return True
+    try:
+        return float(text) == float(reference)
+    except ValueError:
+        return False
+
+
+def _echo(example: Example, text: str) -> tuple[str, str]:
+    """What it means that the prompt is correct, and the fix."""
+    reference = example.reference.strip()
+    if reference and reference in text:
+        message = "repeating the prompt is correct: it holds its own answer where the reward looks for one"
+        return message, "take the answer out of the prompt, or let the reward read the final answer only"
+    return "repeating the prompt is correct", "let the reward read the final answer only"
+
+
+def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
+    """The right answer where it is not the final one.
+
+    A reward that declares a boxed answer reads boxes: another box after it, or no box at all, must be wrong. For any
+    other reward a sentence that merely holds the answer is a matter of taste, so it is a warning.
+    """
+    reference = example.reference.strip()
+    severity: Severity = "error" if gold.is_boxed else "warning"
+    box = gold.texts[0] if gold.is_boxed else boxed(reference)
+    fix = "let the last box alone count" if gold.is_boxed else "let the final answer alone count, as a whole"
+    if gold.is_boxed or reference:
+        yield Probe(
+            example=example,
+            check="misplaced",
+            text=f"At first I took {box} for the answer, but that is wrong. My final answer is \\boxed{{}}.",
+            severity=severity,
+            message="the right answer counts although another one, an empty box, follows it",
+            fix=fix,
+        )
+    if reference:
+        yield Probe(
+            example=example,
+            check="misplaced",
+            text=f"The answer is certainly not {reference}, so I do not know it.",
+            severity=severity,
+            message="a sentence that denies the right answer is correct",
+            fix=fix,
+        )

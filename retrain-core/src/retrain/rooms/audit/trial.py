@@ -1,0 +1,207 @@
+"""Scores right and wrong texts of a few examples, each twice, and says where the reward lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from retrain.kernel.informative import CORRECT_ABOVE
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.terminal_text import printable
+from retrain.kernel.types import Example, Outcome, Score
+from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
+from retrain.rooms.audit.probes import Probe, Severity, wrong_texts
+from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
+
+SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
+DETAIL_CHARS = 300
+DRAW = Seeds(0)  # the same examples whatever the run's seed: `retrain audit` finds what the run would find
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedScore:
+    """A score and the seconds that the scorer took for it, queueing not counted."""
+
+    score: Score
+    seconds: float
+
+
+Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    probe: Probe
+    first: TimedScore
+    second: TimedScore
+
+    @property
+    def values(self) -> list[float]:
+        return [t.score.value for t in (self.first, self.second) if t.score.value is not None]
+
+    @property
+    def is_correct(self) -> bool:
+        return any(value > CORRECT_ABOVE for value in self.values)
+
+    @property
+    def seconds(self) -> float:
+        """The faster of the two: the first may have had imports to do."""
+        return min(self.first.seconds, self.second.seconds)
+
+    def has(self, outcome: Outcome) -> bool:
+        return outcome in (self.first.score.outcome, self.second.score.outcome)
+
+
+def audit(
+    examples: Sequence[Example],
+    scorer: Scorer,
+    *,
+    limit: int,
+    gold: GoldOf = gold_from_reference,
+    rendered: Callable[[Example], str] | None = None,
+    timeout_s: float | None = None,
+) -> AuditReport:
+    """Try the reward on `limit` of the examples, drawn by their ids.
+
+    `scorer` is given every text twice, and must judge it afresh each time (no cache). `gold` gives the right answer,
+    `rendered` the whole prompt as a policy that repeats it would write it. `timeout_s` is the limit of one score.
+    Where scoring fails, the audit ends with that example: a reward that hangs would take its time limit for each text.
+    """
+    drawn = nsmallest(limit, examples, key=lambda example: DRAW.derive("audit", example.id))
+    golds = {example.id: gold(example) for example in drawn}
+    tried = _try([[*_probes(example, golds[example.id], rendered)] for example in drawn], scorer)
+    chosen = [e for e in drawn if golds[e.id].fault or any(t.probe.example is e for t in tried)]
+    right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
+    known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
+    findings = [finding for e in chosen for finding in _judge_gold(e, golds[e.id], right[e.id])]
+    findings += [finding for t in tried for finding in _judge(t)]
+    slowest = max(tried, key=lambda t: t.seconds, default=None)
+    if slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s:
+        findings.append(_slow(slowest, timeout_s))
+    best = [max(value for t in right[e.id] for value in t.values) for e in known if _is_right(right[e.id])]
+    return AuditReport(
+        examples=len(chosen),
+        gold_tried=len(known),
+        gold_correct=len(best),
+        gold_unknown=len(chosen) - len(known),
+        lowest_gold=min(best, default=None),
+        checks=_tallies(tried),
+        seconds_mean=sum(t.seconds for t in tried) / max(len(tried), 1),
+        seconds_max=slowest.seconds if slowest else 0.0,
+        timeout_s=timeout_s,
+        findings=tuple(findings),
+    )
+
+
+def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer) -> list[_Tried]:
+    """Each example's texts, one example after the other and the very first text alone; then all of them once more."""
+    done: list[tuple[Probe, TimedScore]] = []
+    stages = [
+        stage for number, some in enumerate(probes) for stage in ((some[:1], some[1:]) if number == 0 else (some,))
+    ]
+    for stage in stages:
+        done += zip(stage, _scored(stage, scorer), strict=True)
+        if any(first.score.outcome is Outcome.FAILED for _, first in done):
+            return [_Tried(probe=probe, first=first, second=first) for probe, first in done]
+    again = _scored([probe for probe, _ in done], scorer)
+    return [_Tried(probe=p, first=first, second=second) for (p, first), second in zip(done, again, strict=True)]
+
+
+def _scored(probes: Sequence[Probe], scorer: Scorer) -> Sequence[TimedScore]:
+    return scorer([(probe.example, probe.text) for probe in probes]) if probes else ()
+
+
+def _probes(example: Example, gold: Gold, rendered: Callable[[Example], str] | None) -> Iterator[Probe]:
+    """Every text to try, each once; a prompt that is the right answer is tried as a prompt too."""
+    seen: set[str] = set()
+    yield from (Probe(example=example, check="gold", text=text) for text in gold.texts)
+    echoes = [_user_text(example)] + ([rendered(example)] if rendered else [])
+    for probe in wrong_texts(example, gold, echoes):
+        if probe.text not in seen and (probe.check == "echo" or probe.text not in gold.texts):
+            seen.add(probe.text)
+            yield probe
+
+
+def _user_text(example: Example) -> str:
+    if isinstance(example.prompt, str):
+        return example.prompt
+    asked = [message for message in example.prompt if message["role"] == "user"]
+    return str((asked or [*example.prompt])[-1]["content"])
+
+
+def _is_right(tried: Sequence[_Tried]) -> bool:
+    return any(t.is_correct for t in tried)
+
+
+def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
+    """Whether the example says anything about right answers: one must be correct, or one is."""
+    return bool(tried) and (gold.is_required or _is_right(tried))
+
+
+def _judge_gold(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
+    if gold.fault:
+        fix = "repair the reward's gold method"
+        yield _finding("error", "gold", example, "", printable(gold.fault)[:DETAIL_CHARS], fix)
+    if not _counts(tried, gold):
+        return
+    values = [value for t in tried for value in t.values]
+    shown = " or ".join(t.probe.text for t in tried)
+    fix = "reward and references do not fit: choose another [reward], or repair the data"
+    if not _is_right(tried):
+        told = f"scored {max(values):g}" if values else "got no verdict"
+        yield _finding("error", "gold", example, shown, f"the right answer {told}", fix)
+    elif max(values) < 1.0:
+        message = f"the right answer scored {max(values):g}, not 1"
+        yield _finding("warning", "gold", example, shown, message, "let a fully right answer score 1")
+
+
+def _judge(tried: _Tried) -> Iterator[AuditFinding]:
+    probe, scores = tried.probe, (tried.first.score, tried.second.score)
+    if tried.has(Outcome.FAILED):
+        detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
+        message = f"scoring failed: {printable(detail)[:DETAIL_CHARS]}"
+        yield _finding("error", probe.check, probe.example, probe.text, message, "let no text break the reward")
+    elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
+        message = f"the same text scored {_told(scores[0])}, then {_told(scores[1])}"
+        fix = "take randomness and memory out of the reward"
+        yield _finding("error", probe.check, probe.example, probe.text, message, fix)
+    if probe.check == "gold":
+        return
+    if tried.is_correct:
+        message = f"{probe.message} (scored {max(tried.values):g})"
+        yield _finding(probe.severity, probe.check, probe.example, probe.text, message, probe.fix)
+    elif probe.check == "empty" and any(value > 0 for value in tried.values):
+        message = f"an empty answer scores {max(tried.values):g}"
+        yield _finding("warning", "empty", probe.example, probe.text, message, probe.fix)
+
+
+def _slow(slowest: _Tried, timeout_s: float) -> AuditFinding:
+    share = 100 * slowest.seconds / timeout_s
+    message = f"the slowest score took {slowest.seconds:.2g} s, {share:.0f} % of the time limit of {timeout_s:g} s"
+    fix = "raise [scoring] timeout_s, or make the reward faster"
+    return _finding("warning", "time", slowest.probe.example, slowest.probe.text, message, fix)
+
+
+def _tallies(tried: Sequence[_Tried]) -> dict[str, Tally]:
+    checks = dict.fromkeys(t.probe.check for t in tried)
+    return {check: _tally([t for t in tried if t.probe.check == check]) for check in checks}
+
+
+def _tally(tried: Sequence[_Tried]) -> Tally:
+    return Tally(
+        tried=len(tried),
+        correct=sum(t.is_correct for t in tried),
+        no_verdict=sum(t.has(Outcome.NO_VERDICT) for t in tried),
+        failed=sum(t.has(Outcome.FAILED) for t in tried),
+    )
+
+
+def _finding(severity: Severity, check: str, example: Example, text: str, message: str, fix: str) -> AuditFinding:
+    return AuditFinding(
+        severity=severity, check=check, example_id=example.id, text=head(text), message=message, fix=fix
+    )
+
+
+def _told(score: Score) -> str:
+    return f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")

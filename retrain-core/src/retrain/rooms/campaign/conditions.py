@@ -1,0 +1,150 @@
+"""A condition of a campaign: which keys it sets, under which label it is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.load import Setting
+from retrain.kernel.config.resolved import Layer, Origin
+from retrain.kernel.errors import Problem
+from retrain.rooms.campaign.condition_lines import ConditionPlaces
+
+MODES = ("advantage_mode", "transform_mode")
+FOREIGN_TABLES = ("campaign", "resume")
+FOREIGN_KEYS = {
+    "training.seed": "seeds belong to [campaign] seeds",
+    "logging.log_dir": "a campaign gives each run a folder of its own",
+    "backend.throttle_dir": "all runs of a campaign share one throttle",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a condition sets: `settings` by path, `overrides` the same without the modes under their flat names."""
+
+    number: int
+    advantage_mode: str
+    transform_mode: str
+    overrides: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+
+    @property
+    def label(self) -> str:
+        """`adv+transform`, and `~k=v,...` for what else it sets."""
+        pairs = ",".join(f"{name}={_shown(value)}" for name, value in sorted(self.overrides.items()))
+        return f"{self.advantage_mode}+{self.transform_mode}" + (f"~{pairs}" if pairs else "")
+
+    def sets(self, path: str) -> bool:
+        """Whether it has a value of its own for `table.key`."""
+        return any(setting.path == path for setting in self.settings)
+
+
+def read_conditions(
+    given: Sequence[Mapping[str, Any]], keys: Sequence[Key], places: ConditionPlaces
+) -> tuple[list[Condition], list[Problem]]:
+    """Every condition of `[campaign]`, and what is wrong with their keys.
+
+    A key is named as on the command line, with underscores (`lr`, `gtpo_beta`, `sepa_steps`), or by its table:
+    `"training.lr" = 1e-4`, or `lr = 1e-4` under `[campaign.conditions.training]`. Entries of a free table are added to
+    those of the base configuration.
+    """
+    names = _Names(keys)
+    conditions: list[Condition] = []
+    problems: list[Problem] = []
+    for number, entries in enumerate(given, start=1):
+        condition, found = _read(number, entries, names, places)
+        problems += found
+        if twin := next((other for other in conditions if other.label == condition.label), None):
+            what = f"is the same as condition {twin.number}: {condition.label}"
+            problems.append(Problem(where=places.of(number), what=what, fix="remove one, or set a key that differs"))
+        conditions.append(condition)
+    return conditions, problems
+
+
+def _read(
+    number: int, entries: Mapping[str, Any], names: _Names, places: ConditionPlaces
+) -> tuple[Condition, list[Problem]]:
+    overrides: dict[str, Any] = {}
+    settings: dict[str, Setting] = {}
+    problems = []
+    for name, value in names.flattened(entries):
+        origin = Origin(layer=Layer.FILE, place=places.of(number, name))
+        found = names.find(name, value)
+        if isinstance(found, Problem):
+            problems.append(Problem(where=f"{origin} {name}", what=found.what, fix=found.fix))
+            continue
+        key, content = found
+        if key.path in settings and not isinstance(content, Mapping):
+            problems.append(Problem(where=f"{origin} {name}", what=f"sets {key.path} a second time", fix="keep one"))
+            continue
+        if isinstance(content, Mapping) and key.path in settings:
+            content = {**settings[key.path].value, **content}
+        settings[key.path] = Setting(path=key.path, value=content, origin=origin)
+        if name not in MODES:
+            overrides |= names.flat(key, content)
+    condition = Condition(
+        number=number,
+        advantage_mode=str(entries["advantage_mode"]),
+        transform_mode=str(entries["transform_mode"]),
+        overrides=overrides,
+        settings=tuple(settings.values()),
+    )
+    return condition, problems
+
+
+class _Names:
+    """Every name under which a condition may set a key."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._by_path = {key.path: key for key in keys}
+        self._by_path |= {f"{key.table}.{alias}": key for key in keys for alias in key.aliases}
+        self._flat = {_flat_name(key): key for key in keys}
+        self._flat |= {alias: key for key in keys for alias in key.aliases if alias not in self._flat}
+        self._tables = {key.table for key in keys}
+
+    def flattened(self, entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Entries with sub-tables named by their path."""
+        for name, value in entries.items():
+            if isinstance(value, Mapping) and name in self._tables:
+                yield from ((f"{name}.{inner}", content) for inner, content in value.items())
+            else:
+                yield name, value
+
+    def find(self, name: str, value: Any) -> tuple[Key, Any] | Problem:
+        """The key that `name` means, and its value; a Problem without a place when there is none."""
+        parent, _, entry = name.rpartition(".")
+        key = self._by_path.get(name) or self._flat.get(name)
+        if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):
+            key, value = self._by_path[parent], {entry: value}
+        if key is None:
+            return Problem(what="unknown key of a condition", fix=self._fix(name))
+        if key.table in FOREIGN_TABLES:
+            return Problem(what=f"[{key.table}] is not for conditions", fix="remove it")
+        if reason := FOREIGN_KEYS.get(key.path):
+            return Problem(what=f"a condition cannot set {key.path}: {reason}", fix="remove it")
+        return key, value
+
+    def flat(self, key: Key, content: Any) -> dict[str, Any]:
+        """The value under its flat name; the entries of a free table one by one."""
+        name = _flat_name(key)
+        if isinstance(content, Mapping):
+            return {f"{name}.{entry}": value for entry, value in content.items()}
+        return {name: content}
+
+    def _fix(self, name: str) -> str:
+        same = [flat for flat, key in self._flat.items() if key.name == name.rpartition(".")[2]]
+        near = same or get_close_matches(name, [*self._flat, *self._by_path], n=1)
+        return f"did you mean {' or '.join(map(repr, near))}?" if near else "`retrain explain --keys` lists every key"
+
+
+def _flat_name(key: Key) -> str:
+    return key.flag.replace("-", "_")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,199 @@
+"""From a command line to a campaign that is known to be sound: every condition checked before the first run starts."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.load import TableEntry, all_keys, load_config
+from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.params import validated_params
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.types import Kind
+from retrain.rooms.campaign.condition_lines import ConditionPlaces
+from retrain.rooms.campaign.conditions import Condition, read_conditions
+from retrain.rooms.campaign.devices import device_problems
+from retrain.rooms.campaign.plan import seal_plan
+from retrain.rooms.campaign.table import CampaignTable
+from retrain.rooms.session.assemble import check
+from retrain.rooms.session.configure import split_arguments
+from retrain.rooms.session.records.manifest import public_values
+
+OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
+SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCondition:
+    """A condition and the configuration of its runs, apart from what differs between seeds."""
+
+    condition: Condition
+    config: Config
+
+    @property
+    def label(self) -> str:
+        """`adv+transform~k=v,...`."""
+        return self.condition.label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """A campaign without problems. `file_tables` names the tables that the file sets."""
+
+    config: Config
+    table: CampaignTable
+    conditions: tuple[CheckedCondition, ...]
+    max_steps: int
+    file_tables: frozenset[str]
+    keys: tuple[Key, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Of every condition, in order."""
+        return [condition.label for condition in self.conditions]
+
+    @property
+    def num_runs(self) -> int:
+        """Conditions x seeds."""
+        return len(self.conditions) * len(self.table.seeds)
+
+    def steps_of(self, condition: CheckedCondition) -> int:
+        """Steps of each run of a condition, which may have a number of its own."""
+        is_own = condition.condition.sets("training.max_steps")
+        return condition.config.training.max_steps if is_own else self.max_steps
+
+    def content(self) -> dict[str, Any]:
+        """What makes it this campaign and no other, as plain data without secrets."""
+        return {
+            "seeds": self.table.seeds,
+            "devices_per_run": self.table.devices_per_run,
+            "plan": self.table.plan.model_dump(mode="json") if self.table.plan else None,
+            "conditions": {condition.label: self._values(condition) for condition in self.conditions},
+        }
+
+    def _values(self, condition: CheckedCondition) -> dict[str, Any]:
+        tables = public_values(condition.config)
+        values = {
+            key.path: tables[key.table].get(key.name)
+            for key in self.keys
+            if key.table in tables and not key.free_on_resume and key.path != "training.seed"
+        }
+        return values | {"training.max_steps": self.steps_of(condition)}
+
+
+def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
+    """Resolve `FILE [overrides]`. ConfigError lists every problem of the file and of every condition."""
+    tables = registered_tables(plugins)
+    keys = all_keys(tables)
+    file, overrides = split_arguments(arguments)
+
+    def load(condition: Condition | None = None) -> tuple[Config, list[Problem]]:
+        return load_config(
+            file,
+            tables=tables,
+            arguments=overrides,
+            environ=os.environ,
+            table_hint=partial(table_hint, plugins),
+            settings=condition.settings if condition else (),
+        )
+
+    config, problems = load()
+    table = config.table("campaign", CampaignTable)
+    problems += _base_problems(config, table, plugins)
+    conditions, found = read_conditions(table.conditions, keys, ConditionPlaces(file, len(table.conditions)))
+    problems += found
+    checked = []
+    for condition in conditions:
+        own, found = load(condition)
+        checked.append(CheckedCondition(condition=condition, config=own))
+        problems += found + _flow_problems(own, plugins, tables)
+    campaign = Campaign(
+        config=config,
+        table=table,
+        conditions=tuple(checked),
+        max_steps=_max_steps(config, table),
+        file_tables=_tables_of(file),
+        keys=tuple(keys),
+    )
+    problems += _plan_problems(campaign)
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    return campaign
+
+
+def _base_problems(config: Config, table: CampaignTable, plugins: Plugins) -> list[Problem]:
+    problems = device_problems(config, table)
+    if (origin := config.origin("training.seed")).layer in OVERRIDING:
+        fix = f"remove {origin}, or give the seeds: --campaign-seeds 1,2,3"
+        problems.append(Problem(where=str(origin), what="seeds belong to the campaign", fix=fix))
+    for path in SET_BY_CONDITIONS:
+        if (origin := config.origin(path)).layer in OVERRIDING:
+            what = f"every condition sets its own {path.partition('.')[2]}"
+            fix = f"remove {origin}, or change [campaign] conditions"
+            problems.append(Problem(where=str(origin), what=what, fix=fix))
+    if config.algorithm.algorithm_mode:
+        what = "algorithm_mode replaces what the conditions of a campaign vary"
+        problems.append(Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove it"))
+    return problems + _launcher_problems(config, table, plugins)
+
+
+def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -> list[Problem]:
+    entries = plugins.find(Kind.LAUNCHER, table.launcher)
+    if len(entries) != 1:  # told with the names
+        return []
+    try:
+        model = resolve(plugins, Kind.LAUNCHER, table.launcher, where=config.place("campaign.launcher")).params
+    except Exception as error:  # a fault of that plugin, or an extra that is not installed
+        where, fix = config.place("campaign.launcher"), "mend that plugin, or name another launcher"
+        return list(getattr(error, "problems", ())) or [Problem(where=where, what=str(error), fix=fix)]
+    return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
+
+
+def _flow_problems(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    _, problems = check(config, plugins, tables)
+    return problems
+
+
+def _plan_problems(campaign: Campaign) -> list[Problem]:
+    if campaign.table.plan is None:
+        return []
+    try:
+        sealed_plan(campaign, written="")
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
+    """`[campaign.plan]` as it goes into the manifest; None when there is none."""
+    table = campaign.table
+    if table.plan is None:
+        return None
+    return seal_plan(
+        table.plan, conditions=campaign.labels, seeds=table.seeds, max_steps=campaign.max_steps, written=written
+    )
+
+
+def _max_steps(config: Config, table: CampaignTable) -> int:
+    """`[campaign] max_steps`, unless only `[training]` has one, or the command line gives it."""
+    own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
+    if own.layer in OVERRIDING:
+        return table.max_steps
+    is_wanted = base.layer in OVERRIDING or (own.layer is Layer.DEFAULT and base.layer is not Layer.DEFAULT)
+    return config.training.max_steps if is_wanted else table.max_steps
+
+
+def _tables_of(file: Path | None) -> frozenset[str]:
+    try:
+        return frozenset(tomllib.loads(file.read_text(encoding="utf-8-sig"))) if file else frozenset()
+    except (OSError, ValueError):  # told by the loader
+        return frozenset()

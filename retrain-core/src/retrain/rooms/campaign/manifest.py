@@ -1,0 +1,117 @@
+"""`manifest.json`: what a campaign is and how each of its runs stands, replaced whole whenever something changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retrain import __version__
+from retrain.rooms.campaign.load import Campaign, sealed_plan
+from retrain.rooms.campaign.outcome import State
+from retrain.rooms.campaign.planned import PlannedRun
+from retrain.rooms.session.records.files import cannot_write, write_json
+from retrain.rooms.session.records.secrets import hide
+
+NAME = "manifest.json"
+CONTENT = "campaign.json"  # every value of every condition, to tell what changed when `sha256` does
+
+
+class Manifest:
+    """The manifest of a campaign that is being run. Changes are kept until `save`, which is one write for all."""
+
+    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+        self._file = folder / NAME
+        self.content = content
+        self._entries: dict[str, dict[str, Any]] = {entry["run_name"]: entry for entry in content["runs"]}
+        self._is_changed = True
+
+    def run(self, name: str) -> Mapping[str, Any]:
+        """What is written about a run."""
+        return self._entries[name]
+
+    def change(self, **fields: Any) -> None:
+        """Set fields of the campaign."""
+        self.content |= fields
+        self._is_changed = True
+
+    def change_run(self, name: str, **fields: Any) -> None:
+        """Set fields of a run."""
+        self._entries[name] |= fields
+        self._is_changed = True
+
+    def save(self) -> None:
+        """Bring the changes to the disk, if there are any; RecordError when it refuses."""
+        if not self._is_changed:
+            return
+        try:
+            write_json(self._file, self.content)
+        except OSError as error:
+            raise cannot_write(self._file, error) from error
+        self._is_changed = False
+
+
+def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:
+    """The manifest of a campaign that has not begun."""
+    table = campaign.table
+    content: dict[str, Any] = {
+        "timestamp": started.isoformat(timespec="seconds"),
+        "campaign_toml": campaign.config.source,
+        "sha256": sha256(campaign.content()),
+        "conditions": campaign.labels,
+        "seeds": table.seeds,
+        "max_steps": campaign.max_steps,
+        "num_runs": campaign.num_runs,
+        "tables": sorted(campaign.file_tables),
+        "retrain": __version__,
+    }
+    if plan := sealed_plan(campaign, written=started.isoformat()):
+        content["plan"] = plan
+    return content | {"runs": [_entry(run) for run in runs]}
+
+
+def session_fields(campaign: Campaign, workers: int) -> dict[str, Any]:
+    """What may differ from session to session of one campaign."""
+    return {
+        "status": State.RUNNING,
+        "parallel": campaign.table.parallel,
+        "max_workers": workers,
+        "launcher": campaign.table.launcher,
+        "runner_pid": os.getpid(),
+    }
+
+
+def sha256(content: Mapping[str, Any]) -> str:
+    """Of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def now() -> str:
+    """The time in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _entry(run: PlannedRun) -> dict[str, Any]:
+    condition = run.condition.condition
+    entry: dict[str, Any] = {
+        "condition": condition.label,
+        "advantage_mode": condition.advantage_mode,
+        "transform_mode": condition.transform_mode,
+        "overrides": hide(dict(condition.overrides)),
+        "seed": run.seed,
+        "run_name": run.name,
+        "log_dir": str(run.folder),
+        "config_path": str(run.config_file),
+        "max_steps": run.max_steps,
+        "status": State.QUEUED,
+        "attempts": 0,
+        "pid": None,
+        "started": None,
+        "ended": None,
+        "returncode": None,
+    }
+    return entry

@@ -1,0 +1,156 @@
+"""How far a run of a campaign is, read from its folder: the manifest may be behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ResumeError
+from retrain.kernel.terminal_text import printable
+from retrain.rooms.campaign.planned import PlannedRun
+from retrain.rooms.session.records.checkpoints import FINAL, newest_valid
+from retrain.rooms.session.records.folder import MARK
+from retrain.rooms.session.records.lock import owner_of
+from retrain.rooms.session.records.rewind import read_manifest
+from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.session.resume import adapters_of
+
+ERROR_HEAD = re.compile(r"retrain: \w+ error")
+TAIL_BYTES = 65536
+REASON_CHARS = 300
+
+
+class State(StrEnum):
+    """Of a run, as the manifest names it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The last whole line of a run's `metrics.jsonl`, in short."""
+
+    steps_done: int = 0
+    correct_rate: float | None = None
+
+
+def is_done(run: PlannedRun) -> bool:
+    """Whether the run has reached its last step and its adapter is there."""
+    manifest = _manifest(run.folder)
+    return manifest.get("status") == "done" and (adapters_of(run.folder, manifest) / FINAL).is_dir()
+
+
+def owner(run: PlannedRun) -> int:
+    """Process that works in the run's folder; 0 when there is none, -1 when it is unknown."""
+    return owner_of(run.folder)
+
+
+def can_continue(run: PlannedRun) -> bool:
+    """Whether `--resume` would be right: it was interrupted, or failed with a valid checkpoint.
+
+    One that failed before its first checkpoint begins anew, with its records kept aside.
+    """
+    manifest = _manifest(run.folder)
+    if not manifest:
+        return False
+    if manifest.get("status") != "failed":
+        return True
+    checkpoint, _ = newest_valid(adapters_of(run.folder, manifest))
+    return checkpoint is not None
+
+
+def has_records(run: PlannedRun) -> bool:
+    """Whether an earlier attempt got as far as a `run.json`, readable or not."""
+    return (run.folder / MARK).exists()
+
+
+def reason_of_failure(run: PlannedRun, code: int) -> str:
+    """What the run said last, in one line."""
+    head = f"killed by {_signal_name(-code)}" if code < 0 else f"exit {code}"
+    told = str(_manifest(run.folder).get("error") or "") or _last_told(run.folder / "stderr.log")
+    shown = " ".join(printable(hide_text(told)).split())
+    return f"{head}: {shown[:REASON_CHARS]}" if shown else head
+
+
+def progress(folder: Path) -> Progress:
+    """Where a run is; nothing is read but the end of its metrics."""
+    for line in reversed(_tail(folder / "metrics.jsonl").split(b"\n")[:-1]):  # what follows the last break is not whole
+        try:
+            record = json.loads(line)
+            return Progress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return Progress()
+
+
+class Adopted:
+    """A run that an earlier runner started and that is still alive: it is waited for, not started twice."""
+
+    def __init__(self, run: PlannedRun) -> None:
+        self._run = run
+        self.pid: int | None = max(owner(run), 0) or None
+
+    def poll(self) -> int | None:
+        """Its exit code, as far as its records tell; None while its folder is taken."""
+        if owner(self._run):
+            return None
+        status = _manifest(self._run.folder).get("status")
+        codes = {"done": EXIT_DONE, "failed": EXIT_FAILED, "stopped": EXIT_RESUMABLE}
+        return codes.get(str(status), -signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to save its state and end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        pid = owner(self._run)
+        if pid > 0:
+            with suppress(OSError):
+                os.kill(pid, number)
+
+
+def _manifest(folder: Path) -> Mapping[str, Any]:
+    try:
+        return read_manifest(folder)
+    except ResumeError:
+        return {}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_told(file: Path) -> str:
+    """The first problem of the last error that retrain told there, else the last line, of a traceback for instance."""
+    lines = [line.strip() for line in _tail(file).decode("utf-8", "replace").splitlines()]
+    told = [line for line in lines if line and not line.startswith("fix:")]
+    heads = [number for number, line in enumerate(told[:-1]) if ERROR_HEAD.fullmatch(line)]
+    return told[heads[-1] + 1].removeprefix("1. ") if heads else (told[-1] if told else "")
+
+
+def _tail(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return stream.read()
+    except OSError:
+        return b""

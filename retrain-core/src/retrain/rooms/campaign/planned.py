@@ -1,0 +1,138 @@
+"""The runs of a campaign: name, folder, configuration and environment of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.overrides import ENV_PREFIX
+from retrain.kernel.config.resolved import Config
+from retrain.rooms.campaign.devices import devices_of_a_run
+from retrain.rooms.campaign.load import Campaign, CheckedCondition
+from retrain.rooms.session.records.manifest import public_values
+
+LONGEST_NAME = 120  # a file system takes 255 bytes, and logs and folders moved aside add to it
+TAG_CHARS = 64  # wandb refuses longer ones
+_UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run. `name` is `{condition}_s{seed}` in letters that every file system takes."""
+
+    number: int  # from 1, in the order in which runs are started
+    name: str
+    condition: CheckedCondition
+    seed: int
+    folder: Path
+    config_file: Path
+    max_steps: int
+
+    @property
+    def title(self) -> str:
+        """`{condition}_s{seed}`, for wandb."""
+        return f"{self.condition.label}_s{self.seed}"
+
+
+def plan_runs(campaign: Campaign, folder: Path) -> list[PlannedRun]:
+    """Every run of the campaign in `folder`: condition by condition, seed by seed."""
+    pairs = [(condition, seed) for condition in campaign.conditions for seed in campaign.table.seeds]
+    names = run_names([f"{condition.label}_s{seed}" for condition, seed in pairs])
+    return [
+        PlannedRun(
+            number=number,
+            name=name,
+            condition=condition,
+            seed=seed,
+            folder=folder / "runs" / name,
+            config_file=folder / "configs" / f"{name}.toml",
+            max_steps=campaign.steps_of(condition),
+        )
+        for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
+    ]
+
+
+def run_names(titles: list[str]) -> list[str]:
+    """A folder name for each title: safe, unique even where case does not count, the same for the same titles."""
+    plain = [_UNSAFE.sub("-", title) for title in titles]
+    counts = Counter(name.casefold() for name in plain)
+    return [
+        name
+        if name == title and len(name) <= LONGEST_NAME and counts[name.casefold()] == 1 and name[0] != "."
+        else f"{_shortened(name)}-{hashlib.sha256(title.encode()).hexdigest()[:8]}{_seed_of(title)}"
+        for title, name in zip(titles, plain, strict=True)
+    ]
+
+
+def _shortened(name: str) -> str:
+    return name.rpartition("_s")[0][: LONGEST_NAME - 40].lstrip(".") or "run"
+
+
+def _seed_of(title: str) -> str:
+    return "_s" + title.rpartition("_s")[2]
+
+
+def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -> dict[str, dict[str, Any]]:
+    """The tables of the run's own configuration file; secrets are hidden, see `run_environ`."""
+    config = run.condition.config
+    tables = public_values(config)
+    tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
+    tables["logging"] |= {"log_dir": str(run.folder)} | _wandb(run, config)
+    tables["backend"] |= {"devices": devices_of_a_run(config, campaign.table)}
+    if config.backend.adapter_path:
+        tables["backend"]["adapter_path"] = str(Path(config.backend.adapter_path) / run.name)
+    if throttle_dir is not None and not config.backend.throttle_dir:
+        tables["backend"]["throttle_dir"] = str(throttle_dir)
+    return {name: table for name, table in tables.items() if table}
+
+
+def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables as TOML."""
+    return tomli_w.dumps(dict(tables))
+
+
+def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
+    logging = config.logging
+    label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
+    tags = [tag.strip() for tag in logging.wandb_tags.split(",") if tag.strip()]
+    return {
+        "wandb_run_name": logging.wandb_run_name or run.title,
+        "wandb_group": logging.wandb_group or run.condition.label,
+        "wandb_tags": ",".join(dict.fromkeys([*tags, label, f"seed{run.seed}"])),
+    }
+
+
+def run_environ(
+    run: PlannedRun, tables: Mapping[str, Mapping[str, Any]], keys: tuple[Key, ...], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables of the run that differ from the campaign's own.
+
+    Secrets, which no file holds, travel as `RETRAIN__TABLE__KEY`. Variables of that form that the campaign itself was
+    given are resolved already: they are set to the run's own value, so that they change no condition.
+    """
+    actual, public = run.condition.config.as_dict(), public_values(run.condition.config)
+    variables = {}
+    for key in keys:
+        name = f"{ENV_PREFIX}{key.table}__{key.name}".upper()
+        given = actual[key.table].get(key.name)
+        is_secret = key.table in public and given != public[key.table].get(key.name)
+        if is_secret:
+            variables[name] = _text(given)
+        elif name in (variable.upper() for variable in environ if variable.startswith(ENV_PREFIX)):
+            own = tables.get(key.table, {}).get(key.name, key.default)
+            if own is not None:
+                variables |= {variable: _text(own) for variable in environ if variable.upper() == name}
+    return variables
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

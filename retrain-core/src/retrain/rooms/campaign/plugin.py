@@ -1,0 +1,71 @@
+"""Registers `[campaign]`, its command, its launchers and its templates, and claims the files that have the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import ConfigClaim, PluginSpec
+
+TABLE = "campaign"
+TEMPLATES = (
+    ("campaign", "Two conditions x four seeds of a real model.", "retrain.rooms.campaign.templates:CAMPAIGN"),
+    (
+        "campaign-tiny",
+        "Five conditions x three seeds on your CPU, in minutes.",
+        "retrain.rooms.campaign.templates:TINY",
+    ),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of a sweep."""
+    traits = TableTraits(flag_prefix="campaign_", starts_runs=True)
+    factory = "retrain.rooms.campaign.table:CampaignTable"
+    register(PluginSpec(name=TABLE, summary="Conditions x seeds.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """What `retrain FILE` means for a file with `[campaign]`."""
+    summary = "Run conditions x seeds as a TOML file with [campaign] says."
+    register(PluginSpec(name="campaign", summary=summary, factory="retrain.rooms.campaign.command:command"))
+
+
+@hookimpl
+def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
+    """Processes of this machine, and tasks of a Ray cluster."""
+    register(
+        PluginSpec(
+            name="subprocess",
+            summary="Processes of this machine.",
+            factory="retrain.rooms.campaign.processes:build",
+            params="retrain.rooms.campaign.processes:Options",
+        )
+    )
+    register(
+        PluginSpec(
+            name="ray",
+            summary="Tasks of an existing Ray cluster (extra `ray`).",
+            factory="retrain.rooms.campaign.ray_launcher:build",
+            params="retrain.rooms.campaign.ray_launcher:Options",
+        )
+    )
+
+
+@hookimpl
+def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
+    """Two campaigns to start from."""
+    for name, summary, factory in TEMPLATES:
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
+
+
+@hookimpl
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """Whatever has `[campaign]`."""
+    if TABLE not in document:
+        return None
+    return ConfigClaim(command="campaign", explain="retrain.rooms.campaign.explain:explain")

@@ -1,0 +1,94 @@
+"""Launcher `subprocess`: a process of this machine for each run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from pydantic import BaseModel, ConfigDict
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.launching import Job
+from retrain.kernel.errors import BackendError, Problem
+from retrain.rooms.campaign.devices import VARIABLE, DevicePool, listed_devices
+
+THREADS = "OMP_NUM_THREADS"
+GUARD = (sys.executable, "-m", "retrain.rooms.campaign.parent_death")
+
+
+class Options(BaseModel):
+    """It has none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def build(context: PluginContext) -> ProcessLauncher:
+    """The launcher of this machine."""
+    return ProcessLauncher(DevicePool(listed_devices(context.config)))
+
+
+class ProcessLauncher:
+    """Starts processes, deals out GPUs, divides the cores: `OMP_NUM_THREADS` is the run's share unless set."""
+
+    def __init__(self, devices: DevicePool) -> None:
+        self._devices = devices
+
+    def start(self, job: Job) -> ProcessJob:
+        """Start the run's process; it is asked to stop should this one die."""
+        gpus = self._devices.take(job.num_gpus)
+        visible = {VARIABLE: ",".join(gpus)} if gpus else {}
+        environ = {THREADS: str(job.num_cpus), **os.environ, **visible, **job.environ}
+        try:
+            return ProcessJob(start_process(job, environ), self._devices, gpus)
+        except OSError as error:
+            self._devices.give_back(gpus)
+            what = f"{job.name} cannot be started: {error.strerror or error}"
+            fix = "see that memory, processes and disk are not exhausted"
+            raise BackendError(Problem(what=what, fix=fix)) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ProcessJob:
+    """A run's process. It has a process group of its own: Ctrl-C reaches it once, through the campaign."""
+
+    def __init__(self, process: subprocess.Popen[bytes], devices: DevicePool, gpus: list[str]) -> None:
+        self._process, self._devices, self._gpus = process, devices, gpus
+        self.pid: int | None = process.pid
+
+    def poll(self) -> int | None:
+        """Exit code; negative for a signal."""
+        code = self._process.poll()
+        if code is not None:
+            self._devices.give_back(self._gpus)
+            self._gpus = []
+        return code
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        with suppress(OSError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL, to all that the run has started as well."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def start_process(job: Job, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """The job's process with its output appended to its logs; OSError when there is none to be had."""
+    with (job.folder / "stdout.log").open("ab") as out, (job.folder / "stderr.log").open("ab") as err:
+        return subprocess.Popen(
+            [*GUARD, str(os.getpid()), *job.argv],
+            cwd=job.cwd,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+        )

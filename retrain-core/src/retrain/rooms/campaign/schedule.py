@@ -1,0 +1,220 @@
+"""Brings every run of a campaign to its end: starts, watches, retries, stops; keeps the manifest current."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
+from retrain.kernel.errors import EXIT_USAGE, RetrainError
+from retrain.rooms.campaign.devices import gpus_per_run
+from retrain.rooms.campaign.folder import move_aside
+from retrain.rooms.campaign.follow_up import FollowUps
+from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.manifest import Manifest, now
+from retrain.rooms.campaign.outcome import Adopted, State, can_continue, has_records, is_done, owner, reason_of_failure
+from retrain.rooms.campaign.planned import PlannedRun, config_text, run_config, run_environ
+from retrain.rooms.campaign.report_lines import Lines
+from retrain.rooms.campaign.stops import Stops
+from retrain.rooms.session.records.files import write_text
+
+POLL_S = 0.2
+EXTRA_GRACE_S = 15.0  # on top of the runs' own `grace_s`
+PROGRAM = (sys.executable, "-m", "retrain")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Active:
+    """A run that goes on. `is_own` says that this process started it."""
+
+    run: PlannedRun
+    job: RunningJob
+    since: float
+    is_own: bool
+    continues: bool = False
+
+
+class Schedule:
+    """The runs that are left, at most `workers` at a time."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        runs: Sequence[PlannedRun],
+        *,
+        workers: int,
+        throttle_dir: Path | None,
+        manifest: Manifest,
+        launcher: Launcher,
+        lines: Lines,
+        follow_ups: FollowUps,
+        stops: Stops,
+    ) -> None:
+        self._campaign, self._workers, self._throttle_dir = campaign, workers, throttle_dir
+        self._manifest, self._launcher, self._lines = manifest, launcher, lines
+        self._follow_ups, self._stops = follow_ups, stops
+        self._queue: deque[PlannedRun] = deque()
+        self._active: dict[str, _Active] = {}
+        self._attempts: Counter[str] = Counter()  # of this session
+        self._anew: set[str] = set()  # runs whose resume was refused
+        self._next_launch = 0.0
+        self._num_done = 0
+        self.failures: dict[str, str] = {}
+        for run in runs:
+            self._sort_in(run)
+
+    def run(self) -> None:
+        """To the end of all runs, or until a stop is asked for: then every run has saved its state or is gone."""
+        while (self._queue or self._active or self._follow_ups.num_open) and not self._stops.reason:
+            self._launch()
+            self._collect()
+            self._take_follow_ups()
+            self._manifest.save()
+            self._lines.show({name: active.run for name, active in self._active.items()}, self._num_done)
+            if self._active or self._follow_ups.num_open or self._queue:
+                self._stops.wait(POLL_S)
+        if self._stops.reason:
+            self._stop_all()
+        self._manifest.save()
+
+    def _sort_in(self, run: PlannedRun) -> None:
+        """What the folder of a run says, whatever the manifest says."""
+        if is_done(run):
+            self._manifest.change_run(run.name, status=State.DONE)
+            self._done(run)
+        elif pid := owner(run):
+            self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
+            self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
+            self._lines.started(run, max(pid, 0) or None, "still alive: waited for")
+        else:
+            self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
+            self._queue.append(run)
+
+    def _launch(self) -> None:
+        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: the analysis, then the other runs
+        while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
+            if time.monotonic() < self._next_launch:
+                return
+            self._next_launch = time.monotonic() + self._campaign.table.stagger_seconds
+            self._start(self._queue.popleft())
+
+    def _start(self, run: PlannedRun) -> None:
+        continues = run.name not in self._anew and can_continue(run)
+        self._attempts[run.name] += 1
+        self._manifest.change_run(
+            run.name,
+            status=State.RUNNING,
+            attempts=self._manifest.run(run.name)["attempts"] + 1,
+            pid=None,
+            started=now(),
+            ended=None,
+            returncode=None,
+        )
+        self._manifest.save()  # before the process: a manifest that is behind must not hide that it was tried
+        try:
+            if not continues and has_records(run):
+                move_aside(run.folder)
+            job = self._launcher.start(self._job(run, continues=continues))
+        except (RetrainError, OSError) as error:
+            self._lines.started(run, None, "")
+            self._failed(run, EXIT_USAGE, str(error), may_retry=False)
+            return
+        self._active[run.name] = _Active(run=run, job=job, since=time.monotonic(), is_own=True, continues=continues)
+        self._manifest.change_run(run.name, pid=job.pid)
+        number = self._attempts[run.name]
+        notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
+        self._lines.started(run, job.pid, ", ".join(notes))
+
+    def _job(self, run: PlannedRun, *, continues: bool) -> Job:
+        campaign = self._campaign
+        tables = run_config(run, campaign, self._throttle_dir)
+        run.config_file.parent.mkdir(parents=True, exist_ok=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.config_file, config_text(tables))
+        resume = ("--resume", str(run.folder)) if continues else ()
+        return Job(
+            name=run.name,
+            argv=(*PROGRAM, str(run.config_file), *resume),
+            environ=run_environ(run, tables, campaign.keys, os.environ),
+            cwd=Path.cwd(),
+            folder=run.folder,
+            num_cpus=max(1, (os.cpu_count() or 1) // self._workers),
+            num_gpus=gpus_per_run(run.condition.config, campaign.table),
+        )
+
+    def _collect(self) -> None:
+        for name, active in list(self._active.items()):
+            code = active.job.poll()
+            if code is None:
+                continue
+            run = active.run
+            if pid := owner(run):  # its job is gone, but a process is at work there: an orphan, or somebody else's
+                active.job, active.is_own = Adopted(run), False
+                self._manifest.change_run(name, pid=max(pid, 0) or None)
+                continue
+            del self._active[name]
+            self._ended(active, code)
+
+    def _ended(self, active: _Active, code: int) -> None:
+        run, seconds = active.run, time.monotonic() - active.since
+        self._manifest.change_run(run.name, ended=now(), returncode=code, pid=None)
+        if is_done(run):
+            self._manifest.change_run(run.name, status=State.DONE, returncode=0)
+            self._lines.ended(run, seconds)
+            self._done(run)
+        elif self._stops.reason:
+            self._manifest.change_run(run.name, status=State.STOPPED)
+        elif not active.is_own:  # what it died of is not known; its records tell where to go on
+            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._queue.appendleft(run)
+        else:
+            if code == EXIT_USAGE and active.continues:
+                self._anew.add(run.name)
+            may_retry = code != EXIT_USAGE or active.continues  # a configuration does not mend itself
+            self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
+
+    def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
+        left = self._campaign.table.retries + 1 - self._attempts[run.name] if may_retry else 0
+        note = f"tried again, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
+        self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
+        if left > 0:
+            self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
+            self._queue.appendleft(run)
+            return
+        self._manifest.change_run(run.name, status=State.FAILED, ended=now(), returncode=code, error=reason)
+        self.failures[run.name] = reason
+
+    def _done(self, run: PlannedRun) -> None:
+        self._num_done += 1
+        first = self._manifest.content.get("first_done") or run.name
+        self._manifest.change(first_done=first)
+        if not self._manifest.run(run.name).get("followed_up"):
+            self._follow_ups.submit(run, is_first=first == run.name)
+
+    def _take_follow_ups(self) -> None:
+        for followed in self._follow_ups.finished():
+            self._manifest.change_run(followed.run.name, followed_up=True)
+            self._manifest.change(**followed.fields)
+            if followed.error:
+                self._manifest.change_run(followed.run.name, follow_up_error=followed.error)
+                self._lines.say(f"  after {followed.run.name}: {followed.error}")
+
+    def _stop_all(self) -> None:
+        """Ask every run to stop, wait for them, and end those that do not listen."""
+        self._lines.say(f"Stopping ({self._stops.reason}): {len(self._active)} runs save their state")
+        for active in self._active.values():
+            active.job.stop()
+        grace_s = max((a.run.condition.config.training.grace_s for a in self._active.values()), default=0.0)
+        end = time.monotonic() + grace_s + EXTRA_GRACE_S
+        while self._active and not self._stops.is_urgent and time.monotonic() < end:
+            self._collect()
+            self._manifest.save()
+            self._stops.wait(POLL_S)
+        for active in self._active.values():
+            active.job.kill()
+            self._manifest.change_run(active.run.name, status=State.STOPPED, ended=now(), pid=None)

@@ -1,0 +1,146 @@
+"""One session of a campaign: its folder opened, what is missing run, the ending written down and told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.launching import Launcher
+from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.terminal_text import OUTCOME_LEVEL
+from retrain.kernel.types import Kind
+from retrain.rooms.campaign.explain import warnings_of, workers_of
+from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
+from retrain.rooms.campaign.follow_up import FollowUps
+from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, session_fields
+from retrain.rooms.campaign.outcome import State, is_done
+from retrain.rooms.campaign.planned import PlannedRun, plan_runs
+from retrain.rooms.campaign.report_lines import Lines
+from retrain.rooms.campaign.schedule import Schedule
+from retrain.rooms.campaign.stops import Stops
+from retrain.rooms.session.interrupts import StopRequested
+from retrain.rooms.session.records.files import write_json, write_text
+from retrain.rooms.session.records.manifest import public_values
+
+THROTTLE = "tinker_throttle"
+CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
+SHOWN_FAILURES = 10
+
+
+def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False, is_quiet: bool = False) -> None:
+    """Run what is missing of a campaign; quiet says warnings, failures and the outcome alone.
+
+    RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
+    """
+    folder = open_campaign(campaign, is_new=is_new)
+    try:
+        _session(campaign, plugins, folder, is_quiet=is_quiet)
+    finally:
+        folder.close()
+
+
+def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
+    runs = plan_runs(campaign, folder.path)
+    lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
+    if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
+        told = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` begins another campaign."
+        lines.say(told, OUTCOME_LEVEL)
+        return
+    workers = workers_of(campaign)
+    lines.head(campaign, str(folder.path), workers)
+    for warning in warnings_of(campaign):
+        lines.say(f"  note: {warning}", logging.WARNING)
+    launcher = _launcher(campaign, plugins)
+    stops, began = Stops(), time.monotonic()
+    try:
+        manifest = _manifest(campaign, runs, folder, workers)
+        tables = frozenset(manifest.content["tables"])
+        with stops.installed(), lines.shown():
+            schedule = Schedule(
+                campaign,
+                runs,
+                workers=workers,
+                throttle_dir=folder.path / THROTTLE if campaign.table.parallel else None,
+                manifest=manifest,
+                launcher=launcher,
+                lines=lines,
+                follow_ups=FollowUps(campaign, plugins, folder.path, tables),
+                stops=stops,
+            )
+            schedule.run()
+    finally:
+        launcher.close()
+    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder.path)
+
+
+def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int) -> Manifest:
+    """The manifest on disk before the first run starts, with what an earlier session wrote about the runs."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    content = new_content(campaign, runs, folder.started)
+    if folder.before:
+        earlier = {entry["run_name"]: entry for entry in folder.before["runs"]}
+        for entry in content["runs"]:
+            entry |= {name: earlier.get(entry["run_name"], {}).get(name, entry.get(name)) for name in CARRIED}
+        content = {**content, **folder.before, "runs": content["runs"]}
+    manifest = Manifest(folder.path, content)
+    manifest.change(**session_fields(campaign, workers))
+    write_json(folder.path / CONTENT, campaign.content())
+    write_text(folder.path / "config.toml", _config_toml(campaign))
+    manifest.save()
+    return manifest
+
+
+def _config_toml(campaign: Campaign) -> str:
+    """The resolved campaign, which runs again as it is: `retrain --resume FOLDER` reads it."""
+    own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
+    tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)
+    return tomli_w.dumps({name: table for name, table in tables.items() if table})
+
+
+def _launcher(campaign: Campaign, plugins: Plugins) -> Launcher:
+    context = PluginContext(config=campaign.config, seeds=Seeds(0), plugins=plugins)
+    options = campaign.table.launcher_options
+    launcher: Launcher = build_part(
+        Kind.LAUNCHER, campaign.table.launcher, "campaign.launcher", context, options, "campaign.launcher_options"
+    )
+    return launcher
+
+
+def _conclude(
+    manifest: Manifest,
+    runs: list[PlannedRun],
+    failures: dict[str, str],
+    stops: Stops,
+    lines: Lines,
+    seconds: float,
+    folder: Path,
+) -> None:
+    num_done = sum(map(is_done, runs))
+    status = State.STOPPED if stops.reason else State.FAILED if failures else State.DONE
+    manifest.change(status=status, runner_pid=None)
+    manifest.save()
+    minutes, rest = divmod(int(seconds), 60)
+    counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
+    lines.say(f"Campaign {status}: {counts} ({minutes}m {rest:02d}s)", OUTCOME_LEVEL)
+    lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
+    if stops.reason:
+        lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
+        stop = StopRequested(stops.reason)
+        stop.folder = folder
+        raise stop
+    if failures:
+        told = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
+        more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
+        fix = f"see stderr.log under {folder / 'runs'}; the same command tries them again"
+        what = f"{len(failures)} of {len(runs)} runs failed"
+        raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*told, *more]), fix=fix))
+    lines.say(f"  next: retrain compare {folder}; retrain report {folder}", OUTCOME_LEVEL)

@@ -1,0 +1,121 @@
+"""What earlier runs on this machine took: the same model and settings say how long and how much this one will."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+
+MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
+MAX_RUNS = 2000
+# What memory and time depend on; the same in a past run, it is the same work.
+SAME_WORK = (
+    ("model", "model"),
+    ("model", "lora_rank"),
+    ("backend", "backend"),
+    ("backend", "devices"),
+    ("backend", "options"),
+    ("training", "batch_size"),
+    ("training", "group_size"),
+    ("training", "max_tokens"),
+    ("inference", "engine"),
+    ("inference", "dtype"),
+    ("inference", "kv_cache_dtype"),
+)
+SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what an idle process depends on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Medians over past runs, None where none of them says; `runs` did the same work, on this machine."""
+
+    runs: int = 0
+    median_step_time_s: float | None = None
+    peak_memory_bytes: int | None = None
+    memory_at_start_bytes: int | None = None
+    prompt_tokens: int | None = None
+
+
+def past_runs(config: Config, folder: Path) -> Past:
+    """What the `run.json` files below a folder hold about this configuration's work; damaged ones are passed over."""
+    same_work: list[Mapping[str, Any]] = []
+    same_process: list[Mapping[str, Any]] = []
+    now = config.as_dict()
+    for manifest in _manifests(folder):
+        capacity = manifest.get("capacity")
+        measured = capacity.get("measured") if isinstance(capacity, dict) else None
+        if not isinstance(measured, dict) or not _is_here(manifest):
+            continue
+        if _agree(manifest, now, SAME_PROCESS):
+            same_process.append(measured)
+            if _agree(manifest, now, SAME_WORK):
+                same_work.append(measured)
+    return Past(
+        runs=len(same_work),
+        median_step_time_s=_median(same_work, "median_step_time_s"),
+        peak_memory_bytes=_whole(_median(same_work, "peak_memory_bytes")),
+        memory_at_start_bytes=_whole(_median(same_process, "memory_at_start_bytes")),
+        prompt_tokens=_whole(_median(same_process, "longest_prompt_tokens")),
+    )
+
+
+def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for count, file in enumerate(_run_files(folder, MAX_DEPTH)):
+        if count == MAX_RUNS:
+            return
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(content, dict):
+            yield content
+
+
+def _run_files(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    if (folder / "run.json").is_file():
+        yield folder / "run.json"
+    elif depth:
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                yield from _run_files(entry, depth - 1)
+
+
+def _is_here(manifest: Mapping[str, Any]) -> bool:
+    hardware = manifest.get("hardware")
+    wanted = {"machine": platform.machine(), "cores": os.cpu_count()}
+    return isinstance(hardware, dict) and all(hardware.get(name) == value for name, value in wanted.items())
+
+
+def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> bool:
+    before = manifest.get("config")
+    if not isinstance(before, dict):
+        return False
+    tables = {table: before.get(table) for table, _ in keys}
+    return all(
+        isinstance(tables[table], dict) and tables[table].get(name) == now.get(table, {}).get(name)  # type: ignore[union-attr]
+        for table, name in keys
+    )
+
+
+def _median(found: list[Mapping[str, Any]], name: str) -> float | None:
+    values = [record[name] for record in found if _is_number(record.get(name))]
+    return statistics.median(values) if values else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,93 @@
+"""A forecast as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from retrain.rooms.capacity.forecast import Forecast
+from retrain.rooms.capacity.memory_parts import Phase
+
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def size(count: float) -> str:
+    """1.5 GiB, 420 MiB, 12 B."""
+    for unit, scale in UNITS:
+        if count >= scale:
+            value = count / scale
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """0.42 s, 12 s, 1:02:03 or 3 days, 1:02:03."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return str(timedelta(seconds=round(seconds)))
+
+
+def text(forecast: Forecast) -> str:
+    """Memory by phase, time, and what to change."""
+    found, work, shape = forecast.estimate, forecast.work, forecast.shape
+    counted = "counted in its files" if shape.is_counted else "by formula"
+    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if forecast.is_prompt_assumed else ""
+    lines = [
+        f"Model    {shape.parameters:,d} parameters ({counted}), LoRA {shape.lora_parameters(work.lora_rank):,d}",
+        f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
+        f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
+        "",
+        f"Memory on {work.device}, when every completion reaches its limit:",
+        *_always(found.phases),
+    ]
+    lines += [f"  {phase.name:<9} {_parts(phase.parts)}; peak {size(phase.peak_bytes)}" for phase in found.phases]
+    lines += [
+        f"  peak      {size(found.peak_bytes)} in {found.worst.name}{_of_limit(forecast)}",
+        f"  biggest   {found.biggest}",
+        f"  at once   {_at_once(forecast)}packs of {found.pack_tokens:,d} tokens",
+    ]
+    if found.needed_bytes < found.peak_bytes:
+        lines.append(f"  at least  {size(found.needed_bytes)}, with one completion at a time")
+    if forecast.past.peak_memory_bytes:
+        lines.append(f"  measured  {size(forecast.past.peak_memory_bytes)} in {_past(forecast)}")
+    if forecast.advice:
+        lines.append(f"  does not fit: {forecast.advice}")
+    return "\n".join([*lines, "", *_time(forecast)])
+
+
+def _time(forecast: Forecast) -> list[str]:
+    schedule, step_s = forecast.schedule, forecast.past.median_step_time_s
+    work = f"{schedule.runs} runs x {schedule.max_steps} steps" if schedule.runs > 1 else f"{schedule.max_steps} steps"
+    if step_s is None:
+        return [f"Time     {work}; how long a step takes is not known yet: add --pilot 3"]
+    at_once = f" / {schedule.parallelism} at a time" if schedule.parallelism > 1 else ""
+    total = duration(schedule.seconds(step_s))
+    return [f"Time     {work} x {duration(step_s)} (median of {_past(forecast)}){at_once} = {total}"]
+
+
+def _past(forecast: Forecast) -> str:
+    return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
+
+
+def _of_limit(forecast: Forecast) -> str:
+    limit = forecast.limit_bytes
+    if not limit:
+        return ""
+    return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of the {size(limit)} there are"
+
+
+def _always(phases: Sequence[Phase]) -> list[str]:
+    """What is always there, once where all phases have one device."""
+    if all(phase.resident == phases[0].resident for phase in phases):
+        return [f"  always    {_parts(phases[0].resident)}"]
+    return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
+
+
+def _at_once(forecast: Forecast) -> str:
+    work = forecast.work
+    return "" if work.is_served else f"{forecast.estimate.at_once:,d} of {work.most_sampled:,d} completions sampled, "
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    shown = [f"{name.replace('_', ' ')} {size(count)}" for name, count in parts.items() if count >= 2**19]
+    return ", ".join(shown) or "next to nothing"

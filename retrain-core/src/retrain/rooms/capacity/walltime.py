@@ -1,0 +1,52 @@
+"""How long a run or a campaign takes, from the median time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrain.kernel.config.resolved import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Runs of `max_steps` steps each, `parallelism` of them at a time."""
+
+    conditions: int
+    seeds: int
+    max_steps: int
+    parallelism: int
+
+    @property
+    def runs(self) -> int:
+        """conditions x seeds."""
+        return self.conditions * self.seeds
+
+    @property
+    def total_steps(self) -> int:
+        """conditions x seeds x max_steps."""
+        return self.runs * self.max_steps
+
+    def seconds(self, median_step_time_s: float) -> float:
+        """total_steps x median_step_time / parallelism."""
+        return self.total_steps * median_step_time_s / self.parallelism
+
+
+def is_campaign(config: Config) -> bool:
+    """Whether the file has `[campaign]`."""
+    return any(path.startswith("campaign.") for path in config.origins)
+
+
+def schedule_of(config: Config) -> Schedule:
+    """One run, or the runs of `[campaign]` when the file has that table: all at once, or `max_workers` of them."""
+    if not is_campaign(config):
+        return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
+    conditions: list[object] = config.value("campaign.conditions", [])
+    seeds: list[int] = config.value("campaign.seeds", [])
+    runs = max(1, len(conditions)) * max(1, len(seeds))
+    workers = config.value("campaign.max_workers", 0) or runs
+    return Schedule(
+        conditions=max(1, len(conditions)),
+        seeds=max(1, len(seeds)),
+        max_steps=config.value("campaign.max_steps", config.training.max_steps),
+        parallelism=min(workers, runs) if config.value("campaign.parallel", False) else 1,
+    )

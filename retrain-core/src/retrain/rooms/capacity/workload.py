@@ -1,0 +1,88 @@
+"""The sizes of a run's steps, from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.rooms.capacity.machine import device_kind
+from retrain.rooms.capacity.walltime import is_campaign
+
+ASSUMED_PROMPT_TOKENS = 256  # until a run has shown how long the prompts are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a step holds: `prompt_tokens` is the longest prompt, `max_tokens` what every completion may reach.
+
+    `micro_batch_tokens` and `cache_bytes` are 0 where the backend finds them by itself. `samplers` is 0 where one
+    device does everything, otherwise how many devices sample while another trains. `is_served` says that a server
+    samples. The rest are values of `[inference]` and `[backend.options]`.
+    """
+
+    device: str
+    batch_size: int
+    group_size: int
+    max_tokens: int
+    prompt_tokens: int
+    lora_rank: int
+    micro_batch_tokens: int = 0
+    eval_completions: int = 0
+    cache_bytes: int = 0
+    samplers: int = 0
+    is_served: bool = False
+    is_sharing: bool = True
+    gradient_checkpointing: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+
+    def with_size(self, name: str, value: int) -> Workload:
+        """The same with another number under one of its names."""
+        changes: dict[str, Any] = {name: value}
+        return replace(self, **changes)
+
+    @property
+    def completions(self) -> int:
+        """Completions per step."""
+        return self.batch_size * self.group_size
+
+    @property
+    def most_sampled(self) -> int:
+        """Completions that are sampled together: a step's, or an evaluation's if those are more."""
+        return max(self.completions, self.eval_completions)
+
+
+def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None = None) -> Workload:
+    """The largest step of a configuration: with back pressure on, one of `max_batch_size` prompts."""
+    training, options = config.training, config.backend.options
+    batch_size = training.batch_size
+    if config.value("backpressure.enabled", False):
+        batch_size = max(batch_size, config.value("backpressure.max_batch_size", batch_size))
+    prompt = prompt_tokens or ASSUMED_PROMPT_TOKENS
+    room = max(1, context - prompt) if context else training.max_tokens
+    checkpointing = options.get("gradient_checkpointing", "auto")
+    return Workload(
+        device=device_kind(config.backend.devices),
+        batch_size=batch_size,
+        group_size=training.group_size,
+        max_tokens=min(training.max_tokens, room),
+        prompt_tokens=prompt,
+        lora_rank=config.model.lora_rank,
+        eval_completions=config.eval.examples * config.eval.samples,
+        micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
+        cache_bytes=int(_positive(options, "cache_gb") * 2**30),
+        samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign deals them to its runs
+        is_served=config.value("inference.engine", "pytorch") != "pytorch",
+        is_sharing=config.value("inference.prefix_caching", True),
+        gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",
+        dtype=config.value("inference.dtype", "auto"),
+        kv_cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
+    )
+
+
+def _positive(options: dict[str, Any], name: str) -> float:
+    """A size from options that nobody may have checked yet."""
+    value = options.get(name, 0)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value < 2**40 else 0

@@ -1,0 +1,162 @@
+"""`retrain explain`: what a configuration would do and where each value came from, without model or data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.toml_text import toml_text
+from retrain.kernel.plugins.check import declared_capabilities, registered_tables
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.types import Capabilities
+from retrain.rooms.session.configure import Checked, claim_of, load_checked
+from retrain.rooms.session.records.secrets import hide
+
+FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning; below this the run may barely move
+EPILOG = """\b
+Examples:
+  retrain explain                     what `retrain` would do here
+  retrain explain my.toml --lr 1e-4 --json
+  retrain explain --keys              every key, its flag and its default
+
+\b
+Exit codes: 0 done; 2 usage or configuration error.
+"""
+
+
+@click.command(
+    "explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--keys", "list_keys", is_flag=True, help="List every key, its flag, default and meaning instead.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
+    """Show what CONFIG with its overrides would do, without loading model or data."""
+    if list_keys:
+        rows = _key_rows(plugins)
+        click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
+        return
+    claim = claim_of(arguments, plugins)
+    if claim:
+        content = hide(dict(claim.load_explain()(arguments, plugins)))
+    else:
+        content = explain(load_checked(arguments, plugins), plugins)
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+        return
+    origins = content.pop("origins", {})
+    warnings = content.pop("warnings", [])
+    width = max(len(name) for name in content)
+    for name, value in content.items():
+        click.echo(f"{name:<{width}} : {_shown(value)}")
+    if origins:
+        click.echo("\nSet, and where:")
+        for path, row in origins.items():
+            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
+    if warnings:
+        click.echo("\nWarnings:")
+        for warning in warnings:
+            click.echo(f"  {warning}")
+
+
+def _shown(value: Any) -> str:
+    """A value for people: lists and tables on one line, `-` for nothing."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_shown(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "-"
+    return "yes" if value is True else "no" if value is False else str(value) or "-"
+
+
+def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
+    """The explanation as plain data; secrets are hidden."""
+    config, flow, training = checked.config, checked.flow, checked.config.training
+    alpha = config.lora.alpha or 2 * config.model.lora_rank
+    completions = training.batch_size * training.group_size
+    tables = config.as_dict()
+    values = {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        values[path] = {"value": tables[table][name], "origin": str(origin)}
+    content: dict[str, Any] = {
+        "mode": "single",
+        "config": config.source or "(defaults)",
+        "model": config.model.model,
+        "backend": config.backend.backend,
+        "backend_options": config.backend.options,
+        "backend_capabilities": _capabilities(declared_capabilities(config, plugins)),
+        "condition": flow.condition,
+        "algorithm_mode": config.algorithm.algorithm_mode,
+        "advantage_mode": flow.advantage.name,
+        "transform_mode": flow.transform.name,
+        "uncertainty_kind": flow.uncertainty.name,
+        "max_steps": training.max_steps,
+        "batch_size": training.batch_size,
+        "group_size": training.group_size,
+        "datums_per_step": completions,
+        "total_datums": completions * training.max_steps,
+        "max_tokens": training.max_tokens,
+        "max_tokens_per_step": completions * training.max_tokens,
+        "temperature": training.temperature,
+        "lr": training.lr,
+        "seed": training.seed,
+        "lora_rank": config.model.lora_rank,
+        "lora_alpha": alpha,
+        "lora_scale": alpha / config.model.lora_rank,
+        "data": config.data.source,
+        "reward_type": config.value("reward.type", "match"),
+        "eval_examples": config.eval.examples,
+        "log_dir": config.logging.log_dir,
+        "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
+        "wandb_project": config.logging.wandb_project or "(disabled)",
+    }
+    for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
+        content |= {name: value for name, value in (rows or {}).items() if name not in content}
+    content |= {"origins": values, "warnings": _warnings(config)}
+    hidden: dict[str, Any] = hide(content)
+    return hidden
+
+
+def _warnings(config: Config) -> list[str]:
+    training, found = config.training, []
+    if training.group_size == 1:
+        found.append("group_size = 1: a group of one has no advantage, nothing will be learnt")
+    if training.save_every == 0:
+        found.append("save_every = 0: only the last adapter is saved")
+    if training.temperature > 2.0:
+        found.append(f"temperature = {training.temperature}: completions will be close to noise")
+    if training.lr < FULL_TUNING_LR:
+        found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA wants about ten times more")
+    return found
+
+
+def _capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
+    return asdict(capabilities) if capabilities else {}
+
+
+def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": key.path,
+            "flag": f"--{key.flag}",
+            "default": key.default,
+            "description": key.description,
+            "pending": key.pending,
+        }
+        for key in all_keys(registered_tables(plugins))
+    ]
+
+
+def _key_lines(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        note = f" (not yet: {row['pending']})" if row["pending"] else ""
+        lines.append(f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}")
+    return "\n".join(lines)

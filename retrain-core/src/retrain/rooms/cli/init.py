@@ -1,0 +1,127 @@
+"""`retrain init`: writes a starting configuration, never over an existing one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import resolve
+from retrain.rooms.cli.streams import is_interactive
+
+DEFAULT_FILE = "retrain.toml"
+DEFAULT_TEMPLATE = "default"
+SCHEMA_COMMAND = "schema"
+SCHEMA_FILE = "retrain.schema.json"
+EPILOG = """\b
+Examples:
+  retrain init --list                       the templates
+  retrain init --template tiny              a run that learns on a CPU in a minute
+  retrain init --interactive                a few questions, then the file
+  retrain init -t experiment -o exp.toml    under another name
+
+\b
+Exit codes: 0 written; 2 usage error, or the file exists already.
+"""
+
+
+@click.command("init", epilog=EPILOG)
+@click.option("--template", "-t", metavar="NAME", help=f"Which template (see --list). Default: {DEFAULT_TEMPLATE}.")
+@click.option("--interactive", "-i", "is_dialog", is_flag=True, help="Ask for what matters; needs a terminal.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write, instead of the template's own.")
+@click.option("--list", "-l", "as_list", is_flag=True, help="List the templates and exit.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: the list, or what was written.")
+@click.pass_obj
+def command(
+    plugins: Plugins, template: str | None, is_dialog: bool, output: Path | None, as_list: bool, as_json: bool
+) -> None:
+    """Write a starting configuration into this folder."""
+    if as_list:
+        _list(plugins, as_json=as_json)
+        return
+    if is_dialog:
+        if as_json:
+            raise click.UsageError("--interactive asks a person, --json answers a program: give one of them")
+        template, file, text = _asked(plugins, template, output)
+    else:
+        template = template or DEFAULT_TEMPLATE
+        file, text = template_text(plugins, template, output)
+        refuse_existing(file)
+    _write_with_schema(plugins, file, text)
+    words = [] if str(file) == DEFAULT_FILE else [str(file)]
+    following = [" ".join(["retrain", *verb, *words]) for verb in (["explain"], [])]
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "template": template, "next": following}, indent=2))
+        return
+    if is_dialog:
+        click.echo(f"\n{text.rstrip()}\n")
+    click.echo("\n  ".join([f"Wrote {file} ({template}). Next:", *following]))
+
+
+def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tuple[Path, str]:
+    """The file that a template is for, or `output`, and its text. PluginError names the nearest template."""
+    found = resolve(plugins, Kind.TEMPLATE, name, where="--template")
+    text: str = found.target() if callable(found.target) else found.target
+    return output or Path(found.traits if isinstance(found.traits, str) else DEFAULT_FILE), text
+
+
+def refuse_existing(file: Path) -> None:
+    """ConfigError when there is something under that name already, be it a link to nowhere."""
+    if file.exists() or file.is_symlink():
+        raise _exists(file)
+
+
+def _exists(file: Path) -> ConfigError:
+    fix = "remove it, or name another with --output FILE"
+    return ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))
+
+
+def _asked(plugins: Plugins, template: str | None, output: Path | None) -> tuple[str, Path, str]:
+    if not is_interactive():
+        what = "there is no terminal to ask on"
+        fix = "`retrain init --template NAME` asks nothing; `retrain init --list` shows the names"
+        raise ConfigError(Problem(where="--interactive", what=what, fix=fix))
+    from retrain.rooms.cli.init_dialog import ask  # tomlkit and the loader: only for the dialog
+
+    return ask(plugins, template, output)
+
+
+def _list(plugins: Plugins, *, as_json: bool) -> None:
+    templates = plugins.registered(Kind.TEMPLATE)
+    rows = [{"name": e.spec.name, "summary": e.spec.summary, "distribution": str(e.owner)} for e in templates]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['name']:<{width}}  {row['summary']} ({row['distribution']})")
+
+
+def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
+    """Write the file and the JSON Schema beside it, which its first line names: editors then complete its keys.
+
+    Without a plugin that offers the command `schema`, the text alone.
+    """
+    if not plugins.find(Kind.COMMAND, SCHEMA_COMMAND):
+        _write(file, text)
+        return
+    _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
+    command: click.Command = resolve(plugins, Kind.COMMAND, SCHEMA_COMMAND, where="init").target
+    words = ["--quiet", "--output", str(file.with_name(SCHEMA_FILE))]
+    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # so `-h` stays known
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:  # made since we looked
+        raise _exists(file) from None
+    except OSError as error:
+        fix = "change folder, or name another file with --output FILE"
+        what = f"cannot be written: {error.strerror}"
+        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from None

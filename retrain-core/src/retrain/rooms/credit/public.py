@@ -1,0 +1,77 @@
+"""Credit for one group in one call, for notebooks and tests; the training loop goes through the same pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable
+from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.types import NOTHING, Floats
+from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
+from retrain.rooms.credit.specs import Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComposableAdvantages:
+    """Token advantages (one array per completion), the uncertainties behind them before and after pooling, metrics."""
+
+    token_advs: tuple[Floats, ...]
+    uncertainties: tuple[Floats, ...]
+    pooled: tuple[Floats, ...]
+    metrics: Mapping[str, float]
+    flow: CreditFlow
+
+
+def compute_composable_advantages(
+    rewards_G: Numbers,
+    logprobs_G: Sequence[Numbers],
+    planning_masks_G: Sequence[Any] | None = None,
+    *,
+    advantage_mode: str = "maxrl",
+    transform_mode: str = "gtpo_sepa",
+    gtpo_beta: float = 0.1,
+    hicra_alpha: float = 0.2,
+    sepa_lambda: float = 0.0,
+    uncertainty_kind: str = "surprisal",
+    surprisal_mask_rho: float = 0.0,
+    advantage_params: Mapping[str, Any] = NOTHING,
+    transform_params: Mapping[str, Any] = NOTHING,
+    entropies_G: Sequence[Numbers] | None = None,
+) -> ComposableAdvantages:
+    """Token advantages of one group under any installed advantage and transform.
+
+    `rewards_G` [G]; `logprobs_G`, `planning_masks_G` and `entropies_G` hold one sequence of action tokens per
+    completion. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
+    """
+    algorithm = AlgorithmTable(
+        advantage_mode=advantage_mode,
+        transform_mode=transform_mode,
+        uncertainty_kind=uncertainty_kind,
+        surprisal_mask_rho=surprisal_mask_rho,
+        advantage_params=dict(advantage_params),
+        transform_params=dict(transform_params),
+    )
+    flow = build_flow(Config(tables={"algorithm": algorithm}), load_plugins())
+    flow = replace(flow, gtpo_beta=gtpo_beta, hicra_alpha=hicra_alpha)
+    masks = planning_masks_G if planning_masks_G is not None else [np.zeros(len(lp), np.bool_) for lp in logprobs_G]
+    group = CreditGroup(
+        rewards_G=np.asarray(rewards_G, dtype=np.float64),
+        logprobs_G=[np.asarray(logprobs, dtype=np.float64) for logprobs in logprobs_G],
+        planning_G=[np.asarray(mask, dtype=np.bool_) for mask in masks],
+        entropies_G=None if entropies_G is None else [np.asarray(e, dtype=np.float64) for e in entropies_G],
+        name="group 0",
+    )
+    result = assign_credit([group], flow, sepa_lambda=sepa_lambda)
+    return ComposableAdvantages(
+        token_advs=result.token_advs[0],
+        uncertainties=result.uncertainties[0],
+        pooled=result.pooled[0],
+        metrics=result.metrics,
+        flow=flow,
+    )

@@ -1,0 +1,115 @@
+"""What an advantage, transform, uncertainty or algorithm plugin is made of; public as `retrain.advantages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrain.kernel.types import Floats, Mask
+
+Numbers = Sequence[float] | Floats
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdvantageContext:
+    """What an episode advantage may look at: the scores of one group, and its own parameters."""
+
+    rewards_G: Floats
+    params: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSpec:
+    """An episode advantage: `compute(ctx)` returns one finite number per completion of the group."""
+
+    name: str
+    compute: Callable[[AdvantageContext], Numbers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UncertaintyContext:
+    """What an uncertainty kind may look at: the action tokens of one completion; all in nats."""
+
+    logprobs_T: Floats
+    entropies_T: Floats | None = None
+    planning_T: Mask | None = None
+    params: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncertaintySpec:
+    """An uncertainty kind: `compute(ctx)` returns one finite number >= 0 per action token.
+
+    `needs_entropy` makes a configuration whose engine cannot give entropies an error before the model loads.
+    """
+
+    name: str
+    compute: Callable[[UncertaintyContext], Numbers]
+    needs_entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransformContext:
+    """What a whole-transform function `f(ctx)` may look at: one group, one array per completion.
+
+    `advantages_G` are the episode advantages, `uncertainties_G` the configured uncertainty before any pooling.
+    """
+
+    advantages_G: Floats
+    rewards_G: Floats
+    logprobs_G: Sequence[Floats]
+    uncertainties_G: Sequence[Floats]
+    planning_masks_G: Sequence[Mask]
+    entropies_G: Sequence[Floats] | None = None
+    sepa_lambda: float = 0.0
+    gtpo_beta: float = 0.1
+    hicra_alpha: float = 0.2
+    params: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransformOutput:
+    """One array of token advantages per completion, and numbers worth logging (averaged over the step's groups)."""
+
+    token_advs: Sequence[Numbers]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformSpec:
+    """A token transform, described by the stages it uses.
+
+    `entropy_transform(uncertainty_T, planning_T, sepa_lambda)` returns new uncertainties; `post_process(advs_T,
+    planning_T, params)` returns new advantages, after HICRA if `apply_hicra`. `compute_context(ctx)` replaces all
+    stages by one function of the group. `needs_planning` asks for planning masks (all False otherwise);
+    `uses_sepa_controller` asks the controller named `controller` for lambda (0 otherwise). `params` is handed to
+    `post_process` and `compute_context`.
+    """
+
+    name: str
+    use_gtpo: bool = False
+    needs_planning: bool = False
+    uses_sepa_controller: bool = False
+    apply_hicra: bool = False
+    entropy_transform: Callable[[Floats, Mask, float], Numbers] | None = None
+    post_process: Callable[[Floats, Mask, Params], Numbers] | None = None
+    compute_context: Callable[[TransformContext], TransformOutput | Sequence[Numbers]] | None = None
+    controller: str = "sepa"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSpec:
+    """A whole pipeline under one name: a fixed pair of modes, or `compute_context(ctx)` in place of everything.
+
+    With `compute_context`, `ctx.advantages_G` holds the raw rewards.
+    """
+
+    name: str
+    advantage_mode: str = ""
+    transform_mode: str = ""
+    compute_context: Callable[[TransformContext], TransformOutput | Sequence[Numbers]] | None = None
+    needs_planning: bool = False
+    uses_sepa_controller: bool = False
+    needs_entropy: bool = False

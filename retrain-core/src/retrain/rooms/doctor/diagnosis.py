@@ -1,0 +1,93 @@
+"""What `retrain doctor` shows: one finding about this machine, with what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from retrain.kernel.plugins.installed import installed_version, required_packages
+
+SERVER_TIMEOUT_S = 5.0
+SERVER_FAULTS = (500, 502, 503, 504)  # broken, or nobody behind the gateway; any other status is an answer
+Status = Literal["ok", "warn", "missing", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One thing that was looked at.
+
+    `missing` is what is not there, `failed` what is there and does not work, `warn` what works with a drawback.
+    `needed` says that the configuration cannot do without it: then anything but `ok` and `warn` makes the doctor's exit
+    code 1. `fix` is the smallest change that mends it.
+    """
+
+    name: str
+    status: Status
+    detail: str = ""
+    fix: str = ""
+    needed: bool = False
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the configuration cannot run because of it."""
+        return self.needed and self.status in ("missing", "failed")
+
+
+def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool) -> Diagnosis:
+    """Whether everything that an extra adds is installed: `retrain-sepa[semantic]`; imports nothing."""
+    packages = required_packages(distribution, extra)
+    lacking = [package for package in packages if not package.is_met]
+    name = f"{distribution}[{extra}]"
+    if not packages:
+        detail = f"{distribution} is not installed, or its version has no such extra; for {purpose}"
+        fix = f"pip install --upgrade '{name}'"
+        return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=needed)
+    if not lacking:
+        return Diagnosis(name=name, status="ok", detail=", ".join(map(str, packages)), needed=needed)
+    detail = f"{', '.join(map(str, lacking))}: not installed, for {purpose}"
+    return Diagnosis(name=name, status="missing", detail=detail, fix=f"pip install '{name}'", needed=needed)
+
+
+def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> Diagnosis:
+    """Whether a distribution and all that it requires are installed; imports nothing."""
+    version = installed_version(distribution)
+    fix = f"pip install {distribution}"
+    if not version:
+        detail = f"not installed, for {purpose}"
+        return Diagnosis(name=distribution, status="missing", detail=detail, fix=fix, needed=needed)
+    if lacking := [package for package in required_packages(distribution) if not package.is_met]:
+        detail = f"{version}, but lacks {', '.join(map(str, lacking))}"
+        return Diagnosis(name=distribution, status="failed", detail=detail, fix=fix, needed=needed)
+    return Diagnosis(name=distribution, status="ok", detail=version, needed=needed)
+
+
+def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
+    """Whether a server answers at `url` within five seconds; any HTTP status but 500 and 502 to 504 is an answer."""
+    import http.client  # a scoring process imports this module too, and asks no server
+    import urllib.error
+    import urllib.request
+
+    try:
+        parts = urlsplit(url)
+        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))  # no login, no key
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        shown, is_url = url.rpartition("@")[2], False
+    if not is_url:
+        fix = "write it as http://HOST:PORT"
+        return Diagnosis(name=name, status="failed", detail=f"{shown!r} is no URL", fix=fix, needed=needed)
+    try:
+        with urllib.request.urlopen(shown, timeout=SERVER_TIMEOUT_S) as answer:
+            code = answer.status
+    except urllib.error.HTTPError as error:
+        code = error.code
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        detail = f"{shown} does not answer: {reason or type(error).__name__}"
+        fix = "start the server, or correct the URL"
+        return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
+    if code in SERVER_FAULTS:
+        detail, fix = f"{shown} answers with HTTP status {code}", "look at the server's own log"
+        return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
+    return Diagnosis(name=name, status="ok", detail=f"{shown} answers", needed=needed)

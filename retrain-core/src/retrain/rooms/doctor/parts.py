@@ -1,0 +1,90 @@
+"""What is installed of ours, what failed to load, and whether every part of the configuration is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
+from retrain.kernel.plugins.check import registered_tables
+from retrain.kernel.plugins.first_party import CORE, LOCAL, PRIME_RL, REWARDS, SEPA, TINKER, provider
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra
+from retrain.rooms.recorders.recording import recorder_names
+from retrain.rooms.session.selected import Selected, selected_parts
+
+PURPOSES = {
+    CORE: "everything",
+    SEPA: "grpo, maxrl, the gtpo transforms and SEPA",
+    REWARDS: "rewards, data sources and environments",
+    LOCAL: "training on this machine",
+    TINKER: "training on a Tinker service",
+    PRIME_RL: "training with PRIME-RL",
+}
+
+
+def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
+    """Distributions, extras of the kernel, plugins that failed to load, and the parts that the configuration names."""
+    selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
+    needed = {part.distribution or provider(part.kind, part.name) for part in selected}
+    found = [_distribution(name, plugins, needed=name in needed) for name in PURPOSES]
+    found += _extras(config)
+    found += [_failure(plugins, number, is_all_there_is=config is None) for number in range(len(plugins.failures))]
+    return found + _clashes(plugins, selected) + [_part(part) for part in selected]
+
+
+def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
+    found = diagnose_distribution(name, purpose=PURPOSES[name], needed=needed)
+    if name in plugins.left_out and found.status == "ok":
+        detail = f"{found.detail}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out"
+        fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"
+        return replace(found, status="failed" if needed else "warn", detail=detail, fix=fix)
+    return found
+
+
+def _extras(config: Config | None) -> list[Diagnosis]:
+    recorders = recorder_names(config) if config else {}
+    launcher = config.value("campaign.launcher", "") if config and _is_campaign(config) else ""
+    return [
+        diagnose_extra(CORE, "wandb", purpose="recorder 'wandb'", needed="wandb" in recorders),
+        diagnose_extra(CORE, "tensorboard", purpose="recorder 'tensorboard'", needed="tensorboard" in recorders),
+        diagnose_extra(CORE, "ray", purpose="launcher 'ray'", needed=launcher == "ray"),
+    ]
+
+
+def _is_campaign(config: Config) -> bool:
+    return any(path.startswith("campaign.") for path in config.origins)
+
+
+def _failure(plugins: Plugins, number: int, *, is_all_there_is: bool) -> Diagnosis:
+    """A plugin that failed to load; with nothing else to judge by, it is what makes the doctor's exit code 1."""
+    failure = plugins.failures[number]
+    return Diagnosis(
+        name=f"plugin {failure.owner}",
+        status="failed",
+        detail=f"{failure.owner.source}: {failure.error}",
+        fix=f"repair, upgrade or uninstall {failure.owner.distribution}",
+        needed=is_all_there_is,
+    )
+
+
+def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
+    asked = {(part.kind, part.name) for part in selected}
+    found = []
+    for kind in Kind:
+        names = dict.fromkeys(entry.spec.name for entry in plugins.registered(kind))
+        for name in names:
+            owners = [entry.owner for entry in plugins.find(kind, name)]
+            if len(owners) > 1 and (kind, name) not in asked:
+                detail = f"provided twice: by {' and by '.join(map(str, owners))}; nothing here asks for it"
+                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
+                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
+    return found
+
+
+def _part(part: Selected) -> Diagnosis:
+    name = f"{part.kind} {part.name}"
+    if part.problem is None:
+        return Diagnosis(name=name, status="ok", detail=part.source, needed=True)
+    detail = f"{part.problem.where}: {part.problem.what}"
+    return Diagnosis(name=name, status="missing", detail=detail, fix=part.problem.fix, needed=True)

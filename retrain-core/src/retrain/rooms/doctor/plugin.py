@@ -1,0 +1,31 @@
+"""Registers `retrain doctor`, and what the kernel itself looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.plugins.manager import Plugins
+    from retrain.rooms.doctor.diagnosis import Diagnosis
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """One command."""
+    summary = "Say whether this machine has what a configuration needs, and how to get what it lacks."
+    register(PluginSpec(name="doctor", summary=summary, factory="retrain.rooms.doctor.command:command"))
+
+
+@hookimpl(tryfirst=True)
+def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis]:
+    """Python, distributions, the parts of the configuration, folders, model, servers and keys."""
+    from retrain.rooms.doctor.machine import diagnose_machine
+    from retrain.rooms.doctor.parts import diagnose_parts
+    from retrain.rooms.doctor.reach import diagnose_reach
+
+    return [*diagnose_machine(config), *diagnose_parts(config, plugins), *diagnose_reach(config, plugins)]

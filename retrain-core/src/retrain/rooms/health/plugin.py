@@ -1,0 +1,26 @@
+"""Registers `[health]` and the monitor `default`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import PluginSpec
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of monitors, policy and thresholds."""
+    traits = TableTraits(flag_prefix="health_")
+    factory = "retrain.rooms.health.table:HealthTable"
+    register(
+        PluginSpec(name="health", summary="Warnings about runs that learn nothing.", factory=factory, traits=traits)
+    )
+
+
+@hookimpl
+def retrain_register_health_monitors(register: Callable[[PluginSpec], None]) -> None:
+    """One monitor; others come from plugins."""
+    summary = "Truncation, no useful groups, and drift of entropy, ratios and lengths."
+    register(PluginSpec(name="default", summary=summary, factory="retrain.rooms.health.monitors:build"))

@@ -1,0 +1,101 @@
+"""Asks the servers of one engine for completions of one model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.serving import Policy
+from retrain.kernel.types import Tokens
+from retrain.rooms.inference.answers import Asked, Drawn, checked
+from retrain.rooms.inference.client import Call, Client
+from retrain.rooms.inference.dialect import Dialect, Request, Served
+from retrain.rooms.inference.pool import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Caller:
+    """Client, dialect and model. `served` is the model as each server names it, by the server's URL.
+
+    `context_limit` is the smallest of all that are known.
+    """
+
+    client: Client
+    dialect: Dialect
+    served: dict[str, Served]
+    stop_ids: frozenset[int]
+    vocabulary: int
+    context_limit: int | None
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """All servers."""
+        return self.client.pool.servers
+
+    def completion(
+        self,
+        prompt_T: Tokens,
+        *,
+        seed: int,
+        max_tokens: int,
+        temperature: float,
+        adapter: str = "",
+        server: Server | None = None,
+        repair: Callable[[Server, int], Awaitable[bool]] | None = None,
+        top: int = 0,
+        cache_salt: str = "",
+        label: str = "a completion",
+    ) -> Call[Drawn]:
+        """The request for one completion of at most `max_tokens`, or as many as the context has room for."""
+        room = max_tokens if self.context_limit is None else min(max_tokens, self.context_limit - len(prompt_T))
+        first = (server or self.servers[0]).url
+        asked = Asked(
+            prompt_T=prompt_T.tolist(),
+            seed=seed,
+            max_tokens=room,
+            temperature=temperature,
+            model=self.served[first].name,
+            adapter=adapter,
+            stop_ids=self.stop_ids,
+            vocabulary=self.vocabulary,
+            top=top,
+            cache_salt=cache_salt,
+        )
+        path, body = self.dialect.completion(asked)
+
+        def read(answer: Any) -> Drawn:
+            return checked(self.dialect.said(answer, asked), asked)
+
+        return Call(path=path, body=body, read=read, server=server, repair=repair, label=label)
+
+    def everywhere(self, requests: Sequence[Request], label: str) -> None:
+        """Send administrative requests to all servers, each once the one before has been answered by all.
+
+        Those about weights may name files that have not arrived on the server's disk: a 404 is tried again.
+        """
+        for request in requests:
+            orders = [self.order(request, server, label) for server in self.servers]
+            self.client.results([replace(order, or_path=order.path) for order in orders])
+
+    def order(self, request: Request, server: Server, label: str) -> Call[None]:
+        """An administrative request to one server, whose answer is not looked at."""
+        path, body = request
+        return Call(path=path, body=body, read=lambda answer: None, server=server, label=label, is_read=False)
+
+
+def vocabulary_of(policy: Policy, tokenizer: Any) -> int:
+    """Number of token ids of the model, padding rows of its embedding included; the tokenizer's where none is told."""
+    path = Path(policy.model_path)
+    known = len(tokenizer)
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        if not path.is_dir():
+            from transformers.utils import cached_file  # heavy: only for a model from the hub
+
+            path = Path(cached_file(policy.model_path, "config.json", local_files_only=True)).parent
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        known = max(known, int((config.get("text_config") or config).get("vocab_size") or 0))
+    return known

@@ -1,0 +1,67 @@
+"""Registers `[inference]` and the engines that are servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from retrain.kernel.declared import EngineTraits, TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import MetricSpec, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.errors import Problem
+    from retrain.kernel.plugins.manager import Plugins
+
+ENGINES = {
+    "vllm": "A vLLM server: token ids both ways, adapters loaded while it runs.",
+    "sglang": "An SGLang server, through its own /generate.",
+    "mlx": "The server of MLX-LM, on Apple silicon or a CPU.",
+    "max": "A MAX server (max serve): ids back through the texts of tokens, exactly or not at all.",
+    "openai": "Any server with /v1/completions that shows its tokens and takes PEFT adapters.",
+}
+NO_SERVER = "unless [inference] engine is a server; on a rejected step"
+NO_PROBE = f"{NO_SERVER}; where the training model is in no process of ours; before the first probe"
+NOT_RECOMPUTED = 'unless [inference] logprobs = "trainer"; on a rejected step'
+PROBED = "Mean |log p of the server - log p of the trainer| on the prompts of the last probe."
+RECOMPUTED = "Mean |log p of the trainer - log p of the server| over the step's recomputed tokens."
+METRICS = (
+    ("inference_retries", "Requests that were sent to a server again.", "requests", NO_SERVER),
+    ("probe_gap_mean", PROBED, "nats", NO_PROBE),
+    ("probe_gap_max", "Largest such gap.", "nats", NO_PROBE),
+    ("engine_gap_mean", RECOMPUTED, "nats", NOT_RECOMPUTED),
+    ("engine_gap_p99", "99th percentile of that gap.", "nats", NOT_RECOMPUTED),
+    ("engine_gap_max", "Largest such gap.", "nats", NOT_RECOMPUTED),
+)
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of the inference engine."""
+    traits = TableTraits(flag_prefix="inference_")
+    factory = "retrain.rooms.inference.table:InferenceTable"
+    register(PluginSpec(name="inference", summary="Which engine draws completions.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -> None:
+    """One engine per kind of server. Batching on a server changes rounding, so no seed repeats its completions."""
+    for name, summary in ENGINES.items():
+        factory = f"retrain.rooms.inference.{name}:create_engine"
+        traits = EngineTraits(honours=frozenset({"logprobs"}))
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
+    """Keys of `[inference]` that the engine would not heed."""
+    from retrain.rooms.inference.unsupported_keys import problems_of
+
+    return problems_of(config, plugins)
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """What engines that are servers add to a step's line."""
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in METRICS]

@@ -1,0 +1,54 @@
+"""`[inference]`: which engine draws completions, and how."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import field_validator
+
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
+
+
+class InferenceTable(Table):
+    """Which engine draws completions, and how. The keys from `url` to `api_key_env` are those of servers."""
+
+    engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
+    url: str = key(
+        "", "URL of the server, or several with commas; empty = the engine's own on this machine.", free_on_resume=True
+    )
+    logprobs: Literal["engine", "trainer"] = key(
+        "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
+    )
+    max_gap: float = key(
+        0.1, "Stop when engine and trainer differ by more on a probe; mean, in nats.", gt=0.0, free_on_resume=True
+    )
+    keep_versions: int = key(2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True)
+    adapter_dir: str = key(
+        "", "Folder for adapters that every server can read; empty = a temporary one.", free_on_resume=True
+    )
+    max_concurrent: int = key(256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True)
+    timeout_s: float = key(600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True)
+    retry_s: float = key(
+        300.0, "Seconds for which a failed request is tried again; 0 = not at all.", ge=0.0, free_on_resume=True
+    )
+    api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
+    attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
+        "default", "Attention of the engine pytorch; default = the best at hand.", flag="attention_kernel"
+    )
+    dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
+        "auto", "Weights that the engine pytorch samples with; auto = those of training. The gap is logged."
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
+        "auto", "Keys and values that the engine pytorch keeps; auto = dtype.", flag="kv_cache_dtype"
+    )
+    prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
+
+    @field_validator("url")
+    @classmethod
+    def _urls(cls, text: str) -> str:
+        for url in filter(None, (part.strip() for part in text.split(","))):
+            if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
+                raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
+        return text

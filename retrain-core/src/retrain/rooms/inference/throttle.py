@@ -1,0 +1,129 @@
+"""A fair limit on how many processes of one machine call a remote service at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import BackendError, Problem
+
+PAUSES_S = (0.005, 0.2)  # between two looks for a free slot: the first, and the longest
+TICKET = "ticket_{:012d}.lock"
+
+
+class Throttle:
+    """At most `max_concurrent` blocks `with throttle.slot():` at a time, over all processes that share a folder.
+
+    Whoever asked first is served first. Every claim is a lock of the operating system on a file (`slot_0.lock`, ...),
+    so that it goes with a process, however that ends. Without a folder nothing is limited and nothing is touched.
+    Threads count like processes; a slot must not be asked for inside a slot.
+
+    BackendError when the folder cannot be used.
+    """
+
+    def __init__(self, folder: str | Path, max_concurrent: int) -> None:
+        self._folder = Path(folder).expanduser() if str(folder) else None
+        self._count = max_concurrent
+
+    @classmethod
+    def from_config(cls, config: Config) -> Throttle:
+        """The throttle of `[backend] throttle_dir` and `max_concurrent`."""
+        return cls(config.backend.throttle_dir, config.backend.max_concurrent)
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Wait for a turn, and have it for the duration of the block."""
+        if self._folder is None:
+            yield
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            held = self._wait(self._folder)
+        except OSError as error:
+            what = f"the throttle folder cannot be used: {error.strerror or error}"
+            fix = "choose a local folder that you may write, or leave [backend] throttle_dir empty"
+            raise BackendError(Problem(where=str(self._folder), what=what, fix=fix)) from error
+        try:
+            yield
+        finally:
+            _release(held)
+
+    def _wait(self, folder: Path) -> BinaryIO:
+        number, ticket = _draw_ticket(folder)
+        try:
+            while (before := _ticket_before(folder, number)) is not None:
+                with before:  # it is let go with a slot, a giving up or a death: then somebody else may stand before us
+                    fcntl.flock(before, fcntl.LOCK_SH)
+            return self._take_slot(folder)
+        finally:
+            with suppress(OSError):
+                (folder / TICKET.format(number)).unlink()
+            _release(ticket)
+
+    def _take_slot(self, folder: Path) -> BinaryIO:
+        """The first slot that is free; only the head of the queue looks for one."""
+        pause_s, longest_s = PAUSES_S
+        while True:
+            for index in range(self._count):
+                stream = (folder / f"slot_{index}.lock").open("ab")
+                if _try_lock(stream):
+                    return stream
+                stream.close()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+
+def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
+    """A number above all that wait, and the lock that says so."""
+    with _exclusively(folder):
+        number = max(_numbers(folder), default=0) + 1
+        stream = (folder / TICKET.format(number)).open("ab")
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        return number, stream
+
+
+def _ticket_before(folder: Path, number: int) -> BinaryIO | None:
+    """The nearest ticket before this one whose owner still waits; those of the dead are removed."""
+    with _exclusively(folder):
+        for other in sorted((n for n in _numbers(folder) if n < number), reverse=True):
+            file = folder / TICKET.format(other)
+            try:
+                stream = file.open("rb")
+            except FileNotFoundError:  # it has its slot since
+                continue
+            if not _try_lock(stream):
+                return stream
+            file.unlink(missing_ok=True)
+            stream.close()
+    return None
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(digits) for file in folder.glob("ticket_*.lock") if (digits := file.stem.partition("_")[2]).isdigit()]
+
+
+@contextmanager
+def _exclusively(folder: Path) -> Iterator[None]:
+    """Tickets are drawn and looked at by one process at a time."""
+    with (folder / "queue.lock").open("ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _try_lock(stream: BinaryIO) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _release(stream: BinaryIO) -> None:
+    with suppress(OSError):
+        fcntl.flock(stream, fcntl.LOCK_UN)  # closing is not enough where a child process has inherited the file
+    stream.close()

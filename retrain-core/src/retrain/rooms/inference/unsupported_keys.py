@@ -1,0 +1,46 @@
+"""Keys of `[inference]` that some engines heed and others do not: refused where they would change nothing."""
+
+from __future__ import annotations
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import EngineTraits, Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.inference.plugin import ENGINES
+from retrain.rooms.inference.table import InferenceTable
+
+KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
+FLAGS = {
+    "attention_kernel": "--attention-backend",
+    "dtype": "--dtype or --quantization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+}
+OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # those that are known
+
+
+def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+    """One problem per key that is not at its default and that the engine, known by its traits, does not name.
+
+    A backend that draws completions without an engine refuses them itself.
+    """
+    table = config.table("inference", InferenceTable)
+    entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
+    traits = entries[0].spec.traits if len(entries) == 1 else None
+    if not isinstance(traits, EngineTraits):
+        return []
+    default = InferenceTable()
+    changed = [name for name in KEYS if getattr(table, name) != getattr(default, name)]
+    return [_refused(config, table, name) for name in changed if name not in traits.honours]
+
+
+def _refused(config: Config, table: InferenceTable, name: str) -> Problem:
+    engine = table.engine
+    what = f"{name} = {getattr(table, name)!r} would have no effect: "
+    if engine not in ENGINES:
+        what += f"engine {engine!r} does not heed it"
+        fix = f"remove it, or keep the default {getattr(InferenceTable(), name)!r}"
+    else:
+        what += f"the server of engine {engine!r} was started with a choice of its own"
+        flag = OWN_FLAGS.get(engine, {}).get(name)
+        fix = f"remove it, and {f'start the server with {flag}' if flag else 'set it where the server starts'}"
+    return Problem(where=config.place(f"inference.{name}"), what=what, fix=fix)

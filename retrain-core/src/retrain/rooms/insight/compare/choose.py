@@ -1,0 +1,48 @@
+"""Which metrics a comparison is made of: the one that decides, and those shown of every condition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.insight.compare.curves import Curves
+from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, PASS_PREFIX, Metric, Summary
+
+
+def chosen_metric(asked: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
+    """The metric asked for, ConfigError when no run has it; else held-out if every run has it, else `correct_rate`.
+
+    Held-out examples are the same for all runs and steps, training batches are not: they decide where they can.
+    """
+    if asked is None:
+        return HELD_OUT if all(_is_evaluated(each) for each in curves) else CORRECT
+    if not any(each.has(asked.field) for each in curves):
+        known = sorted({name for each in curves for name in each.values})
+        near = get_close_matches(asked.field, known, n=1)
+        fix = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
+        )
+        raise ConfigError(Problem(where=where, what=f"no run has {asked.field!r}", fix=fix))
+    return asked
+
+
+def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric, ...]:
+    """What is shown of each condition: final, best and area of `correct_rate` and the held-out rate, pass@k at the end.
+
+    pass@1 is the held-out rate itself and left out. The metric that decides is always among them.
+    """
+    fields = [CORRECT.field, *([HELD_OUT.field] if any(_is_evaluated(each) for each in curves) else [])]
+    shown = [Metric(field, summary) for field in fields for summary in Summary]
+    names = {name for each in curves for name in each.values if name.startswith(PASS_PREFIX)}
+    sizes = sorted(int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit())
+    shown += [Metric(f"{PASS_PREFIX}{size}") for size in sizes if size > 1]
+    return tuple(dict.fromkeys((*shown, metric)))
+
+
+def _is_evaluated(curves: Curves) -> bool:
+    return bool(np.isfinite(curves.column(HELD_OUT.field)[curves.steps_R >= 0]).any())

@@ -1,0 +1,94 @@
+"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether that can be told at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import click
+
+from retrain.rooms.insight.compare.budget import Align
+from retrain.rooms.insight.compare.metric import Direction, parse_metric
+from retrain.rooms.insight.compare.study import Options, Study, compare
+
+PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+EPILOG = """\b
+Examples:
+  retrain compare logs/campaign_20260301_120000
+  retrain compare CAMPAIGN --metric eval_correct_rate:final --baseline grpo+none
+  retrain compare logs/run_a logs/run_b --align tokens --json
+
+\b
+Exit codes: 0 done; 2 usage error, or nothing that can be compared.
+"""
+
+
+@click.command("compare", epilog=EPILOG)
+@click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--metric", metavar="FIELD[:final|best|auc]", help="What decides; a field of metrics.jsonl.")
+@click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
+@click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
+@click.option(
+    "--align", type=click.Choice([each.value for each in Align]), default="steps", show_default=True, help="Budget."
+)
+@click.option(
+    "--at",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Budget at which the curves are cut, in units of --align; runs that reached it count, ended or not.",
+)
+@click.option("--last", type=click.IntRange(min=1), help="Steps that final and best average over (default: a tenth).")
+@click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True, max_open=True), help="Default: 0.05.")
+@click.option("--lower", is_flag=True, help="Lower is better.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
+def command(
+    paths: tuple[Path, ...],
+    metric: str | None,
+    baseline: str | None,
+    all_pairs: bool,
+    align: str,
+    at: float | None,
+    last: int | None,
+    alpha: float | None,
+    lower: bool,
+    as_json: bool,
+    as_markdown: bool,
+) -> None:
+    """Compare the conditions of a campaign, or of run folders, over their seeds."""
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    for name, value in (("--at", at), ("--alpha", alpha)):
+        if value is not None and not math.isfinite(value):  # a range of click lets NaN pass
+            raise click.BadParameter(f"{value} is no finite number", param_hint=name)
+    if at is not None and align == Align.STEPS and not at.is_integer():
+        raise click.BadParameter(f"{at} is no whole number of steps", param_hint="--at")
+    options = Options(
+        metric=parse_metric(metric, where="--metric") if metric is not None else None,
+        baseline=baseline,
+        all_pairs=all_pairs,
+        align=Align(align),
+        at=at,
+        last=last,
+        alpha=alpha,
+        direction=Direction.LOWER if lower else None,
+    )
+    _print(compare(paths, options), as_json=as_json, as_markdown=as_markdown)
+
+
+def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:
+    if as_json:
+        from retrain.rooms.insight.compare.data import study_data
+
+        click.echo(json.dumps(study_data(study), indent=2, allow_nan=False))
+        return
+    from retrain.rooms.insight.compare.show import markdown, picture
+
+    if as_markdown:
+        click.echo(markdown(study))
+        return
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(highlight=False, width=width).print(picture(study))

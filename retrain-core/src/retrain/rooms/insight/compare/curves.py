@@ -1,0 +1,189 @@
+"""The few numbers of a run that a comparison needs, read from `metrics.jsonl` line by line.
+
+A line holds some sixty fields of which a handful is wanted, and a campaign has half a million lines: the fields are
+looked up in the bytes of the line, and only a line in which that could mislead is parsed as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Floats
+from retrain.rooms.insight.compare.metric import EVAL_PREFIX, PASS_PREFIX
+from retrain.rooms.insight.run_files import FIX, number
+
+TOKENS, SECONDS = "sampled_tokens", "step_time_s"
+EVAL_KEPT = frozenset({"eval_correct_rate", "eval_examples", "eval_samples"})
+_EVAL = re.compile(rb'[{ ]"(eval_\w+)": (-?[0-9][0-9.eE+-]*)(?=[,}])')
+_EVAL_MARK = b'"eval_'
+_STEP = b'"step"'
+_NAN = math.nan
+LARGEST = 1e100  # nothing that a run measures; beyond it, variances overflow
+
+
+class _UnclearError(Exception):
+    """The bytes alone do not say; the line must be parsed."""
+
+
+class _BlankError(Exception):
+    """Nothing stands in the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curves:
+    """Rows of one run in order of steps, the evaluation before training as step -1.
+
+    `values` has an array per field that occurs, of one number per row, NaN where the row has none.
+    """
+
+    steps_R: Floats
+    values: Mapping[str, Floats]
+
+    @property
+    def num_steps(self) -> int:
+        """Finished steps: one more than the last step."""
+        return int(self.steps_R[-1]) + 1 if self.steps_R.size else 0
+
+    def column(self, field: str) -> Floats:
+        """The values of a field; all NaN when the run never has it."""
+        found = self.values.get(field)
+        return np.full(self.steps_R.size, _NAN) if found is None else found
+
+    def has(self, field: str) -> bool:
+        """Whether any row has a number there."""
+        return field in self.values and bool(np.isfinite(self.values[field]).any())
+
+
+def read_curves(file: Path, fields: Collection[str]) -> Curves:
+    """`fields` and the held-out results of each line; ConfigError names the first damaged line.
+
+    A last line that was cut short by a kill is left out. A field that is null, text, beyond 1e100 or absent is NaN in
+    its row; the text NaN is damage. Other fields are not looked at.
+    """
+    wanted = _Wanted(fields)
+    steps, columns = array("d"), [array("d") for _ in wanted.needles]
+    evaluations: list[tuple[int, Mapping[str, float]]] = []
+    before = -math.inf
+    try:
+        with file.open("rb") as stream:
+            for line_number, line in enumerate(stream, start=1):
+                try:
+                    step, values, evaluation = wanted.of(line)
+                except _BlankError:
+                    continue
+                except (ValueError, RecursionError) as error:
+                    if not line.endswith(b"\n"):
+                        break
+                    raise _damaged(f"{file}:{line_number}", str(error) or type(error).__name__) from error
+                if not step > before:
+                    raise _damaged(f"{file}:{line_number}", f"step {step:.0f} comes after step {before:.0f}")
+                if evaluation:
+                    evaluations.append((len(steps), evaluation))
+                before = step
+                steps.append(step)
+                for column, value in zip(columns, values, strict=True):
+                    column.append(value)
+    except OSError as error:
+        raise _damaged(str(file), error.strerror or str(error)) from error
+    arrays = {name: np.array(column) for name, column in zip(wanted.names, columns, strict=True)}
+    arrays |= _sparse(evaluations, len(steps))
+    return Curves(steps_R=np.array(steps), values={name: a for name, a in arrays.items() if np.isfinite(a).any()})
+
+
+def _sparse(rows: Sequence[tuple[int, Mapping[str, float]]], num_rows: int) -> dict[str, Floats]:
+    """Columns of fields that few rows have."""
+    columns: dict[str, Floats] = {}
+    for index, values in rows:
+        for name, value in values.items():
+            if name not in columns:
+                columns[name] = np.full(num_rows, _NAN)
+            columns[name][index] = value
+    return columns
+
+
+class _Wanted:
+    """The fields that are looked for in each line; those of the evaluation as a group, as few lines have any."""
+
+    def __init__(self, fields: Collection[str]) -> None:
+        self.names = tuple(name for name in dict.fromkeys(fields) if not name.startswith(EVAL_PREFIX))
+        self.needles = tuple(json.dumps(name).encode() for name in self.names)
+        self._kept = EVAL_KEPT.union(fields)
+
+    def of(self, line: bytes) -> tuple[float, list[float], Mapping[str, float]]:
+        """Step, value of each name, held-out results. ValueError for what is not a step of a run."""
+        try:
+            # A cut line may look whole, and an inner object may have a field of the same name: both are parsed.
+            if not line.endswith(b"}\n") or line[:1] != b"{" or line.find(b"{", 1) > 0:
+                raise _UnclearError
+            step = _look_up(line, _STEP)
+            values = [_look_up(line, needle) for needle in self.needles]
+            start = line.find(_EVAL_MARK)
+            evaluation: Mapping[str, float] = self._evaluation(line, start) if start >= 0 else {}
+        except _UnclearError:
+            step, values, evaluation = self._parsed(line)
+        if not step.is_integer():
+            raise ValueError("the line has no step")
+        return step, values, evaluation
+
+    def _evaluation(self, line: bytes, start: int) -> dict[str, float]:
+        found = _EVAL.findall(line, start - 1)
+        if len(found) != line.count(_EVAL_MARK, start):
+            raise _UnclearError
+        values = {field: float(digits) for name, digits in found if self._is_kept(field := name.decode())}
+        if not all(abs(value) <= LARGEST for value in values.values()):
+            raise _UnclearError
+        return values
+
+    def _parsed(self, line: bytes) -> tuple[float, list[float], Mapping[str, float]]:
+        if not line.strip():
+            raise _BlankError
+        record: Any = json.loads(line, parse_constant=_refuse)
+        if not isinstance(record, dict):
+            raise ValueError("not a JSON object")
+        values = [_number(record.get(name)) for name in self.names]
+        kept = (name for name in record if self._is_kept(name) and name.startswith(EVAL_PREFIX))
+        evaluation = {name: value for name in kept if math.isfinite(value := _number(record[name]))}
+        return _number(record.get("step")), values, evaluation
+
+    def _is_kept(self, name: str) -> bool:
+        return name in self._kept or name.startswith(PASS_PREFIX)
+
+
+def _look_up(line: bytes, needle: bytes) -> float:
+    at = line.find(needle)
+    if at < 0:
+        return _NAN
+    start = at + len(needle) + 2
+    if line[start - 2 : start] != b": " or (line[at - 2 : at] != b", " and at != 1):
+        raise _UnclearError
+    end = line.find(b",", start)
+    try:
+        value = float(line[start : end if end >= 0 else line.rfind(b"}")])
+    except ValueError:
+        raise _UnclearError from None
+    if not abs(value) <= LARGEST:  # NaN too
+        raise _UnclearError
+    return value
+
+
+def _number(value: object) -> float:
+    found = number(value)
+    return _NAN if found is None or abs(found) > LARGEST else float(found)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _damaged(where: str, reason: str) -> ConfigError:
+    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", fix=FIX))

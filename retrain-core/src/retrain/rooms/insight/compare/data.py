@@ -1,0 +1,67 @@
+"""A comparison as the documented JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrain.rooms.insight.compare.family import comparison_data
+from retrain.rooms.insight.compare.registered import Plan
+from retrain.rooms.insight.compare.study import Condition, Study
+from retrain.rooms.insight.compare.words import explanation
+
+
+def study_data(study: Study) -> dict[str, Any]:
+    """Plain data: numbers that do not exist are null, never NaN."""
+    return {
+        "campaign": str(study.campaign) if study.campaign else None,
+        "metric": str(study.metric),
+        "direction": study.direction.value,
+        "alpha": study.alpha,
+        "baseline": study.baseline,
+        "align": study.align.value,
+        "budget": study.budget,
+        "shortest": list(study.shortest),
+        "standing": "exploratory" if study.exploratory else "planned",
+        "exploratory": list(study.exploratory),
+        "plan": _plan(study.plan),
+        "conditions": [_condition(each) for each in study.conditions],
+        "comparisons": [
+            comparison_data(each) | {"explanation": explanation(each, study.metric)} for each in study.comparisons
+        ],
+        "left_out": [
+            {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
+            for each in study.left_out
+        ],
+    }
+
+
+def _condition(condition: Condition) -> dict[str, Any]:
+    return {
+        "condition": condition.label,
+        "seeds": list(condition.seeds),
+        "num_runs": condition.num_runs,
+        "metrics": {
+            name: {
+                "mean": estimate.mean,
+                "interval": None if estimate.interval is None else list(estimate.interval),
+                "values": {str(seed): value for seed, value in estimate.values.items()},
+            }
+            for name, estimate in condition.estimates.items()
+        },
+    }
+
+
+def _plan(plan: Plan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    return {
+        "hypothesis": plan.hypothesis,
+        "primary_metric": str(plan.metric) if plan.metric else None,
+        "alpha": plan.alpha,
+        "stop_rule": plan.stop_rule,
+        "baseline": plan.baseline,
+        "direction": plan.direction.value if plan.direction else None,
+        "written": plan.written.isoformat() if plan.written else None,
+        "sha256": plan.sha256,
+        "intact": plan.is_intact,
+    }

@@ -1,0 +1,78 @@
+"""What of a run is compared: a field of `metrics.jsonl` and how a curve of it becomes one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retrain.kernel.errors import ConfigError, Problem
+
+EVAL_PREFIX = "eval_"
+PASS_PREFIX = "eval_pass_at_"
+ABSENT = "—"
+
+
+class Summary(StrEnum):
+    """How the values of a curve become one number; `retrain.rooms.insight.compare.budget` says exactly how."""
+
+    FINAL = "final"
+    BEST = "best"
+    AUC = "auc"
+
+
+class Direction(StrEnum):
+    """Which side of a metric is better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`FIELD:SUMMARY`, as in `eval_correct_rate:final`."""
+
+    field: str
+    summary: Summary = Summary.FINAL
+
+    def __str__(self) -> str:
+        return f"{self.field}:{self.summary}"
+
+    @property
+    def is_eval(self) -> bool:
+        """Whether it is of the held-out evaluation, which few steps have."""
+        return self.field.startswith(EVAL_PREFIX)
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is a share, shown in percent."""
+        return self.field.endswith("_rate") or self.field.startswith(PASS_PREFIX)
+
+
+CORRECT = Metric("correct_rate")
+HELD_OUT = Metric("eval_correct_rate")
+
+
+def parse_metric(text: str, *, where: str) -> Metric:
+    """`FIELD` or `FIELD:SUMMARY`; ConfigError names the summaries."""
+    field, _, summary = text.partition(":")
+    known = [each.value for each in Summary]
+    if not field or (summary and summary not in known):
+        what = f"{text!r} is no metric"
+        fix = f"FIELD or FIELD:SUMMARY, a field of metrics.jsonl and one of {', '.join(known)}"
+        raise ConfigError(Problem(where=where, what=what, fix=fix))
+    return Metric(field, Summary(summary or Summary.FINAL))
+
+
+def shown(value: float | None, metric: Metric) -> str:
+    """A value of the metric: shares in percent."""
+    if value is None:
+        return ABSENT
+    return f"{100 * value:.1f}%" if metric.is_rate else f"{value:.4g}"
+
+
+def shown_difference(value: float | None, metric: Metric, *, signed: bool = True) -> str:
+    """A difference of two values: of shares in percentage points (pp)."""
+    if value is None:
+        return ABSENT
+    sign = "+" if signed else ""
+    return f"{100 * value:{sign}.1f} pp" if metric.is_rate else f"{value:{sign}.4g}"

@@ -1,0 +1,154 @@
+"""The plan that a campaign was started with, read back from its manifest, and what departs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.rooms.insight.compare.metric import Direction, Metric, parse_metric
+from retrain.rooms.insight.run_files import number
+from retrain.rooms.session.records.seal import seal_of
+
+NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A registered plan; parts that its manifest does not have, or has in another form, are None or empty."""
+
+    hypothesis: str
+    metric: Metric | None
+    alpha: float | None
+    stop_rule: str
+    baseline: str
+    direction: Direction | None
+    conditions: tuple[str, ...]
+    seeds: tuple[int, ...]
+    max_steps: int | None
+    written: datetime | None
+    sha256: str
+    is_intact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """How a comparison was made, as far as a plan has a say in it. `seeds` are those compared, by condition."""
+
+    metric: Metric
+    alpha: float
+    baseline: str
+    direction: Direction
+    seeds: Mapping[str, Sequence[int]]
+    is_all_pairs: bool
+    aligned_on: str
+    at_steps: int | None
+    last: int | None
+    first_start: datetime | None
+
+
+def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
+    """The plan in a campaign's manifest, None without one. One that cannot be understood is not intact."""
+    content = manifest.get("plan")
+    if not isinstance(content, dict):
+        return None
+    alpha, max_steps = number(content.get("alpha")), number(content.get("max_steps"))
+    sha256 = _text(content, "sha256")
+    direction = _text(content, "direction")
+    plan = Plan(
+        hypothesis=_text(content, "hypothesis"),
+        metric=_metric(_text(content, "primary_metric")),
+        alpha=alpha if alpha is not None and 0.0 < alpha < 1.0 else None,
+        stop_rule=_text(content, "stop_rule"),
+        baseline=_text(content, "baseline"),
+        direction=next((each for each in Direction if each.value == direction), None),
+        conditions=tuple(each for each in _list(content, "conditions") if isinstance(each, str)),
+        seeds=tuple(each for each in _list(content, "seeds") if type(each) is int),
+        max_steps=None if max_steps is None else int(max_steps),
+        written=_time(_text(content, "written")),
+        sha256=sha256,
+        is_intact=sha256 == seal_of(content),
+    )
+    return plan
+
+
+def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
+    """Why a comparison is exploratory, in sentences; empty when it is the one that was planned."""
+    if plan is None:
+        return (NO_PLAN,)
+    return (*_of_the_record(plan, made), *_of_the_analysis(plan, made), *_of_the_runs(plan, made))
+
+
+def _of_the_record(plan: Plan, made: Analysis) -> list[str]:
+    found = []
+    if not plan.is_intact:
+        found.append("the plan's hash does not fit its text: it was changed after it was registered")
+    if plan.written is None or made.first_start is None:
+        found.append("nothing shows that the plan was written before the first step")
+    elif plan.written.replace(microsecond=0) > made.first_start:  # `run.json` has whole seconds
+        times = (each.isoformat(" ", "seconds") for each in (plan.written, made.first_start))
+        found.append("the plan was written {}, after the first run began ({})".format(*times))
+    return found
+
+
+def _of_the_analysis(plan: Plan, made: Analysis) -> list[str]:
+    found = []
+    for name, planned, actual in (
+        ("metric", plan.metric, made.metric),
+        ("alpha", plan.alpha, made.alpha),
+        ("baseline", plan.baseline, made.baseline),
+        ("better side", plan.direction, made.direction),
+    ):
+        if planned != actual:
+            found.append(f"the {name} is {actual}, planned was {planned if planned else 'none'}")
+    if made.is_all_pairs:
+        found.append("all pairs are compared, planned was the baseline with each of the others")
+    if made.aligned_on != "steps":
+        found.append(f"aligned on {made.aligned_on}, planned was on steps")
+    if made.last is not None:
+        found.append(f"final is taken over the last {made.last} steps, planned was a tenth of them")
+    if made.aligned_on == "steps" and made.at_steps != plan.max_steps:
+        found.append(f"looked at after {made.at_steps} steps, planned was after {plan.max_steps}")
+    return found
+
+
+def _of_the_runs(plan: Plan, made: Analysis) -> list[str]:
+    found = []
+    for condition, seeds in made.seeds.items():
+        if condition not in plan.conditions:
+            found.append(f"{condition} was not planned")
+            continue
+        missing, more = set(plan.seeds) - set(seeds), set(seeds) - set(plan.seeds)
+        if missing:
+            found.append(f"{condition} lacks {len(missing)} of the {len(plan.seeds)} planned seeds")
+        if more:
+            found.append(f"{condition} has {len(more)} seeds that were not planned")
+    found += [f"{condition} was planned and is missing" for condition in plan.conditions if condition not in made.seeds]
+    return found
+
+
+def _metric(text: str) -> Metric | None:
+    try:
+        return parse_metric(text, where="plan")
+    except ConfigError:
+        return None
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    value = content.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _list(content: Mapping[str, Any], name: str) -> list[Any]:
+    value = content.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo else None

@@ -1,0 +1,168 @@
+"""The runs that are to be compared: those of a campaign, or folders given one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.insight.compare.registered import Plan, read_plan
+from retrain.rooms.insight.run_files import Record, read_object
+from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK, read_campaign
+from retrain.rooms.insight.status_run import MARK, read_run
+
+DONE = "done"
+# Keys by which two runs of one condition may differ: none of them changes what a step learns.
+FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
+FREE_KEYS = frozenset(
+    {
+        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
+        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
+        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used."""
+
+    name: str
+    condition: str
+    seed: int | None
+    folder: Path | None
+    state: str
+    started: datetime | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Everything that was asked for: a campaign with its plan, or runs (then `campaign` is None)."""
+
+    campaign: Path | None
+    conditions: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    plan: Plan | None
+
+    @property
+    def first_start(self) -> datetime | None:
+        """When the first run began."""
+        return min((each.started for each in self.candidates if each.started), default=None)
+
+
+def find_runs(paths: Sequence[Path]) -> Source:
+    """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
+    campaigns = [path for path in paths if (path / CAMPAIGN_MARK).is_file() and not (path / MARK).is_file()]
+    if campaigns and len(paths) > 1:
+        what = "a campaign can only be compared alone"
+        fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
+        raise ConfigError(Problem(where=str(campaigns[0]), what=what, fix=fix))
+    if campaigns:
+        return _campaign(campaigns[0])
+    for path in paths:
+        if not (path / MARK).is_file():
+            what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
+            fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
+            raise ConfigError(Problem(where=str(path), what=what, fix=fix))
+    return _runs(list(dict.fromkeys(path.resolve() for path in paths)), dict(_spelling(paths)))
+
+
+def _spelling(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    return ((path.resolve(), str(path)) for path in reversed(paths))
+
+
+def _campaign(folder: Path) -> Source:
+    manifest = read_object(folder / CAMPAIGN_MARK)
+    status = read_campaign(folder)
+    if status is None:
+        what = "is not the manifest of a campaign"
+        raise ConfigError(Problem(where=str(folder / CAMPAIGN_MARK), what=what, fix="give a campaign's folder"))
+    candidates = []
+    for run in status.runs:
+        state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
+        candidates.append(
+            Candidate(
+                name=run.name,
+                condition=run.condition,
+                seed=run.seed,
+                folder=run.status.path if run.status else None,
+                state=state,
+                started=_started(_run_record(run.status.path)) if run.status else None,
+                problem=run.status.error if run.status and state == "unreadable" else "",
+            )
+        )
+    return Source(campaign=folder, conditions=status.conditions, candidates=tuple(candidates), plan=read_plan(manifest))
+
+
+def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
+    records = {folder: _run_record(folder) for folder in folders}
+    label_of = _labels(records)
+    candidates = []
+    for folder, record in records.items():
+        status, seed = read_run(folder), record.get("seed")
+        candidates.append(
+            Candidate(
+                name=names[folder],
+                condition=label_of(folder),
+                seed=seed if type(seed) is int else None,
+                folder=folder,
+                state=status.state,
+                started=_started(record),
+                problem=status.error if status.state == "unreadable" else "",
+            )
+        )
+    conditions = tuple(dict.fromkeys(each.condition for each in candidates))
+    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
+
+
+def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
+    """Labels of runs given one by one: the condition, and the settings by which runs of that name differ."""
+    settings = {folder: dict(_settings(record)) for folder, record in records.items()}
+    names = {folder: _condition(record) for folder, record in records.items()}
+    differing: dict[str, list[str]] = {}
+    for name in set(names.values()):
+        alike = [settings[folder] for folder in records if names[folder] == name]
+        keys = sorted({key for each in alike for key in each})
+        differing[name] = [key for key in keys if any(each.get(key) != alike[0].get(key) for each in alike)]
+
+    def label(folder: Path) -> str:
+        name = names[folder]
+        parts = [f"{key}={settings[folder].get(key, 'absent')}" for key in differing[name]]
+        return f"{name}~{','.join(parts)}" if parts else name
+
+    return label
+
+
+def _settings(record: Record) -> Iterator[tuple[str, str]]:
+    config = record.get("config")
+    for table, keys in (config if isinstance(config, dict) else {}).items():
+        if table in FREE_TABLES or not isinstance(keys, dict):
+            continue
+        for key, value in keys.items():
+            if (path := f"{table}.{key}") not in FREE_KEYS:
+                yield path, str(value)
+
+
+def _condition(record: Record) -> str:
+    value = record.get("condition")
+    return value if isinstance(value, str) and value else "(no condition)"
+
+
+def _run_record(folder: Path) -> Mapping[str, Any]:
+    try:
+        return read_object(folder / MARK)
+    except ConfigError:  # `read_run` tells what is wrong with it
+        return {}
+
+
+def _started(record: Record) -> datetime | None:
+    value = record.get("started")
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return time if time and time.tzinfo else None

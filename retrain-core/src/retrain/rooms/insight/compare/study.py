@@ -1,0 +1,297 @@
+"""Runs read, brought to a common budget, summarised by condition and compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.insight.compare.budget import COSTS, Align, Spent, along, value_at
+from retrain.rooms.insight.compare.choose import chosen_metric, condition_metrics
+from retrain.rooms.insight.compare.curves import read_curves
+from retrain.rooms.insight.compare.family import Comparison, Fisher, Pairing, fisher, judge
+from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, Direction, Metric
+from retrain.rooms.insight.compare.paired import t_interval
+from retrain.rooms.insight.compare.registered import Analysis, Plan, departures
+from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
+
+DEFAULT_ALPHA = 0.05
+MOST_COMPLETIONS = 10**9  # held-out, of all seeds: more were never sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for; None = as the plan says, or else the default.
+
+    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over.
+    """
+
+    metric: Metric | None = None
+    baseline: str | None = None
+    all_pairs: bool = False
+    align: Align = Align.STEPS
+    at: float | None = None
+    last: int | None = None
+    alpha: float | None = None
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A run that takes part."""
+
+    candidate: Candidate
+    seed: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A run that takes no part, and why."""
+
+    name: str
+    condition: str
+    seed: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A metric of one condition: the value of each seed, their mean and its 95 % interval (None below two seeds)."""
+
+    values: Mapping[int, float]
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition: its seeds that take part, runs asked for, and every metric by name."""
+
+    label: str
+    seeds: tuple[int, ...]
+    num_runs: int
+    estimates: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """The whole comparison. `exploratory` says why it is not the planned one; empty when it is.
+
+    `budget` is where the curves are cut, `shortest` the runs that set it when nobody asked for another.
+    """
+
+    campaign: Path | None
+    metric: Metric
+    direction: Direction
+    alpha: float
+    baseline: str
+    align: Align
+    budget: float
+    shortest: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    metrics: tuple[Metric, ...]
+    comparisons: tuple[Comparison, ...]
+    left_out: tuple[LeftOut, ...]
+    plan: Plan | None
+    exploratory: tuple[str, ...]
+
+
+def compare(paths: Sequence[Path], options: Options) -> Study:
+    """Compare a campaign, or run folders; ConfigError when nothing can be compared, or the options do not fit."""
+    source = find_runs(paths)
+    plan = source.plan
+    asked = options.metric or (plan.metric if plan else None)
+    costs = [COSTS[options.align]] if options.align in COSTS else []
+    runs, left_out = _readable(source, options, fields={CORRECT.field, *costs, *([asked.field] if asked else [])})
+    if not runs:
+        raise _nothing(source, left_out)
+    curves = [run.spent.curves for run in runs]
+    metric = chosen_metric(asked, curves, where="--metric" if options.metric else "plan")
+    direction = options.direction or (plan.direction if plan else None) or Direction.HIGHER
+    alpha = options.alpha or (plan.alpha if plan else None) or DEFAULT_ALPHA
+    baseline = _baseline(options, source, runs)
+    budget, shortest = _budget(runs, options)
+    metrics = condition_metrics(metric, curves)
+    summaries = _Summaries(runs, budget=budget, last=options.last, direction=direction)
+    asked_for = Counter(each.condition for each in source.candidates)
+    conditions = tuple(summaries.condition(label, metrics, num_runs=asked_for[label]) for label in source.conditions)
+    pairs = _pairs(source.conditions, baseline, all_pairs=options.all_pairs)
+    pairings = [summaries.pairing(first, second, metric) for first, second in pairs]
+    study = Study(
+        campaign=source.campaign,
+        metric=metric,
+        direction=direction,
+        alpha=alpha,
+        baseline=baseline,
+        align=options.align,
+        budget=budget,
+        shortest=shortest,
+        conditions=conditions,
+        metrics=metrics,
+        comparisons=judge(pairings, alpha=alpha, direction=direction),
+        left_out=tuple(left_out),
+        plan=plan,
+        exploratory=(),
+    )
+    return replace(study, exploratory=_departures(study, options, source))
+
+
+def _departures(study: Study, options: Options, source: Source) -> tuple[str, ...]:
+    made = Analysis(
+        metric=study.metric,
+        alpha=study.alpha,
+        baseline=study.baseline,
+        direction=study.direction,
+        seeds={each.label: each.seeds for each in study.conditions if each.seeds},
+        is_all_pairs=options.all_pairs,
+        aligned_on=study.align,
+        at_steps=int(study.budget) if study.align is Align.STEPS else None,
+        last=options.last,
+        first_start=source.first_start,
+    )
+    return departures(study.plan, made)
+
+
+def _readable(source: Source, options: Options, *, fields: set[str]) -> tuple[list[Run], list[LeftOut]]:
+    runs: list[Run] = []
+    left_out: list[LeftOut] = []
+    taken: dict[tuple[str, int], str] = {}
+    for each in source.candidates:
+        spent, reason = _spent(each, options, fields)
+        if spent and each.seed is not None:
+            first = taken.setdefault((each.condition, each.seed), each.name)
+            if first == each.name:
+                runs.append(Run(candidate=each, seed=each.seed, spent=spent))
+                continue
+            reason = f"the same condition and seed as {first}"
+        left_out.append(LeftOut(name=each.name, condition=each.condition, seed=each.seed, reason=reason))
+    return runs, left_out
+
+
+def _spent(candidate: Candidate, options: Options, fields: set[str]) -> tuple[Spent | None, str]:
+    """The run's curves over the axis, or None and why not. With a budget given, a run counts that reached it."""
+    if candidate.problem:
+        return None, candidate.problem
+    if candidate.folder is None or (candidate.state != DONE and options.at is None):
+        return None, candidate.state
+    if candidate.seed is None:
+        return None, "no seed is recorded"
+    try:
+        curves = read_curves(candidate.folder / "metrics.jsonl", fields)
+    except ConfigError as error:
+        problem = error.problems[0]
+        return None, f"{problem.where.removeprefix(f'{candidate.folder}/')}: {problem.what}"
+    if not curves.num_steps:
+        return None, "no finished step"
+    spent = along(curves, options.align)
+    if spent is None:
+        return None, f"no {options.align} are recorded"
+    if options.at is not None and spent.total < options.at:
+        return None, f"{candidate.state} after {spent.total:,.6g} {options.align}"
+    return spent, ""
+
+
+class _Summaries:
+    """The value of each run for each metric, computed once."""
+
+    def __init__(self, runs: Sequence[Run], *, budget: float, last: int | None, direction: Direction) -> None:
+        self._runs: dict[str, dict[int, Spent]] = {}
+        for run in runs:
+            self._runs.setdefault(run.candidate.condition, {})[run.seed] = run.spent
+        self._budget, self._last, self._direction = budget, last, direction
+
+    def values(self, label: str, metric: Metric) -> dict[int, float]:
+        """By seed, without the runs that have no number for it."""
+        found = {}
+        for seed, spent in self._runs.get(label, {}).items():
+            value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
+            if value is not None:
+                found[seed] = value
+        return found
+
+    def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
+        """A condition with its metrics."""
+        estimates = {str(metric): _estimate(metric, self.values(label, metric)) for metric in metrics}
+        return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
+
+    def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
+        """Two conditions over the seeds for which both have a number."""
+        left, right = self.values(baseline, metric), self.values(condition, metric)
+        seeds = tuple(seed for seed in left if seed in right)
+        return Pairing(
+            baseline=baseline,
+            condition=condition,
+            seeds=seeds,
+            baseline_N=np.array([left[seed] for seed in seeds]),
+            condition_N=np.array([right[seed] for seed in seeds]),
+            fisher=self._fisher(baseline, condition, seeds),
+        )
+
+    def _fisher(self, baseline: str, condition: str, seeds: Sequence[int]) -> Fisher | None:
+        sides = [self._held_out_counts(label, seeds) for label in (baseline, condition)]
+        return fisher(sides[0], sides[1]) if sides[0] and sides[1] else None
+
+    def _held_out_counts(self, label: str, seeds: Sequence[int]) -> tuple[int, int] | None:
+        """Right and all completions of the last evaluation, over all seeds; None when one of them has none."""
+        right = total = 0
+        for seed in seeds:
+            spent = self._runs[label][seed]
+            rate, examples, samples = (
+                value_at(spent, Metric(field), budget=self._budget)
+                for field in (HELD_OUT.field, "eval_examples", "eval_samples")
+            )
+            if rate is None or examples is None or samples is None:
+                return None
+            total += round(examples * samples)
+            right += round(rate * examples * samples)
+        return (right, total) if total and 0 <= right <= total <= MOST_COMPLETIONS else None
+
+
+def _estimate(metric: Metric, values: Mapping[int, float]) -> Estimate:
+    values_N = np.array(list(values.values()))
+    mean = float(values_N.mean()) if values_N.size else None
+    interval = t_interval(values_N)
+    if interval and metric.is_rate:  # no share lies beyond these, so cutting there leaves the coverage as it is
+        interval = max(interval[0], 0.0), min(interval[1], 1.0)
+    return Estimate(values=values, mean=mean, interval=interval)
+
+
+def _budget(runs: Sequence[Run], options: Options) -> tuple[float, tuple[str, ...]]:
+    """Where the curves are cut, and the runs that go no further when others do."""
+    if options.at is not None:
+        return options.at, ()
+    budget = min(run.spent.total for run in runs)
+    shortest = tuple(run.candidate.name for run in runs if run.spent.total == budget)
+    return budget, shortest if len(shortest) < len(runs) else ()
+
+
+def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:
+    """As asked, as planned, or the first condition of which a run takes part."""
+    present = {run.candidate.condition for run in runs}
+    first = next(label for label in source.conditions if label in present)
+    wanted = options.baseline or (source.plan.baseline if source.plan else "") or first
+    if wanted not in source.conditions:
+        where = "--baseline" if options.baseline else "plan"
+        fix = f"one of: {', '.join(source.conditions)}"
+        raise ConfigError(Problem(where=where, what=f"{wanted!r} is no condition here", fix=fix))
+    return wanted
+
+
+def _pairs(labels: Sequence[str], baseline: str, *, all_pairs: bool) -> list[tuple[str, str]]:
+    if all_pairs:
+        return list(combinations(labels, 2))
+    return [(baseline, label) for label in labels if label != baseline]
+
+
+def _nothing(source: Source, left_out: Sequence[LeftOut]) -> ConfigError:
+    counts = Counter(each.reason for each in left_out)
+    why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there is no run at all"
+    where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
+    fix = "wait until runs are done, or compare what they have reached: --at STEPS"
+    return ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))

@@ -1,0 +1,105 @@
+"""The tables of a comparison as rows of text, for whatever shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from retrain.rooms.insight.compare.family import Comparison, Verdict
+from retrain.rooms.insight.compare.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.insight.compare.study import Estimate, Study
+from retrain.rooms.insight.compare.words import probability
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Column heads and rows of cells; the first `num_names` columns hold names, the others numbers."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_names: int = 1
+
+
+def condition_tables(study: Study) -> Iterator[TextTable]:
+    """Mean and 95 % interval of each metric by condition; a table per field, one for pass@k."""
+    by_title: dict[str, list[Metric]] = {}
+    for metric in study.metrics:
+        title = "held-out pass@k" if metric.field.startswith(PASS_PREFIX) else metric.field
+        by_title.setdefault(title, []).append(metric)
+    for title, metrics in by_title.items():
+        heads = [_head(metric, in_group=title != metric.field) for metric in metrics]
+        rows = tuple(
+            (
+                each.label + (" (baseline)" if each.label == study.baseline else ""),
+                f"{len(each.seeds)}/{each.num_runs}",
+                *(_estimate(each.estimates[str(metric)], metric) for metric in metrics),
+            )
+            for each in study.conditions
+        )
+        yield TextTable(title=title, heads=("condition", "seeds", *heads), rows=rows)
+
+
+def comparison_table(study: Study) -> TextTable:
+    """Every comparison with its verdict."""
+    level = f"{100 * (1 - study.alpha):g}%"
+    heads = ("condition", "against", "seeds", f"difference [{level}]", "d", "p", "p Holm", "detectable", "more seeds")
+    rows = tuple(
+        (
+            each.condition,
+            each.baseline,
+            str(len(each.seeds)),
+            _difference(each, study.metric),
+            ABSENT if each.d_z is None else f"{each.d_z:.2f}",
+            probability(each.p),
+            probability(each.p_holm),
+            shown_difference(each.detectable, study.metric, signed=False),
+            _more(each),
+            each.verdict.value,
+        )
+        for each in study.comparisons
+    )
+    return TextTable(title=str(study.metric), heads=(*heads, "verdict"), rows=rows, num_names=2)
+
+
+def fisher_table(study: Study) -> TextTable | None:
+    """Held-out counts of both sides; None when there are none."""
+    rows = tuple(
+        (
+            each.condition,
+            each.baseline,
+            f"{each.fisher.right:,}/{each.fisher.total:,}",
+            f"{each.fisher.right_baseline:,}/{each.fisher.total_baseline:,}",
+            probability(each.fisher.p),
+        )
+        for each in study.comparisons
+        if each.fisher
+    )
+    heads = ("condition", "against", "right", "right of the other", "Fisher p")
+    return TextTable(title="held-out counts", heads=heads, rows=rows, num_names=2) if rows else None
+
+
+def _head(metric: Metric, *, in_group: bool) -> str:
+    return f"pass@{metric.field.removeprefix(PASS_PREFIX)}" if in_group else metric.summary.value
+
+
+def _estimate(estimate: Estimate, metric: Metric) -> str:
+    mean = shown(estimate.mean, metric)
+    if estimate.interval is None:
+        return mean
+    low, high = (shown(end, metric).removesuffix("%") for end in estimate.interval)
+    return f"{mean} [{low}, {high}]"
+
+
+def _difference(comparison: Comparison, metric: Metric) -> str:
+    difference = shown_difference(comparison.difference, metric)
+    if comparison.interval is None:
+        return difference
+    low, high = (shown_difference(end, metric).removesuffix(" pp") for end in comparison.interval)
+    return f"{difference} [{low}, {high}]"
+
+
+def _more(comparison: Comparison) -> str:
+    if comparison.verdict is not Verdict.CANNOT_TELL or comparison.d_z is None:
+        return ABSENT
+    return ">10,000" if comparison.more_seeds is None else f"{comparison.more_seeds:,}"

@@ -1,0 +1,107 @@
+"""What two runs were started with: settings, code and packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.rooms.insight.run_files import Record, read_object, read_toml
+
+PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # where records went changes no result
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One run's `run.json` and its settings by `table.key`."""
+
+    manifest: Record
+    settings: Mapping[str, Any]
+
+    def origin(self, path: str) -> str:
+        """Where a setting came from: a place in a file, a flag, or `default`."""
+        origins = _table(self.manifest, "origins")
+        while path:
+            if path in origins:
+                return str(origins[path])
+            path = path.rpartition(".")[0]
+        return "default"
+
+    def packages(self) -> dict[str, str]:
+        """Version of Python, of every distribution that registered something, and of every library that matters."""
+        found = {"python": str(self.manifest.get("python", ""))}
+        for name in ("libraries", "distributions"):
+            found |= {package: str(release) for package, release in _table(self.manifest, name).items()}
+        return found
+
+    def code(self) -> dict[str, Any]:
+        """Commit and whether there were uncommitted changes; both None outside of a repository."""
+        git = _table(self.manifest, "git")
+        return {"commit": git.get("commit"), "dirty": git.get("dirty")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupDiff:
+    """Settings and packages that differ, by name, a side that lacks one without its value; and the code of both.
+
+    `same_code` is None when it cannot be known: no repository, or uncommitted changes.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    packages: Mapping[str, Mapping[str, str]]
+    code_a: Mapping[str, Any]
+    code_b: Mapping[str, Any]
+    same_code: bool | None
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "config": self.settings,
+            "code": {"same": self.same_code, "a": self.code_a, "b": self.code_b},
+            "packages": self.packages,
+        }
+
+
+def read_setup(folder: Path) -> Setup:
+    """What `run.json` and `config.toml` say; ConfigError with file and line when they cannot be read."""
+    return Setup(manifest=read_object(folder / "run.json"), settings=_flat(read_toml(folder / "config.toml")))
+
+
+def compare_setups(a: Setup, b: Setup) -> SetupDiff:
+    """All that differs, but for the places of the records."""
+    settings = {}
+    for path in sorted({*a.settings, *b.settings} - PLACES):
+        values = a.settings.get(path, _ABSENT), b.settings.get(path, _ABSENT)
+        if type(values[0]) is not type(values[1]) or values[0] != values[1]:
+            origins = {f"origin_{side}": run.origin(path) for side, run in (("a", a), ("b", b)) if path in run.settings}
+            settings[path] = _pair(*values) | origins
+    packages_a, packages_b = a.packages(), b.packages()
+    packages = {
+        name: _pair(packages_a.get(name, _ABSENT), packages_b.get(name, _ABSENT))
+        for name in sorted({*packages_a, *packages_b})
+        if packages_a.get(name) != packages_b.get(name)
+    }
+    code_a, code_b = a.code(), b.code()
+    same: bool | None = code_a["commit"] == code_b["commit"]
+    if not code_a["commit"] or not code_b["commit"] or (same and (code_a["dirty"] or code_b["dirty"])):
+        same = None
+    return SetupDiff(settings=settings, packages=packages, code_a=code_a, code_b=code_b, same_code=same)
+
+
+def _flat(tables: Record, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        path = f"{prefix}{name}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, dict) and value else {path: value}
+    return {path: value for path, value in flat.items() if value != {}}
+
+
+def _pair(a: Any, b: Any) -> dict[str, Any]:
+    return {side: value for side, value in (("a", a), ("b", b)) if value is not _ABSENT}
+
+
+def _table(record: Record, name: str) -> Mapping[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,114 @@
+"""Credit as pictures: what is shown of each completion, its colours, and the terminal view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from retrain.kernel.terminal_text import printable
+from retrain.kernel.types import Floats, Mask
+
+GAMMA = 0.6  # completions of small credit must still be seen beside those of large
+FLOOR = 0.25  # so must the least token of a completion
+OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out all the others
+EVEN = 1e-6  # shares closer together than this are one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShadedCompletion:
+    """One completion under several flows: `credits[f]` is its token credit under flow f; `pieces` its text by token."""
+
+    group: int
+    index: int
+    example_id: str
+    prompt: str
+    reference: str
+    reward: float
+    trained: bool
+    pieces: Sequence[str]
+    logprobs_T: Floats
+    planning_T: Mask
+    entropies_T: Floats | None
+    credits: Sequence[Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShadedStep:
+    """A step's completions under several flows, one label each."""
+
+    run: str
+    step: int
+    sepa_lambda: float
+    labels: Sequence[str]
+    completions: Sequence[ShadedCompletion]
+
+    def scale(self) -> Scale:
+        """The colour scale of all that is shown."""
+        credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
+        sizes = [float(abs(c).mean()) for c in credited]
+        shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
+        low, high = np.percentile(shares, OUTLIERS_AT)
+        return Scale(largest=max(sizes, default=1.0), low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How credit becomes depth of colour.
+
+    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, r in [0, 1] where
+    the token's share of it, |credit| / m, stands between the 2nd and the 98th percentile of all shares shown. So both
+    show: how much a completion counts, and which of its tokens count more.
+    """
+
+    largest: float
+    low: float
+    high: float
+
+    def depths(self, credit_T: Floats) -> Floats:
+        """Depth in [-1, 1] of each token of one completion."""
+        mean = float(np.abs(credit_T).mean()) if credit_T.size else 0.0
+        if mean == 0.0:
+            return np.zeros(credit_T.shape)
+        spread = self.high - self.low
+        shares_T = np.abs(credit_T) / mean
+        rank_T = np.clip((shares_T - self.low) / spread, 0.0, 1.0) if spread > EVEN else np.full(shares_T.shape, 0.5)
+        depths_T: Floats = np.sign(credit_T) * (mean / self.largest) ** GAMMA * (FLOOR + (1.0 - FLOOR) * rank_T)
+        return depths_T
+
+
+def show(step: ShadedStep, console: Console, *, most: int) -> None:
+    """Print up to `most` completions: text on green (credit) or red (blame), planning tokens underlined."""
+    scale = step.scale()
+    console.print(Text(f"{step.run} step {step.step}, lambda = {step.sepa_lambda:g}", style="bold"))
+    for completion in step.completions[:most]:
+        head = f"\ngroup {completion.group} completion {completion.index} | reward {completion.reward:g}"
+        state = "" if completion.trained else " | not trained"
+        console.print(Text(f"{head} | answer {printable(completion.reference)}{state}", style="bold"))
+        console.print(Text(printable(completion.prompt), style="dim"))
+        for label, credit_T in zip(step.labels, completion.credits, strict=True):
+            total = (
+                f"sum {credit_T.sum():+.3f}, from {credit_T.min():+.3f} to {credit_T.max():+.3f}"
+                if credit_T.size
+                else ""
+            )
+            console.print(Text(f"{label}  ({total})", style="magenta"))
+            line = Text()
+            for piece, style in _styled(completion, credit_T, scale):
+                line.append(piece, style=style)
+            console.print(line)
+    hidden = len(step.completions) - most
+    if hidden > 0:
+        console.print(Text(f"\n{hidden} more completions: --most N shows more, --html FILE all of them", style="dim"))
+
+
+def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
+    depths_T = scale.depths(credit_T).tolist()
+    for piece, depth, is_planning in zip(completion.pieces, depths_T, completion.planning_T, strict=True):
+        level = round(255 - 165 * abs(depth))
+        background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
+        colour = f"black on {background}" if depth else "default"
+        yield printable(piece.replace("\n", "⏎")), colour + (" underline" if is_planning else "")

@@ -1,0 +1,123 @@
+"""The curves of a report: which fields, in which order, under which titles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retrain.rooms.insight.compare.metric import HELD_OUT
+from retrain.rooms.insight.report.lines import PASS_PREFIX
+
+GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups")
+TIMES = ("sample_time_s", "score_time_s", "train_time_s")
+LOW, HIGH = "eval_ci_low", "eval_ci_high"
+
+
+class Unit(StrEnum):
+    """How a value is written, and which axis it gets."""
+
+    SHARE = "share"
+    NUMBER = "number"
+    SECONDS = "seconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartSpec:
+    """One chart: the first of `fields` that the runs have. Charts of one `scale` get the same vertical axis."""
+
+    title: str
+    note: str
+    fields: tuple[str, ...]
+    unit: Unit = Unit.NUMBER
+    is_eval: bool = False
+    scale: str = ""
+
+
+LEARNING, UNCERTAINTY, COMPLETIONS, UPDATE, SPEED = "Learning", "Uncertainty", "Completions", "Update", "Speed"
+CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
+    LEARNING: (
+        ChartSpec(
+            title="Held-out correct rate",
+            note="on examples that are never trained on",
+            fields=(HELD_OUT.field,),
+            unit=Unit.SHARE,
+            is_eval=True,
+        ),
+        ChartSpec(
+            title="Correct rate, training batches",
+            note="each step has other prompts",
+            fields=("correct_rate",),
+            unit=Unit.SHARE,
+        ),
+        ChartSpec(title="Held-out pass@k", note="largest k", fields=(PASS_PREFIX,), unit=Unit.SHARE, is_eval=True),
+        ChartSpec(title="Mean reward", note="over completions with a verdict", fields=("mean_reward",)),
+    ),
+    UNCERTAINTY: (
+        ChartSpec(
+            title="Variance before pooling",
+            note="uncertainty of execution tokens",
+            fields=("exec_surprisal_var", "exec_uncertainty_var"),
+            scale="pooling",
+        ),
+        ChartSpec(
+            title="Variance after pooling",
+            note="what the credit of execution tokens is computed from",
+            fields=("post_exec_surprisal_var", "post_exec_uncertainty_var"),
+            scale="pooling",
+        ),
+        ChartSpec(
+            title="Planning tokens, variance after pooling",
+            note="pooling leaves them as they are",
+            fields=("post_plan_surprisal_var", "post_plan_uncertainty_var"),
+        ),
+        ChartSpec(
+            title="Entropy of execution tokens",
+            note="nats per token; surprisal where no entropy is known",
+            fields=("exec_entropy_mean", "exec_surprisal_mean"),
+        ),
+        ChartSpec(
+            title="Entropy of planning tokens",
+            note="nats per token; surprisal where no entropy is known",
+            fields=("plan_entropy_mean", "plan_surprisal_mean"),
+        ),
+        ChartSpec(title="SEPA lambda", note="0: no pooling, 1: full pooling", fields=("sepa_lambda",)),
+    ),
+    COMPLETIONS: (
+        ChartSpec(title="Mean length", note="tokens per completion", fields=("mean_tokens",)),
+        ChartSpec(
+            title="Truncated", note="completions cut off at max_tokens", fields=("max_token_hit_rate",), unit=Unit.SHARE
+        ),
+        ChartSpec(title="Useful groups", note="whose rewards differ", fields=("useful_groups",), unit=Unit.SHARE),
+        ChartSpec(title="Trained tokens", note="of all sampled ones", fields=("trained_tokens",), unit=Unit.SHARE),
+    ),
+    UPDATE: (
+        ChartSpec(title="Gradient norm", note="", fields=("grad_norm",)),
+        ChartSpec(title="Loss", note="of a policy gradient: says little", fields=("loss",)),
+        ChartSpec(
+            title="Log-probability gap, mean", note="trainer against sampler, nats", fields=("logprob_gap_mean",)
+        ),
+        ChartSpec(
+            title="Log-probability gap, 99th percentile",
+            note="trainer against sampler, nats",
+            fields=("logprob_gap_p99",),
+        ),
+        ChartSpec(
+            title="Effective sample size", note="1: sampler and trainer agree", fields=("ess_frac",), unit=Unit.SHARE
+        ),
+        ChartSpec(title="k3", note="estimate of the KL divergence, trainer to sampler", fields=("k3",)),
+        ChartSpec(title="Clipped", note="action tokens", fields=("clip_fraction",), unit=Unit.SHARE),
+    ),
+    SPEED: (
+        ChartSpec(title="Time per step", note="seconds", fields=("step_time_s",), unit=Unit.SECONDS),
+        ChartSpec(title="Sampling speed", note="tokens per second", fields=("sampled_tokens",)),
+    ),
+}
+FIELDS = tuple(
+    dict.fromkeys(
+        (
+            *(field for specs in CHARTS.values() for spec in specs for field in spec.fields if field != PASS_PREFIX),
+            *(*GROUPS, *TIMES, LOW, HIGH, "eval_time_s", "entropy_mask_fraction"),
+        )
+    )
+)

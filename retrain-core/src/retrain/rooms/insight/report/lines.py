@@ -1,0 +1,154 @@
+"""`metrics.jsonl` of one run for a page: some of its lines as columns, every health episode, streamed.
+
+A campaign has half a million lines and a page a few hundred points per curve. So one line in `stride` is parsed, and
+every line that has an evaluation or a health finding, and the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+
+EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
+PASS_PREFIX = "eval_pass_at_"
+TAIL_BYTES = 1200  # of a line; evaluation and health are its last fields
+LARGEST = 1e100  # nothing that a run measures
+STATE_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A health finding from its first step to its last."""
+
+    state: str
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunLines:
+    """Rows of one run in order of steps, the evaluation before training as step -1.
+
+    `columns` has an array per field that occurs, NaN where a row has no number; `steps_R` the step of each row.
+    `problem` says where reading had to end, when the file is damaged.
+    """
+
+    steps_R: Floats
+    columns: Mapping[str, Floats]
+    episodes: tuple[Episode, ...] = ()
+    problem: str = ""
+
+    def column(self, field: str) -> Floats:
+        """The values of a field, all NaN when the run never has it."""
+        found = self.columns.get(field)
+        return np.full(self.steps_R.size, math.nan) if found is None else found
+
+    def mean(self, field: str) -> float | None:
+        """Mean over the rows that have it."""
+        values_R = self.column(field)
+        values_R = values_R[np.isfinite(values_R)]
+        return float(values_R.mean()) if values_R.size else None
+
+
+NO_LINES = RunLines(steps_R=np.zeros(0), columns={})
+
+
+def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
+    """`fields` and every `eval_pass_at_*` of one line in `stride`; a last line that was cut by a kill is left out."""
+    rows = _Rows(fields)
+    line = skipped = b""
+    number, problem = 0, ""
+    try:
+        with file.open("rb") as stream:
+            for line in stream:
+                number += 1
+                if (number - 1) % stride and not _is_rare(line):
+                    skipped = line
+                    continue
+                skipped = b""
+                rows.add(line)
+            if skipped:  # the last one belongs to the curve
+                rows.add(skipped)
+    except OSError as error:
+        problem = f"{file.name}: {error.strerror or error}"
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        if line.endswith(b"\n"):  # else a kill has cut it
+            problem = f"{file.name}:{number}: cannot be read: {error or type(error).__name__}"
+    return rows.finished(problem)
+
+
+def _is_rare(line: bytes) -> bool:
+    return line.find(EVAL_MARK, -TAIL_BYTES) >= 0 or line.find(HEALTH_MARK, -TAIL_BYTES) >= 0
+
+
+class _Rows:
+    """Columns that grow by a row per line."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self._fields = tuple(dict.fromkeys(fields))
+        self._steps = array("d")
+        self._columns = [array("d") for _ in self._fields]
+        self._appends = [(field, column.append) for field, column in zip(self._fields, self._columns, strict=True)]
+        self._passes: dict[str, dict[int, float]] = {}
+        self._open: dict[str, list[int]] = {}
+        self._episodes: list[Episode] = []
+
+    def add(self, line: bytes) -> None:
+        """One line; ValueError when it is no record of a step."""
+        if not line.strip():
+            return
+        record: Any = json.loads(line)
+        step = record["step"] if isinstance(record, dict) else None
+        if type(step) is not int or (self._steps and step <= self._steps[-1]):
+            raise ValueError("no step, or not one that comes next")
+        for field, append in self._appends:
+            value = record.get(field)
+            append(value if type(value) is float and -LARGEST < value < LARGEST else _number(value))
+        if "eval_correct_rate" in record:
+            for name in record:
+                if name.startswith(PASS_PREFIX):
+                    self._passes.setdefault(name, {})[len(self._steps)] = _number(record[name])
+        self._steps.append(step)
+        self._note_health(step, record.get("health"))
+
+    def finished(self, problem: str) -> RunLines:
+        """All rows."""
+        self._close(list(self._open))
+        columns = {field: np.array(column) for field, column in zip(self._fields, self._columns, strict=True)}
+        for name, values in self._passes.items():
+            columns[name] = np.full(len(self._steps), math.nan)
+            columns[name][list(values)] = list(values.values())
+        kept = {field: column for field, column in columns.items() if np.isfinite(column).any()}
+        episodes = tuple(sorted(self._episodes, key=lambda each: each.first_step))
+        return RunLines(steps_R=np.array(self._steps), columns=kept, episodes=episodes, problem=problem)
+
+    def _note_health(self, step: int, states: object) -> None:
+        """An episode ends with the first parsed step without it; steps with one are never skipped."""
+        found = {str(state)[:STATE_CHARS] for state in states} if isinstance(states, list) else set()
+        ended = [state for state, span in self._open.items() if state not in found or step > span[1] + 1]
+        self._close(ended)
+        for state in found:
+            self._open.setdefault(state, [step, step])[1] = step
+
+    def _close(self, states: Sequence[str]) -> None:
+        for state in states:
+            first, last = self._open.pop(state)
+            self._episodes.append(Episode(state=state, first_step=first, last_step=last))
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value) if abs(value) < LARGEST else math.nan  # NaN is not below it either
+    except OverflowError:
+        return math.nan

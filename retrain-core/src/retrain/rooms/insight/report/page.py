@@ -1,0 +1,142 @@
+"""The page: one file that asks for nothing. Its policy lets only our script, plotly's and our style sheets run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from retrain import __version__
+from retrain.rooms.insight.report.budgets import budget_section, time_section
+from retrain.rooms.insight.report.bundle import Bundle, plotly_bundle, source_hash
+from retrain.rooms.insight.report.charts import build_charts, points_for
+from retrain.rooms.insight.report.completions import completions_section, picks_of, read_all
+from retrain.rooms.insight.report.curve_figures import curve_section
+from retrain.rooms.insight.report.differences import settings_section
+from retrain.rooms.insight.report.events import files_section, health_section, plugin_part
+from retrain.rooms.insight.report.gather import Material
+from retrain.rooms.insight.report.markup import Links, attribute
+from retrain.rooms.insight.report.plugin_sections import PluginSection
+from retrain.rooms.insight.report.spectrum import spectrum_section
+from retrain.rooms.insight.report.summary import lede_of, summary_section, title_of
+from retrain.rooms.insight.report.text import plain, text
+from retrain.rooms.insight.report.verdicts import verdict_section
+
+PLOTLY_STYLE = "/* plotly writes its rules here */"
+HEADING = re.compile(r"<h2[^>]*>(.*?)</h2>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """The page as text, and what it is made of, by name of the section."""
+
+    html: str
+    title: str
+    sections: tuple[str, ...]
+    num_figures: int
+
+
+def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder: Path, made: str) -> Page:
+    """The page for a file in `folder`; `made` says when and how it was made. Everything read is untrusted text."""
+    links, title = Links(folder), title_of(material)
+    num_seeds = sum(len(material.of(label)) for label in material.shown)
+    charts = build_charts(material, most_points=points_for(len(material.drawable), num_seeds))
+    samples = read_all(material)
+    parts: dict[str, str] = {"summary": summary_section(material, links, lede_of(material))}
+    figures: list[dict[str, Any]] = []
+    parts["verdict"], forest = verdict_section(material, 0)
+    figures += [forest] if forest else []
+    builders: dict[str, Callable[[int], tuple[str, list[dict[str, Any]]]]] = {
+        "curves": partial(curve_section, material, charts),
+        "budget": partial(budget_section, material, picks_of(samples)),
+        "time": partial(time_section, material),
+        "squeeze": partial(spectrum_section, material, links),
+    }
+    for name, build in builders.items():
+        parts[name], more = build(len(figures))
+        figures += more
+    parts["settings"] = settings_section(material)
+    parts["completions"] = completions_section(samples, links)
+    parts["health"] = health_section(material)
+    parts["plugins"] = plugin_part(plugin_texts)
+    parts["files"] = files_section(material, links, made)
+    present = {name: part for name, part in parts.items() if part}
+    data = {
+        "conditions": [plain(label, 120) for label in material.drawable],
+        "shown": [index for index, label in enumerate(material.drawable) if label in material.shown],
+        "baseline": _baseline(material),
+        "figures": figures,
+    }
+    html = _document(title, present, data, plotly_bundle())
+    return Page(html=html, title=title, sections=tuple(present), num_figures=len(figures))
+
+
+def _baseline(material: Material) -> int:
+    baseline = material.study.baseline if material.study and material.study.comparisons else ""
+    return material.drawable.index(baseline) if baseline in material.drawable else -1
+
+
+def _document(title: str, parts: Mapping[str, str], data: Mapping[str, Any], bundle: Bundle) -> str:
+    style, script = _own("page.css"), _own("page.js")
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"script-src {source_hash(script)} {bundle.hash}; "
+        f"style-src {source_hash(style)} {source_hash(PLOTLY_STYLE)}"
+    )
+    contents = "".join(f'<li><a href="#{name}">{_heading(part)}</a></li>' for name, part in parts.items())
+    styles = "".join(
+        f'<style id="{name}">{PLOTLY_STYLE}</style>' for name in ("plotly.js-style-global", *bundle.style_ids)
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<meta name="generator" content="retrain {__version__}, plotly.js {attribute(bundle.version)}">
+<title>{attribute(title)} · retrain report</title>
+<style>{style}</style>
+{styles}
+</head>
+<body>
+<a class="skip" href="#main">Skip to the report</a>
+<header class="top">
+<div><p class="kicker">retrain report</p><h1>{text(title)}</h1></div>
+<div class="controls"><button id="theme" type="button">Theme: as the system</button></div>
+</header>
+<div class="frame">
+<nav aria-label="Contents"><ol>{contents}</ol></nav>
+<main id="main" tabindex="-1">
+<noscript><p class="alert">Without JavaScript there are no plots; every table is there.</p></noscript>
+<p id="trouble" class="alert" hidden></p>
+{chr(10).join(parts.values())}
+</main>
+</div>
+<script type="application/json" id="data">{_inert(data)}</script>
+<script type="application/octet-stream" id="plotly">{bundle.packed}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _heading(part_html: str) -> str:
+    found = HEADING.search(part_html)
+    return found[1] if found else ""
+
+
+def _inert(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end its element, whatever text is in it."""
+    written = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _own(name: str) -> str:
+    return files("retrain.rooms.insight.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,166 @@
+"""The completions that a page shows: of some steps of a run the best, the worst and random ones, and the token budget.
+
+Of a step, every line is looked at once and dropped again; what is kept are clipped texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.seeding import Seeds
+from retrain.rooms.insight.report.sample import Sample, sample_of
+from retrain.rooms.insight.report.step_offsets import last_step, lines_of
+from retrain.rooms.insight.run_files import number
+
+STEP_BYTES = 64 << 20  # read of one step
+CAUSES = ("trained", "all right", "all wrong", "all same", "no verdict", "not trained")
+_STREAMS = Seeds(0)  # the same files always give the same page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """What was picked from a step, how many completions it has, and their tokens by what became of them.
+
+    `num_passed_over` lines could not be read; `is_cut` when the step is larger than what is read of one.
+    """
+
+    step: int
+    samples: tuple[Sample, ...]
+    num_completions: int
+    num_passed_over: int
+    tokens: Mapping[str, int]
+    is_cut: bool
+
+
+def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
+    """First, middle and last evaluated step that the file has, those before training as 0; else of all steps."""
+    try:
+        with file.open("rb") as stream:
+            last = last_step(stream)
+    except OSError:
+        return []
+    if last is None:
+        return []
+    candidates = sorted({max(0, step) for step in evaluated if step <= last}) if len(evaluated) > 1 else []
+    candidates = candidates if len(candidates) > 1 else list(range(last + 1))
+    places = {round(index * (len(candidates) - 1) / max(1, most - 1)) for index in range(most)}
+    return [candidates[place] for place in sorted(places)]
+
+
+def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSamples | None:
+    """`of_each` best, worst and random completions of a step; None when the file has none of it.
+
+    Equal rewards are put in random order, the same at every call for the same `key` and step.
+    """
+    picks = _Picks(of_each, key, step)
+    num_passed_over = size = 0
+    try:
+        with file.open("rb") as stream:
+            for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
+                size += len(line)
+                record = _record(line)
+                if record is None:
+                    num_passed_over += 1
+                else:
+                    picks.add(offset, record)
+    except OSError:
+        return None
+    if not picks.num_completions and not num_passed_over:
+        return None
+    return StepSamples(
+        step=step,
+        samples=picks.chosen(),
+        num_completions=picks.num_completions,
+        num_passed_over=num_passed_over,
+        tokens=picks.tokens(),
+        is_cut=size > STEP_BYTES,
+    )
+
+
+@dataclass(slots=True)
+class _GroupTokens:
+    """Tokens of one group, and the least and largest of its rewards."""
+
+    trained: int = 0
+    left: int = 0
+    no_verdict: int = 0
+    rewards: list[float] = field(default_factory=list)
+
+
+class _Picks:
+    """Keeps the few that are shown while all go by."""
+
+    def __init__(self, of_each: int, key: str, step: int) -> None:
+        self._of_each = of_each
+        self._rng = _STREAMS.stream("report", key, step)
+        self._ranked: dict[str, list[tuple[tuple[float, float], Sample]]] = {"best": [], "worst": [], "random": []}
+        self._groups: dict[Any, _GroupTokens] = {}
+        self.num_completions = 0
+
+    def add(self, offset: int, record: Mapping[str, Any]) -> None:
+        """One completion."""
+        self.num_completions += 1
+        reward, draw = number(record.get("reward")), float(self._rng.random())
+        if reward is not None:
+            self._rank("best", (-reward, draw), offset, record)
+            self._rank("worst", (reward, draw), offset, record)
+        self._rank("random", (draw, 0.0), offset, record)
+        self._count(record, reward)
+
+    def chosen(self) -> tuple[Sample, ...]:
+        """Best, worst and random ones, none of them twice."""
+        found: list[Sample] = []
+        for ranked in self._ranked.values():
+            seen = {sample.offset for sample in found}
+            found += [sample for _, sample in ranked if sample.offset not in seen][: self._of_each]
+        return tuple(found)
+
+    def tokens(self) -> dict[str, int]:
+        """Tokens by what became of them."""
+        counts = dict.fromkeys(CAUSES, 0)
+        for group in self._groups.values():
+            counts["trained"] += group.trained
+            counts["no verdict"] += group.no_verdict
+            counts[_cause(group)] += group.left
+        return counts
+
+    def _rank(self, kind: str, key: tuple[float, float], offset: int, record: Mapping[str, Any]) -> None:
+        ranked = self._ranked[kind]
+        most = 3 * self._of_each  # the best may also be among the random ones
+        if len(ranked) < most or key < ranked[-1][0]:
+            ranked.append((key, sample_of(record, kind=kind, offset=offset)))
+            ranked.sort(key=lambda each: each[0])
+            del ranked[most:]
+
+    def _count(self, record: Mapping[str, Any], reward: float | None) -> None:
+        group = self._groups.setdefault(str(record.get("group")), _GroupTokens())
+        tokens = int(number(record.get("num_tokens")) or 0)
+        if record.get("trained") is True:
+            group.trained += tokens
+        elif reward is None:
+            group.no_verdict += tokens
+        else:
+            group.left += tokens
+        if reward is not None:
+            known = [*group.rewards, reward]
+            group.rewards = sorted({min(known), max(known)})
+
+
+def _cause(group: _GroupTokens) -> str:
+    """Why the completions of a group that have a score were not trained."""
+    if len(group.rewards) != 1:
+        return "not trained"
+    reward = group.rewards[0]
+    return "all right" if reward >= 1.0 else ("all wrong" if reward <= 0.0 else "all same")
+
+
+def _record(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

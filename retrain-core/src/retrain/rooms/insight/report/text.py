@@ -1,0 +1,61 @@
+"""Untrusted text as HTML: escaped, of bounded length, with what would steer a terminal or turn the reading direction
+made visible.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from html import escape
+
+from retrain.rooms.insight.report.sample import Excerpt
+
+JOINERS = frozenset("\u200c\u200d")  # letters of many languages, and emoji, are made with them
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def text(value: object, most_chars: int = 400) -> str:
+    """A name or a short text; the rest of a longer one is dropped, and an ellipsis says so."""
+    shown = str(value)
+    return _marked(shown[:most_chars]) + ("…" if len(shown) > most_chars else "")
+
+
+def long_text(value: Excerpt) -> str:
+    """Beginning and end, and how many characters between them are left out."""
+    if not value.left_out:
+        return _marked(value.head)
+    gap = f'<span class="cut">[{value.left_out:,} characters left out]</span>'
+    return f"{_marked(value.head)}\n{gap}\n{_marked(value.tail)}"
+
+
+def plain(value: object, most_chars: int = 400) -> str:
+    """The same without markup, for what a script puts on the page as text."""
+    shown = str(value)[:most_chars]
+    return "".join(c if _is_harmless(c) else _name(c) for c in shown)
+
+
+def joined(parts: Iterable[object], separator: str = ", ") -> str:
+    """Several names."""
+    return separator.join(text(part) for part in parts)
+
+
+def _marked(shown: str) -> str:
+    if shown.isprintable():
+        return escape(shown, quote=True)
+    pieces = (
+        escape(c, quote=True) if _is_harmless(c) or c in "\n\t" else f'<span class="ctl">{_name(c)}</span>'
+        for c in shown.replace("\r\n", "\n")
+    )
+    return "".join(pieces)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in JOINERS or unicodedata.category(char) in ("Zs", "Co", "Cn")
+
+
+def _name(char: str) -> str:
+    """What stands for a character that acts instead of showing."""
+    code = ord(char)
+    if 0xD800 <= code <= 0xDFFF:  # half a character: no encoding has it
+        return LOST
+    return f"[U+{code:04X}]"

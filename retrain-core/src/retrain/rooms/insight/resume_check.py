@@ -1,0 +1,121 @@
+"""Tells what a resume would restore, what it would not, and why; reads files only and loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ResumeError
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.types import Capabilities, CheckpointMode, Kind
+from retrain.rooms.recorders.recording import recorder_names
+from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.records.checkpoints import Checkpoint
+from retrain.rooms.session.records.lock import owner_of
+from retrain.rooms.session.resume import Difference, ResumePlan, plan_resume
+
+WHY_MODE = {
+    CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments begin again at zero",
+    CheckpointMode.UNSUPPORTED: "backend {name!r} cannot load a checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A part of the run's state: what is known of it, or why it is not restored."""
+
+    part: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeCheck:
+    """Answer of `retrain resume-check`; `obstacles` are what makes a resume impossible as asked."""
+
+    run: str
+    checkpoint: str = ""
+    next_step: int = 0
+    is_complete: bool = False
+    restored: tuple[Item, ...] = ()
+    not_restored: tuple[Item, ...] = ()
+    obstacles: tuple[str, ...] = ()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `retrain --resume` would go on."""
+        return not self.obstacles
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"can_resume": self.can_resume, **asdict(self)}
+
+
+def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> ResumeCheck:
+    """Look at a run folder with the configuration that would continue it, by default the run's own.
+
+    ConfigError when that configuration has problems of its own.
+    """
+    named = [str(config_file)] if config_file else []
+    checked = load_checked([*named, "--resume", str(run)], plugins)
+    obstacles = [f"the run is still going on (process {pid})"] if (pid := owner_of(run)) else []
+    try:
+        plan = plan_resume(run, checked.config, checked.keys)
+    except ResumeError as error:
+        return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
+    name = checked.config.backend.backend
+    entries = plugins.find(Kind.BACKEND, name)
+    traits = entries[0].spec.traits if entries else None
+    mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
+    if mode is CheckpointMode.UNSUPPORTED and plan.checkpoint:
+        obstacles.append(WHY_MODE[mode].format(name=name))
+    obstacles += [_told(difference) for difference in plan.differences]
+    lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
+    if mode is CheckpointMode.ADAPTER_ONLY:
+        lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
+    if plan.checkpoint:
+        unclaimed = sorted(plan.checkpoint.state["recorders"].keys() - recorder_names(checked.config).keys())
+        lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
+    else:
+        lost.append(Item(part="steps", detail="there is no valid checkpoint: the run begins again, with its own seed"))
+    return ResumeCheck(
+        run=str(run),
+        checkpoint=str(plan.checkpoint.path) if plan.checkpoint else "",
+        next_step=plan.next_step,
+        is_complete=plan.is_complete(checked.config.training.max_steps),
+        restored=tuple(_restored(plan, plan.checkpoint, mode)) if plan.checkpoint else (),
+        not_restored=tuple(lost),
+        obstacles=tuple(obstacles),
+    )
+
+
+def _told(difference: Difference) -> str:
+    return f"{difference}; take it back or add --resume-anyway"
+
+
+def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) -> Iterator[Item]:
+    state = checkpoint.state
+    files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
+    size_kib = sum(file.stat().st_size for file in files) // 1024
+    what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
+    yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, every checksum is right")
+    yield Item(part="seed", detail=str(plan.seed))
+    counters = state["progress"]
+    right, seen = counters["total_correct"], counters["total_completions"]
+    yield Item(
+        part="counters",
+        detail=f"{plan.next_step} steps, {counters['example_idx']} prompts drawn, {right} of {seen} right",
+    )
+    if counters["unfinished"] is not None:
+        yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is still to come")
+    if state["controller"] is not None:
+        values = ", ".join(f"{name} = {value}" for name, value in state["controller"].items())
+        yield Item(part="controller", detail=values)
+    for part, table in (("plugin", state["plugins"]), ("recorder", state["recorders"])):
+        for name in sorted(table):
+            yield Item(part=part, detail=name)
+    for name, size in state["record_sizes"].items():
+        present = (plan.run / name).stat().st_size
+        cut = f"cut from {present} to {size} bytes" if present > size else f"{size} bytes, none to cut"
+        yield Item(part="records", detail=f"{name}: {cut}")

@@ -1,0 +1,162 @@
+"""How one campaign stands, from its `manifest.json` and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.rooms.insight.run_files import Record, number, read_object
+from retrain.rooms.insight.status_run import (
+    MARK,
+    RunStatus,
+    iso_time,
+    last_change_s,
+    process_id,
+    process_is_alive,
+    read_run,
+    text,
+)
+
+CAMPAIGN_MARK = "manifest.json"
+FAILED = ("failed", "dead", "unreadable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRun:
+    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` says that it never will."""
+
+    condition: str
+    seed: int | None
+    name: str
+    status: RunStatus | None
+    has_failed: bool
+
+    def as_data(self) -> dict[str, Any]:
+        """What the manifest says of the run, and its status if it has one."""
+        head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
+        return (self.status.as_data() if self.status else {"path": None, "status": "not started"}) | head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignStatus:
+    """One campaign: `done` with every run done, `running` while anything works, else `partial`, or `dead`."""
+
+    path: Path
+    conditions: tuple[str, ...]
+    seeds: tuple[int, ...]
+    max_steps: int | None
+    num_runs: int
+    runs: tuple[CampaignRun, ...]
+    state: str
+    campaign_toml: str
+    timestamp: str
+    runner_pid: int | None
+    runner_is_alive: bool
+    last_activity_s: float
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its runner or one of its runs is at work."""
+        return self.state == "running"
+
+    @property
+    def num_completed(self) -> int:
+        """Runs that reached their last step."""
+        return sum(_is_done(run) for run in self.runs)
+
+    def run_of(self, condition: str, seed: int) -> CampaignRun | None:
+        """The run of one cell."""
+        return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "path": str(self.path),
+            "conditions": list(self.conditions),
+            "seeds": list(self.seeds),
+            "max_steps": self.max_steps,
+            "num_runs": self.num_runs,
+            "completed": self.num_completed,
+            "failed": sum(run.has_failed for run in self.runs),
+            "runs": [run.as_data() for run in self.runs],
+            "matrix": {
+                condition: {str(seed): _rate(self.run_of(condition, seed)) for seed in self.seeds}
+                for condition in self.conditions
+            },
+            "status": self.state,
+            "campaign_toml": self.campaign_toml,
+            "timestamp": self.timestamp,
+            "runner_pid": self.runner_pid,
+            "runner_alive": self.runner_is_alive,
+            "last_activity": iso_time(self.last_activity_s),
+        }
+
+
+def read_campaign(folder: Path) -> CampaignStatus | None:
+    """The campaign in `folder`; None when its `manifest.json` is not one of a campaign."""
+    try:
+        manifest = read_object(folder / CAMPAIGN_MARK)
+    except ConfigError:
+        return None
+    entries = manifest.get("runs")
+    if not isinstance(entries, list) or "conditions" not in manifest:
+        return None
+    runs = tuple(_campaign_run(folder, entry) for entry in entries if isinstance(entry, dict))
+    pid = process_id(manifest.get("runner_pid"))
+    is_alive = pid is not None and process_is_alive(pid)
+    max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
+    activity_s = [last_change_s(folder / CAMPAIGN_MARK), *(run.status.last_activity_s for run in runs if run.status)]
+    return CampaignStatus(
+        path=folder,
+        conditions=_labels(manifest, runs),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs if run.seed is not None)),
+        max_steps=None if max_steps is None else int(max_steps),
+        num_runs=len(runs) if num_runs is None else int(num_runs),
+        runs=runs,
+        state=_state(runs, is_alive=is_alive),
+        campaign_toml=text(manifest.get("campaign_toml")),
+        timestamp=text(manifest.get("timestamp")),
+        runner_pid=pid,
+        runner_is_alive=is_alive,
+        last_activity_s=max(activity_s),
+    )
+
+
+def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
+    name, seed = text(entry.get("run_name")), entry.get("seed")
+    places = [folder / "runs" / name, Path(text(entry.get("log_dir")))]  # the first also after the campaign has moved
+    found = next((place for place in places if place.name and (place / MARK).is_file()), None)
+    status = read_run(found) if found else None
+    is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
+    return CampaignRun(
+        condition=text(entry.get("condition")),
+        seed=seed if type(seed) is int else None,
+        name=name,
+        status=status,
+        has_failed=is_failed,
+    )
+
+
+def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:
+    listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
+    named = [label for label in listed if isinstance(label, str)]
+    return tuple(dict.fromkeys((*named, *(run.condition for run in runs))))
+
+
+def _state(runs: Sequence[CampaignRun], *, is_alive: bool) -> str:
+    if runs and all(_is_done(run) for run in runs):
+        return "done"
+    if is_alive or any(run.status and run.status.is_live for run in runs):
+        return "running"
+    return "partial" if any(_is_done(run) for run in runs) else "dead"
+
+
+def _is_done(run: CampaignRun) -> bool:
+    return run.status is not None and run.status.state == "done"
+
+
+def _rate(run: CampaignRun | None) -> float | None:
+    return run.status.correct_rate if run and run.status else None

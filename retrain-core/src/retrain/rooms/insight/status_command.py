@@ -1,0 +1,105 @@
+"""`retrain status [DIR]` and `retrain top [DIR]`: how every run below a folder stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from retrain.rooms.insight.status_scan import Overview, scan
+
+Look = Callable[[], Overview]
+INTERVAL_S = 5.0
+PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+_DIR = click.argument("root", metavar="[DIR]", default="logs", type=click.Path(path_type=Path))
+_INTERVAL = click.option(
+    "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
+)
+EPILOG = """\b
+Examples:
+  retrain status                  all below ./logs
+  retrain status runs --active    what is running below ./runs
+  retrain status --watch --json   a line every five seconds
+
+\b
+Exit codes: 0 done; 1 there is no such folder; 2 usage error.
+"""
+TOP_EPILOG = """\b
+Examples:
+  retrain top             below ./logs
+  retrain top runs --interval 1
+
+\b
+Exit codes: 0 done; 1 there is no such folder; 2 usage error; 130 ended by Ctrl-C.
+"""
+
+
+@click.command("status", epilog=EPILOG)
+@_DIR
+@click.option("--json", "as_json", is_flag=True, help="As JSON; with --watch one line each time.")
+@click.option("--all", "everything", is_flag=True, help="Also what ended and has been idle for 24 hours.")
+@click.option("--active", "only_active", is_flag=True, help="Only what is running.")
+@click.option("--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")
+@_INTERVAL
+def command(root: Path, as_json: bool, everything: bool, only_active: bool, watch: bool, interval_s: float) -> None:
+    """Show the runs and campaigns below DIR (default: logs); exit code 1 when there is no such folder."""
+
+    def look() -> Overview:
+        return scan(root).select(everything=everything, only_active=only_active)
+
+    if watch:
+        _watch(look, interval_s, as_json=as_json)
+    elif as_json:
+        click.echo(json.dumps(look().as_data(), indent=2, allow_nan=False))
+    else:
+        _print(look())
+
+
+@click.command("top", epilog=TOP_EPILOG)
+@_DIR
+@_INTERVAL
+@click.pass_context
+def top(ctx: click.Context, root: Path, interval_s: float) -> None:
+    """The same as `status DIR --watch --active`."""
+    ctx.invoke(command, root=root, only_active=True, watch=True, interval_s=interval_s)
+
+
+def _print(overview: Overview) -> None:
+    from rich.console import Console
+
+    from retrain.rooms.insight.status_show import picture
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(highlight=False, width=width).print(picture(overview))
+
+
+def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
+    """Show what `look` sees again and again; Ctrl-C is the way out and no error."""
+    try:
+        if sys.stdout.isatty() and not as_json:
+            _watch_live(look, interval_s)
+        while True:
+            if as_json:
+                click.echo(json.dumps(look().as_data(), allow_nan=False))
+            else:
+                _print(look())
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch_live(look: Look, interval_s: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from retrain.rooms.insight.status_show import picture
+
+    first = look()  # a missing folder is told before the screen is taken
+    with Live(picture(first), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval_s)
+            live.update(picture(look()), refresh=True)

@@ -1,0 +1,182 @@
+"""How one run stands, from `run.json`, the last line of `metrics.jsonl` and its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError
+from retrain.rooms.insight.run_files import Record, last_record, number, read_object
+from retrain.rooms.session.records import lock
+
+MARK = "run.json"
+STALE_AFTER_S = 300.0
+LIVE = ("running", "stale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run; numbers that it has not written are None.
+
+    `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
+    `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
+    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch.
+    """
+
+    path: Path
+    state: str
+    condition: str = ""
+    step: int = 0
+    max_steps: int | None = None
+    correct_rate: float | None = None
+    loss: float | None = None
+    mean_reward: float | None = None
+    wall_time_s: float | None = None
+    pid: int | None = None
+    is_alive: bool = False
+    trainer: str = "retrain"
+    last_activity_s: float = 0.0
+    error: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its process is at work, or hangs."""
+        return self.state in LIVE
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "path": str(self.path),
+            "condition": self.condition,
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "correct_rate": self.correct_rate,
+            "loss": self.loss,
+            "mean_reward": self.mean_reward,
+            "wall_time_s": self.wall_time_s,
+            "completed": self.state == "done",
+            "stale": self.state == "stale",
+            "pid": self.pid,
+            "alive": self.is_alive,
+            "trainer": self.trainer,
+            "status": self.state,
+            "last_activity": iso_time(self.last_activity_s),
+            "error": self.error,
+        }
+
+
+def read_run(folder: Path) -> RunStatus:
+    """The status of the run in `folder`; damage makes it `unreadable`, so that it does not hide the others."""
+    activity_s = last_change_s(folder / MARK, folder / "metrics.jsonl")
+    try:
+        manifest = read_object(folder / MARK)
+        metrics = last_record(folder / "metrics.jsonl") or {}
+    except ConfigError as error:
+        problem = error.problems[0]
+        reason = f"{problem.where.removeprefix(f'{folder}/')}: {problem.what}"
+        return RunStatus(path=folder, state="unreadable", last_activity_s=activity_s, error=reason)
+    pid = process_id(manifest.get("pid"))
+    is_alive = manifest.get("status") == "running" and _is_held(folder, pid)
+    state = _state(manifest, is_alive=is_alive, idle_s=time.time() - activity_s)
+    training = _table(_table(manifest, "config"), "training")
+    step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
+    return RunStatus(
+        path=folder,
+        state=state,
+        condition=text(manifest.get("condition")),
+        step=0 if step is None else int(step) + 1,
+        max_steps=None if max_steps is None else int(max_steps),
+        correct_rate=number(metrics.get("correct_rate")),
+        loss=number(metrics.get("loss")),
+        mean_reward=number(metrics.get("mean_reward")),
+        wall_time_s=_wall_time_s(manifest, is_alive=is_alive, activity_s=activity_s),
+        pid=pid,
+        is_alive=is_alive,
+        trainer=text(training.get("trainer")) or "retrain",
+        last_activity_s=activity_s,
+        error=text(manifest.get("error")),
+    )
+
+
+def process_id(value: object) -> int | None:
+    """A process id that may be asked about: zero and negative ones mean whole groups of processes."""
+    return value if type(value) is int and value > 0 else None
+
+
+def process_is_alive(pid: int) -> bool:
+    """Whether a process with this id exists on this machine and has not ended yet."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # no such file system here
+        return True
+    return status.rpartition(b")")[2].split()[:1] != [b"Z"]  # ended, but not yet collected by its parent
+
+
+def last_change_s(*files: Path) -> float:
+    """When the latest of the files was written, in seconds since the epoch; 0 when none exists."""
+    times_s = [0.0]
+    for file in files:
+        try:
+            times_s.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times_s)
+
+
+def iso_time(seconds: float) -> str | None:
+    """Seconds since the epoch as UTC text; None for none."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
+
+
+def text(value: object) -> str:
+    """Text as it is; anything else is no text."""
+    return value if isinstance(value, str) else ""
+
+
+def _is_held(folder: Path, pid: int | None) -> bool:
+    """Whether a process works in the folder; its lock tells for certain, a process id may be reused."""
+    if (folder / lock.NAME).is_file():
+        return lock.owner_of(folder) != 0
+    return pid is not None and process_is_alive(pid)
+
+
+def _state(manifest: Record, *, is_alive: bool, idle_s: float) -> str:
+    state = text(manifest.get("status")) or "unknown"
+    if state != "running":
+        return state
+    if not is_alive:
+        return "dead"
+    return "stale" if idle_s > STALE_AFTER_S else "running"
+
+
+def _wall_time_s(manifest: Record, *, is_alive: bool, activity_s: float) -> float | None:
+    """From start to end; a live run ends now, a dead one with its last record."""
+    started_s, ended_s = _seconds(manifest.get("started")), _seconds(manifest.get("ended"))
+    if started_s is None:
+        return None
+    if ended_s is None:
+        ended_s = time.time() if is_alive else activity_s
+    return max(0.0, ended_s - started_s)
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        return datetime.fromisoformat(text(value)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}

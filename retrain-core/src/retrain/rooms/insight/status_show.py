@@ -1,0 +1,119 @@
+"""The status of runs and campaigns as tables for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from retrain.kernel.terminal_text import printable
+from retrain.rooms.insight.status_campaign import CampaignRun, CampaignStatus
+from retrain.rooms.insight.status_run import RunStatus
+from retrain.rooms.insight.status_scan import Overview
+
+ABSENT = "—"
+COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
+ENDED_BADLY = "red"
+
+
+def picture(overview: Overview) -> RenderableType:
+    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none."""
+    banner = f"Campaigns: {len(overview.campaigns)} | Runs: {len(overview.runs)}"
+    parts: list[RenderableType] = [Text(banner, style="bold")]
+    for campaign in overview.campaigns:
+        parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
+    if overview.runs:
+        parts += [Text(), _table(overview)]
+        parts += [
+            Text(f"{_name(run, overview)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
+            for run in overview.runs
+            if run.error
+        ]
+    if overview.num_hidden:
+        parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
+    return Group(*parts)
+
+
+def _on_one_line(error: str) -> str:
+    """A message of several lines, `fix:` among them, as one."""
+    return "; ".join(filter(None, map(str.strip, error.split("\n"))))
+
+
+def share(value: float | None) -> str:
+    """A rate in percent."""
+    return ABSENT if value is None else f"{100 * value:.1f}%"
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """A number with so many decimals."""
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as h:mm:ss."""
+    if seconds is None:
+        return ABSENT
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
+
+
+def _table(overview: Overview) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for column in ("step", "correct", "reward", "loss", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("condition", overflow="fold")
+    for run in overview.runs:
+        steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
+        table.add_row(
+            Text(_name(run, overview)),
+            state_text(run.state),
+            steps,
+            share(run.correct_rate),
+            decimal(run.mean_reward, 3),
+            decimal(run.loss, 4),
+            duration(run.wall_time_s),
+            Text(printable(run.condition)),
+        )
+    return table
+
+
+def _campaign_head(campaign: CampaignStatus) -> Text:
+    failed = sum(run.has_failed for run in campaign.runs)
+    head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
+    done = f"  {campaign.num_completed}/{campaign.num_runs} runs done"
+    return head.append(done + (f", {failed} failed" if failed else ""), style="default")
+
+
+def _matrix(campaign: CampaignStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("condition", overflow="fold")
+    for seed in campaign.seeds:
+        table.add_column(f"s{seed}", justify="right", no_wrap=True)
+    for condition in campaign.conditions:
+        cells = [_cell(campaign.run_of(condition, seed)) for seed in campaign.seeds]
+        table.add_row(Text(printable(condition)), *cells)
+    return table
+
+
+def _cell(run: CampaignRun | None) -> Text:
+    if run is None or run.status is None:
+        return Text("✗", style=ENDED_BADLY) if run and run.has_failed else Text(ABSENT, style="dim")
+    status = run.status
+    if status.state == "done":
+        return Text(f"{status.step} ✓", style=COLOURS["done"])
+    if status.is_live:
+        total = ABSENT if status.max_steps is None else status.max_steps
+        return Text(f"{status.step}/{total}", style=COLOURS[status.state])
+    return Text(f"{status.step} ✗", style=ENDED_BADLY)
+
+
+def _name(run: RunStatus, overview: Overview) -> str:
+    inside = run.path.relative_to(overview.root) if run.path.is_relative_to(overview.root) else run.path
+    return printable(str(run.path if str(inside) == "." else inside))

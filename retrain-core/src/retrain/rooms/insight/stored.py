@@ -1,0 +1,111 @@
+"""A run's stored completions, read back as the groups that credit is computed from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.contracts.algorithm import PlanningDetector
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Mask
+from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.insight.run_files import read_steps
+from retrain.rooms.session.records.tokens import TokenRecord, read_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredCompletion:
+    """One completion: its line of `generations.jsonl` and its tokens."""
+
+    record: Mapping[str, Any]
+    tokens: TokenRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredStep:
+    """A step of a run: its metrics line, and its completions by group."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    groups: tuple[tuple[StoredCompletion, ...], ...]
+
+
+def read_step(run: Path, step: int | None) -> StoredStep:
+    """A step of a run, the last one by default. Files are read line by line, never whole."""
+    metrics = _metrics_line(run, step)
+    chosen = int(metrics["step"])
+    tokens = read_tokens(run / "emergence", chosen)
+    records = _generation_lines(run / "emergence" / "generations.jsonl", chosen)
+    if len(records) != len(tokens):
+        what = f"step {chosen} has {len(records)} completions but {len(tokens)} token records"
+        raise ConfigError(Problem(where=str(run), what=what, fix="choose another --step"))
+    by_group: dict[int, list[StoredCompletion]] = {}
+    for record, record_tokens in zip(records, tokens, strict=True):
+        by_group.setdefault(record["group"], []).append(StoredCompletion(record=record, tokens=record_tokens))
+    return StoredStep(step=chosen, metrics=metrics, groups=tuple(tuple(group) for group in by_group.values()))
+
+
+def replay(
+    stored: StoredStep, flow: CreditFlow, detector: PlanningDetector | None, *, sepa_lambda: float
+) -> tuple[list[list[StoredCompletion]], tuple[tuple[Mask, ...], ...], CreditResult]:
+    """Credit of the step's judged completions under `flow`: completions, planning masks and result, group by group.
+
+    Uninformative groups are computed like the others: what they would have got is part of the picture.
+    """
+    judged = [[c for c in group if c.record["reward"] is not None] for group in stored.groups]
+    judged = [group for group in judged if group]
+    masks = tuple(_masks(group, detector) for group in judged)
+    groups = [
+        CreditGroup(
+            rewards_G=np.array([c.record["reward"] for c in group], dtype=np.float64),
+            logprobs_G=[c.tokens.logprobs_T for c in group],
+            planning_G=planning,
+            entropies_G=_entropies(group),
+            name=f"step {stored.step} group {group[0].record['group']}",
+        )
+        for group, planning in zip(judged, masks, strict=True)
+    ]
+    return judged, masks, assign_credit(groups, flow, sepa_lambda=sepa_lambda)
+
+
+def _masks(group: Sequence[StoredCompletion], detector: PlanningDetector | None) -> tuple[Mask, ...]:
+    stored = [c.tokens.planning_T for c in group if c.tokens.planning_T is not None]
+    if len(stored) == len(group):
+        return tuple(stored)
+    if detector is None:
+        return tuple(np.zeros(len(c.tokens.tokens_T), np.bool_) for c in group)
+    return tuple(detector.masks([c.tokens.tokens_T for c in group]))
+
+
+def _entropies(group: Sequence[StoredCompletion]) -> list[Any] | None:
+    entropies = [c.tokens.entropies_T for c in group if c.tokens.entropies_T is not None]
+    return entropies if len(entropies) == len(group) else None
+
+
+def _metrics_line(run: Path, step: int | None) -> Mapping[str, Any]:
+    file = run / "metrics.jsonl"
+    found: Mapping[str, Any] | None = None
+    for number, record in read_steps(file):
+        if number >= 0 and (step is None or number == step):
+            found = record
+    if found is None:
+        what = "holds no step" if step is None else f"holds no step {step}"
+        raise ConfigError(Problem(where=str(file), what=what, fix="choose another --step"))
+    return found
+
+
+def _generation_lines(file: Path, step: int) -> list[dict[str, Any]]:
+    mark = f'{{"step": {step},'  # the first field of each line: only this step's lines are parsed
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream if line.startswith(mark)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            Problem(where=str(file), what=f"cannot be read: {error}", fix="check the run folder")
+        ) from error

@@ -1,0 +1,77 @@
+"""Generated sections `hooks` and `contract KIND`: what can be plugged, and what a part of a kind must be."""
+
+from __future__ import annotations
+
+import importlib
+from types import FunctionType
+
+from retrain.kernel import hooks as hookspecs
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.manager import HOOK_OF_KIND, Plugins
+from retrain.kernel.types import Kind
+from retrain.rooms.manual import markdown
+from retrain.rooms.manual.parts import naming_keys
+from retrain.rooms.manual.public import described, signature
+
+PUBLIC = {  # what a part of the kind is made of, in retrain.api or retrain.advantages
+    Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),
+    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput"),
+    Kind.UNCERTAINTY: ("UncertaintySpec", "UncertaintyContext"),
+    Kind.ALGORITHM: ("AlgorithmSpec", "TransformContext", "TransformOutput"),
+    Kind.PLANNING_DETECTOR: ("PlanningDetector",),
+    Kind.CONTROLLER: ("Controller", "ControllerView"),
+    Kind.REWARD: ("Reward", "Score"),
+    Kind.DATA_SOURCE: ("DataSource", "LoadedData", "Example"),
+    Kind.ENVIRONMENT: ("Environment", "Ask", "Reply", "Ending"),
+    Kind.BACKEND: ("Backend", "Capabilities", "TrainBatch", "TrainReport"),
+    Kind.INFERENCE_ENGINE: ("Engine", "SampleRequest", "SamplingParams", "Sample"),
+    Kind.RECORDER: ("Recorder",),
+    Kind.HEALTH_MONITOR: ("HealthMonitor", "Finding"),
+    Kind.PACER: ("Pacer", "PaceView"),
+    Kind.LAUNCHER: ("Launcher", "Job", "RunningJob"),
+}
+
+
+def hooks(plugins: Plugins) -> str:
+    """Every hook in life-cycle order, with its signature and what it says of itself."""
+    sections = []
+    for function in _specs():
+        sections += [
+            f"### {markdown.anchor(function.__name__)}",
+            _signature(function),
+            markdown.prose(function.__doc__),
+        ]
+    return "\n\n".join(sections)
+
+
+def contract(plugins: Plugins, kind: str) -> str:
+    """The hook that registers a kind, where a part is named in TOML, and the types that it is made of."""
+    wanted = next((known for known in PUBLIC if known.value.replace(" ", "-") == kind), None)
+    if wanted is None:
+        fix = f"use one of: {', '.join(known.value.replace(' ', '-') for known in PUBLIC)}"
+        raise ConfigError(Problem(what=f"no contract of kind {kind!r}", fix=fix))
+    hook = getattr(hookspecs, HOOK_OF_KIND[wanted])
+    names = ", ".join(markdown.code(entry.spec.name) for entry in plugins.registered(wanted))
+    rows = [
+        ("registered by", markdown.code(f"{hook.__name__}(register)")),
+        ("named in", naming_keys(plugins).get(wanted, "")),
+        ("installed", names or "none"),
+    ]
+    sections = [markdown.table(("", ""), rows), markdown.prose(hook.__doc__)]
+    return "\n\n".join([*sections, *(described(name) for name in PUBLIC[wanted])])
+
+
+def checks(plugins: Plugins, kind: str) -> str:
+    """The checks of a kind in the conformance suite, with what each is for."""
+    testing = importlib.import_module("retrain.testing")
+    rows = [(markdown.code(check.name), check.purpose) for check in testing.conformance(kind, "any")]
+    return markdown.table(("check", "what it is for"), rows)
+
+
+def _specs() -> list[FunctionType]:
+    found = [value for name, value in vars(hookspecs).items() if name.startswith(f"{hookspecs.PROJECT}_")]
+    return [value for value in found if isinstance(value, FunctionType)]
+
+
+def _signature(function: FunctionType) -> str:
+    return f"```python\ndef {function.__name__}{signature(function)}\n```"

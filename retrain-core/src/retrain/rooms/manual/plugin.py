@@ -1,0 +1,28 @@
+"""Registers `man` (also called `manual`) and `schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import PluginSpec
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """Commands that describe what is installed."""
+    register(
+        PluginSpec(
+            name="man",
+            summary="Read the manual: as text, JSON, man page or HTML.",
+            factory="retrain.rooms.manual.command:command",
+            aliases=("manual",),
+        )
+    )
+    register(
+        PluginSpec(
+            name="schema",
+            summary="Write the JSON Schema of the configuration, for editors.",
+            factory="retrain.rooms.manual.schema_command:command",
+        )
+    )

@@ -1,0 +1,37 @@
+"""Generated section `scaffold KIND NAME`: the file that `retrain init-plugin` writes, and the TOML that it prints."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import click
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.types import Kind
+
+COMMAND = "init-plugin"
+
+
+def scaffold(plugins: Plugins, kind: str, name: str) -> str:
+    """The very file that a user gets, so that the page cannot show another; ConfigError without that command."""
+    if not plugins.find(Kind.COMMAND, COMMAND):
+        raise ConfigError(Problem(what=f"the page shows what `retrain {COMMAND}` writes", fix="install its plugin"))
+    command: click.Command = resolve(plugins, Kind.COMMAND, COMMAND, where="the page").target
+    with (
+        tempfile.TemporaryDirectory(prefix="retrain-page-") as folder,
+        chdir(folder),
+        redirect_stdout(StringIO()) as out,
+    ):
+        arguments = ["--kind", kind, "--name", name, "--json"]
+        command.main(arguments, standalone_mode=False, obj=plugins)
+        files = sorted(Path("plugins").glob("*.py"))
+        code = next(file for file in files if file.stem != "__init__").read_text(encoding="utf-8").rstrip()
+    said = json.loads(out.getvalue())
+    toml = f"\n\nand in the configuration:\n\n```toml\n{said['toml'].strip()}\n```" if said.get("toml") else ""
+    return f"`plugins/{name}.py`:\n\n```python\n{code}\n```{toml}"

@@ -1,0 +1,1 @@
+"""The fields of a step's line, and the records of its completions."""

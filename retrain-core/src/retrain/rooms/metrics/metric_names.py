@@ -1,0 +1,143 @@
+"""What the loop writes into `metrics.jsonl`, field by field: the one place where these names are explained.
+
+A plugin describes its own fields the same way, through the hook `retrain_describe_metrics`. The manual and the
+reference page of metrics are made from what the hook gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import MetricSpec
+
+REJECTED = "on a rejected step"
+UNTRAINED = "on a step without an optimizer step"
+NO_TOKENS = "when the step has no such token"
+NO_EVAL = "except on lines with an evaluation"
+NO_ENTROPY = "when the backend reports no entropies; " + NO_TOKENS
+NO_EPISODES = "without [environment]"
+IN_TURN = "on a rejected step; when the backend samples and trains in turn"
+
+HEAD = (
+    ("step", "Number of the step, from 0; -1 is the evaluation before training.", "", ""),
+    ("algorithm_mode", "[algorithm] algorithm_mode.", "text", ""),
+    ("advantage_mode", "Name of the advantage in use.", "text", ""),
+    ("transform_mode", "Name of the transform in use.", "text", ""),
+    ("uncertainty_kind", "Name of the uncertainty in use.", "text", ""),
+    ("condition", "Label of the run's algorithm, advantage+transform.", "text", ""),
+    ("rejected", "Why nothing was trained although there was something to train.", "text", "on a sound step"),
+    ("batch_size", "Prompts of this step.", "prompts", REJECTED),
+    ("group_size", "Completions per prompt.", "completions", REJECTED),
+    ("backend_reports_sync_loss", "Whether `loss` is that of this very step.", "flag", REJECTED),
+    ("backend_preserves_token_advantages", "Whether each token is trained with its own credit.", "flag", REJECTED),
+)
+TRAINED = (
+    (
+        "loss",
+        "Loss of the optimizer step, a mean over action tokens; null without one.",
+        "",
+        "",
+    ),
+    ("reported_loss", "The number that the backend reported as its loss; null without one.", "", REJECTED),
+    (
+        "loss_is_placeholder",
+        "Whether that number is a stand-in for a loss not known in time.",
+        "flag",
+        REJECTED,
+    ),
+    ("trained_tokens", "Action tokens in the denominator of the loss, credit of zero included.", "tokens", REJECTED),
+    ("num_datums", "Rows handed to the backend.", "rows", REJECTED),
+    ("grad_norm", "L2 norm of the gradient before clipping.", "", UNTRAINED),
+    ("ratio_mean", "Mean over action tokens of p now / p when sampled; 1 on policy.", "", UNTRAINED),
+    ("ratio_max", "Largest such ratio.", "", UNTRAINED),
+    ("logprob_gap_mean", "Mean |log p now - log p when sampled| over action tokens.", "nats", UNTRAINED),
+    ("logprob_gap_p99", "99th percentile of that gap.", "nats", UNTRAINED),
+    ("logprob_gap_max", "Largest such gap.", "nats", UNTRAINED),
+    ("k3", "Mean of r - 1 - log r, r being the ratio: an estimate >= 0 of the KL divergence.", "nats", UNTRAINED),
+    ("ess_frac", "Effective sample size of the ratios over their number, in (0, 1].", "", UNTRAINED),
+    ("clip_fraction", "Share of action tokens whose ratio was clipped by the loss.", "", UNTRAINED),
+    ("staleness_mean", "Updates since the policy that sampled, mean over completions; 0 on policy.", "steps", IN_TURN),
+    ("staleness_max", "Most such updates.", "steps", IN_TURN),
+)
+REWARDS = (
+    ("mean_reward", "Mean score over all completions that have one, trained or not.", "", "without any verdict"),
+    ("correct_rate", "Share of all completions that are right; no verdict and failures count as wrong.", "", REJECTED),
+    ("running_correct_rate", "`correct_rate` over all completions of the run so far.", "", REJECTED),
+    ("no_verdict_count", "Completions whose verifier had no verdict.", "completions", REJECTED),
+    ("failed_score_count", "Completions whose verifier failed.", "completions", REJECTED),
+    ("timed_out_score_count", "Scores that failed at their time limit.", "scores", f"{REJECTED}; with [environment]"),
+    ("score_mean_time_s", "Mean time of a score that was computed.", "s", f"{REJECTED}; with [environment]"),
+    ("score_max_time_s", "Longest time of a score.", "s", f"{REJECTED}; with [environment]"),
+    ("reward_{name}_mean", "Mean of one reward, unweighted, where it has a verdict.", "", "with a single reward"),
+    ("reward_tie_eligible_groups", "Groups with at least two verdicts.", "groups", REJECTED),
+    ("reward_tie_groups", "Of these, groups with two equal scores or more.", "groups", REJECTED),
+    ("reward_uniform_groups", "Of these, groups whose scores are all equal.", "groups", REJECTED),
+    ("reward_tie_group_rate", "`reward_tie_groups` over the eligible ones.", "", REJECTED),
+    ("reward_uniform_group_rate", "`reward_uniform_groups` over the eligible ones.", "", REJECTED),
+    ("reward_tie_pair_rate", "Share of pairs within eligible groups whose scores are equal.", "", REJECTED),
+    ("reward_unique_fraction_mean", "Different scores over all scores, mean over eligible groups.", "", REJECTED),
+    ("useful_groups", "Groups that can teach something: their scores are not all equal.", "groups", REJECTED),
+    ("all_right_groups", "Groups without use because all are right.", "groups", REJECTED),
+    ("all_wrong_groups", "Groups without use because all are wrong.", "groups", REJECTED),
+    ("tied_groups", "Groups without use because all scores are equal, neither right nor wrong.", "groups", REJECTED),
+    ("no_verdict_groups", "Groups without use because fewer than two completions have a verdict.", "groups", REJECTED),
+)
+TOKENS = (
+    ("mean_tokens", "Mean length of a completion.", "tokens", REJECTED),
+    ("max_tokens_seen", "Longest completion.", "tokens", REJECTED),
+    ("sampled_tokens", "All tokens sampled.", "tokens", REJECTED),
+    ("max_token_hit_rate", "Share of completions cut off at max_tokens or at the end of the context.", "", REJECTED),
+    ("sepa_lambda", "Pooling strength of the step's controller; 0 without one.", "", REJECTED),
+)
+EPISODES = (
+    ("turns_mean", "Mean number of turns of an episode.", "turns", NO_EPISODES),
+    ("turn_limit_rate", "Share of episodes that ended at max_turns.", "", NO_EPISODES),
+    ("rewritten_history_count", "Times that an environment rewrote what was said before.", "times", NO_EPISODES),
+)
+EVALUATION = (
+    ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
+    ("eval_ci_low", "Lower end of its 95 % Wilson interval.", "", NO_EVAL),
+    ("eval_ci_high", "Upper end of that interval.", "", NO_EVAL),
+    ("eval_examples", "Held-out examples.", "examples", NO_EVAL),
+    ("eval_samples", "Completions per held-out example.", "completions", NO_EVAL),
+    ("eval_pass_at_{k}", "Unbiased pass@k, k = 1, 2, 4, ... up to [eval] samples.", "", NO_EVAL),
+    ("eval_time_s", "Time of the evaluation.", "s", NO_EVAL),
+)
+TIMES = (
+    ("step_time_s", "Time of the step without evaluation and checkpoint.", "s", ""),
+    ("sample_time_s", "Of these, sampling; scoring goes on meanwhile.", "s", ""),
+    ("score_time_s", "Of these, waiting for scores after sampling.", "s", ""),
+    ("train_time_s", "Of these, the optimizer step.", "s", ""),
+    ("overlap_time_s", "Of these, sampling (for the step after) and training at once.", "s", IN_TURN),
+    ("sampler_idle_time_s", "Of these, without sampling.", "s", IN_TURN),
+    ("trainer_idle_time_s", "Of these, without training.", "s", IN_TURN),
+)
+HEALTH = (("health", "What the health monitors find wrong, by name of the state.", "list", "when nothing is wrong"),)
+PARTS = (("exec", "execution tokens"), ("plan", "planning tokens"))
+STATISTICS = (("mean", "Mean"), ("var", "Variance"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """Every field that the loop itself writes."""
+    rows = [*HEAD, *TRAINED, *REWARDS, *TOKENS, *_uncertainties(), *EPISODES, *EVALUATION, *TIMES, *HEALTH]
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in rows]
+
+
+def _uncertainties() -> Iterator[tuple[str, str, str, str]]:
+    """Mean and variance over execution and planning tokens; without a detector every token executes."""
+    for part, tokens in PARTS:
+        for statistic, word in STATISTICS:
+            surprisal, entropy = f"{part}_surprisal_{statistic}", f"{part}_entropy_{statistic}"
+            unit = "nats" if statistic == "mean" else "nats²"
+            yield surprisal, f"{word} of -log p of the sampled {tokens}.", unit, NO_TOKENS
+            yield entropy, f"{word} of the entropy of the sampling distribution at {tokens}.", unit, NO_ENTROPY
+            pooled = f"{word} over {tokens} of the configured uncertainty after pooling"
+            yield f"post_{surprisal}", f"{pooled}, when that is surprisal.", unit, f"with another kind; {NO_TOKENS}"
+            yield (
+                f"post_{part}_uncertainty_{statistic}",
+                f"{pooled}, for other kinds.",
+                "",
+                f"with surprisal; {NO_TOKENS}",
+            )

@@ -1,0 +1,28 @@
+"""Registers the recorders that come with the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import PluginSpec
+
+RECORDERS = (
+    (
+        "wandb",
+        "Weights & Biases (extra `wandb`); on when [logging] wandb_project is set.",
+        "retrain.rooms.recorders.wandb",
+    ),
+    (
+        "tensorboard",
+        "Event files in <log_dir>/tensorboard (extra `tensorboard`).",
+        "retrain.rooms.recorders.tensorboard",
+    ),
+)
+
+
+@hookimpl
+def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
+    """Both are imported only when a configuration names them."""
+    for name, summary, module in RECORDERS:
+        register(PluginSpec(name=name, summary=summary, factory=f"{module}:build"))

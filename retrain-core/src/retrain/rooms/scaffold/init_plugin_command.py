@@ -1,0 +1,95 @@
+"""`retrain init-plugin --kind KIND --name NAME`: a plugin as one file, found through `[plugins] search_paths`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import click
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.scaffold.kinds import KINDS, kind_of, slug
+from retrain.rooms.scaffold.naming import names_from
+from retrain.rooms.scaffold.one_file import OneFile, one_file
+from retrain.rooms.scaffold.render import scratch
+
+DEFAULT_DIR = Path("plugins")
+EPILOG = """\b
+Examples:
+  retrain init-plugin --kind transform --name sharpen
+  retrain init-plugin --kind reward --name exact --with-test
+
+\b
+Exit codes: 0 written; 2 usage error, or the file exists already.
+"""
+
+
+@click.command("init-plugin", epilog=EPILOG)
+@click.option("--kind", "-k", required=True, metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
+@click.option("--name", "-n", required=True, help="Name of the file, and of what it offers.")
+@click.option(
+    "--output-dir", "-o", type=click.Path(path_type=Path), default=DEFAULT_DIR, show_default=True, help="Its folder."
+)
+@click.option("--with-test", is_flag=True, help="Write tests/test_NAME_plugin.py as well.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(kind: str, name: str, output_dir: Path, with_test: bool, as_json: bool) -> None:
+    """Write a plugin that works as one file of this folder, and print the TOML that selects it."""
+    chosen = kind_of(kind)
+    names = names_from(name, where="--name")
+    prefix = search_path(output_dir)
+    file = output_dir / f"{names.module}.py"
+    test = Path("tests") / f"test_{names.module}_plugin.py"
+    targets = [file, test] if with_test else [file]
+    for target in targets:
+        if target.exists() or target.is_symlink():
+            fix = "remove it, or use another --name"
+            raise ConfigError(Problem(where=str(target), what="exists already; nothing was written", fix=fix))
+    made = one_file(chosen, names, prefix)
+    _write(made, file, test if with_test else None)
+    commands = [f"python -m pytest {shlex.quote(str(test))}"] if with_test else []
+    commands += ["retrain explain", "retrain"][: 2 - len(commands)]
+    if as_json:
+        content = {"kind": chosen.value, "name": made.selected, "files": list(map(str, targets)), "toml": made.toml}
+        click.echo(json.dumps({**content, "next": commands}, indent=2))
+        return
+    click.echo(f"Wrote {' and '.join(map(str, targets))}. Name it in your TOML:")
+    click.echo("\n".join(f"  {line}".rstrip() for line in made.toml.splitlines()))
+    click.echo("Next:")
+    for line in commands:
+        click.echo(f"  {line}")
+
+
+def search_path(folder: Path) -> str:
+    """The prefix under which Python finds the modules of a folder below this one; ConfigError when there is none."""
+    try:
+        parts = folder.resolve().relative_to(Path.cwd()).parts
+    except ValueError:
+        parts = ("..",)
+    if all(part.isidentifier() for part in parts):
+        return ".".join(parts)
+    raise ConfigError(
+        Problem(
+            where="--output-dir",
+            what=f"{str(folder)!a} is no folder from which a plugin can be imported here",
+            why="names in the TOML are looked up below the folder where retrain runs: plugins/mine.py is plugins.mine",
+            fix="give a folder below this one, of letters, digits and underscores, such as plugins",
+        )
+    )
+
+
+def _write(made: OneFile, file: Path, test: Path | None) -> None:
+    """Both files or none."""
+    for target, text in ((file, made.module), (test, made.test)):
+        if target is None:
+            continue
+        try:
+            with scratch(target.parent) as folder:
+                whole = folder / target.name
+                whole.write_text(text, encoding="utf-8")
+                shutil.move(whole, target)
+        except ConfigError:
+            if target is test:
+                file.unlink(missing_ok=True)
+            raise

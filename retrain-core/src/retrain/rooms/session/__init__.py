@@ -1,0 +1,1 @@
+"""A process runs the kernel: parts assembled, run folder, checkpoints, resume, signals."""

@@ -1,0 +1,98 @@
+"""From a command line to a configuration that is known to be sound: file, overrides, every problem at once."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.load import TableEntry, all_keys, load_config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import ConfigClaim
+from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.session.assemble import check
+
+DEFAULT_FILE = Path("retrain.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A configuration without problems, and its credit flow."""
+
+    config: Config
+    flow: CreditFlow
+    keys: list[Key]
+
+
+def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
+    """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import."""
+    tables = registered_tables(plugins)
+    config, flow, problems = _load(arguments, plugins, tables)
+    if problems or flow is None:
+        raise ConfigError(*problems)
+    return Checked(config=config, flow=flow, keys=all_keys(tables))
+
+
+def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
+    """The same for who wants to show the problems: the config (defaults where it is faulty), the flow if any."""
+    return _load(arguments, plugins, registered_tables(plugins))
+
+
+def _load(
+    arguments: Sequence[str], plugins: Plugins, tables: Mapping[str, TableEntry]
+) -> tuple[Config, CreditFlow | None, list[Problem]]:
+    file, overrides = split_arguments(arguments)
+    hint = partial(table_hint, plugins)
+    config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
+    flow, more = check(config, plugins, tables)
+    return config, flow, [*problems, *more]
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The configuration file and the overrides.
+
+    Without a file: the resumed run's own `config.toml` after `--resume DIR`, else `./retrain.toml`, or the defaults if
+    there is none but overrides are given.
+    """
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        return Path(rest.pop(0)), rest
+    resumed = _value_of("--resume", rest) or _value_of("--resume-from", rest)
+    if resumed and (Path(resumed) / "config.toml").is_file():
+        return Path(resumed) / "config.toml", rest
+    if DEFAULT_FILE.is_file():
+        return DEFAULT_FILE, rest
+    if rest:
+        return None, rest
+    fix = "write one with `retrain init --template tiny`, or give a path: `retrain my.toml`"
+    raise ConfigError(Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", fix=fix))
+
+
+def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
+    """Who deals with the file that the command line means, when that is not training.
+
+    A file that is missing or cannot be read is nobody's: training says what is wrong with it.
+    """
+    try:
+        file, _ = split_arguments(arguments)
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig")) if file else {}
+    except (ConfigError, OSError, ValueError, RecursionError):
+        return None
+    claim: ConfigClaim | None = plugins.notify("retrain_claim_config", document=document)
+    return claim
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    for index, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+    return ""

@@ -1,0 +1,61 @@
+"""One process at a time in a run folder; the lock goes with the process, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TextIO
+
+from retrain.kernel.errors import ConfigError, Problem
+
+NAME = ".lock"
+ATTEMPTS, PAUSE_S = 20, 0.05
+TRIES, PAUSE_S = 20, 0.01  # `owner_of` holds the lock for an instant when nobody else does
+
+
+class RunLock:
+    """An advisory lock on a run folder, held until `release` or the end of the process.
+
+    ConfigError when another process has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stream: TextIO = (path / NAME).open("a+", encoding="utf-8")
+        if not self._is_taken():
+            self._stream.close()
+            what = f"{path} belongs to a run that is still going on (process {owner_of(path)})"
+            raise ConfigError(Problem(what=what, fix="wait for it, or choose another --log-dir"))
+        self._stream.truncate(0)
+        self._stream.write(f"{os.getpid()}\n")
+        self._stream.flush()
+
+    def _is_taken(self) -> bool:
+        for attempt in range(TRIES):
+            time.sleep(PAUSE_S if attempt else 0.0)
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return True
+        return False
+
+    def release(self) -> None:
+        """Let the folder go; safe to call twice."""
+        self._stream.close()
+
+
+def owner_of(path: Path) -> int:
+    """Process that runs in this folder; 0 when there is none."""
+    file = path / NAME
+    try:
+        with file.open("r", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = stream.read().strip()
+                return int(text) if text.isdigit() else -1
+    except OSError:
+        return 0
+    return 0

@@ -1,0 +1,100 @@
+"""`run.json` and `config.toml`: what ran, with which values from where, on what; enough to run it again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.types import Kind
+from retrain.rooms.session.records.secrets import hide, hide_arguments
+
+LIBRARIES = ("torch", "transformers", "peft", "numpy", "tokenizers", "datasets", "reasoning-gym", "pydantic", "pluggy")
+
+COMMIT_LINE, NO_COMMIT = "# branch.oid ", "(initial)"
+
+
+def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: str) -> dict[str, Any]:
+    """Content of `run.json`: resolved config with origins, versions, commit, hardware, seed. Secrets are hidden."""
+    distributions = {
+        entry.owner.distribution: entry.owner.version for kind in Kind for entry in plugins.registered(kind)
+    }
+    return {
+        "status": "running",
+        "pid": os.getpid(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "condition": condition,
+        "seed": seed,
+        "config_file": config.source,
+        "config_sha256": hashlib.sha256(config_toml(config, seed=seed).encode()).hexdigest(),
+        "config": public_values(config),
+        "origins": {path: str(origin) for path, origin in sorted(config.origins.items())},
+        "distributions": dict(sorted(distributions.items())),
+        "libraries": _versions(),
+        "python": platform.python_version(),
+        "git": _git_commit(),
+        "hardware": {
+            "machine": platform.machine(),
+            "system": f"{platform.system()} {platform.release()}",
+            "cores": os.cpu_count(),
+        },
+        "command": hide_arguments(sys.argv[1:]),
+    }
+
+
+def config_toml(config: Config, *, seed: int) -> str:
+    """The resolved configuration as TOML that runs again as it is, with the seed that was used.
+
+    A reward that nobody chose stays unsaid: written down, it would take the place of the data source's own verifier.
+    """
+    tables = public_values(config)
+    tables["training"]["seed"] = seed
+    if config.origin("reward.type") == DEFAULT_ORIGIN:
+        tables.get("reward", {}).pop("type", None)
+    return tomli_w.dumps({name: table for name, table in tables.items() if table})
+
+
+def public_values(config: Config) -> dict[str, dict[str, Any]]:
+    """Every table as plain data, without keys, tokens or logins in URLs.
+
+    Tables that are not built yet are left out, and so are those that say how runs are started, not what a run is:
+    a `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
+    """
+    left_out = {*config.foreign_tables, "resume"}
+    kept = {name: table for name, table in config.as_dict().items() if name not in left_out}
+    hidden: dict[str, dict[str, Any]] = hide(kept)
+    return hidden
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> dict[str, Any]:
+    """Commit of the folder the run was started in, and whether it had uncommitted changes; empty outside git."""
+    command = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
+    try:
+        status = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    heads = [line.removeprefix(COMMIT_LINE) for line in status if line.startswith(COMMIT_LINE)]
+    if not heads or heads[0] == NO_COMMIT:
+        return {}
+    dirty = any(not line.startswith("#") for line in status)
+    return {"commit": heads[0], "dirty": dirty, "folder": Path.cwd().name}

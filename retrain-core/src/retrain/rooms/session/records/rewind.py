@@ -1,0 +1,52 @@
+"""Takes the records of a run back to a checkpoint, so that what comes after is written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import Problem, ResumeError
+from retrain.rooms.session.records.tokens import FOLDER, token_file
+
+FILES = ("metrics.jsonl", "emergence/steps.jsonl", "emergence/generations.jsonl")
+
+
+def record_sizes(run: Path) -> dict[str, int]:
+    """Bytes in each record file, to be stored with a checkpoint."""
+    return {name: (run / name).stat().st_size for name in FILES if (run / name).exists()}
+
+
+def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
+    """ResumeError when a record file is shorter than it was at the checkpoint: something else has cut it."""
+    for name, size in sizes.items():
+        file = run / name
+        present = file.stat().st_size if file.exists() else 0
+        if present < int(size):
+            what = f"has {present} bytes, and the checkpoint was made at {size}"
+            raise ResumeError(Problem(where=str(file), what=what, fix="restore the file, or start a new run"))
+
+
+def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
+    """Cut every record file to its size at the checkpoint, and remove the token records of later steps."""
+    check_sizes(run, sizes)
+    for name in FILES:
+        if (run / name).exists():
+            with (run / name).open("r+b") as stream:
+                stream.truncate(int(sizes.get(name, 0)))
+    for file in (run / "emergence" / FOLDER).glob("*"):
+        if file.name >= token_file(Path(), next_step).name or file.name.startswith("."):
+            file.unlink()
+
+
+def read_manifest(run: Path) -> Mapping[str, Any]:
+    """`run.json` of a run; ResumeError when there is none."""
+    try:
+        manifest: Mapping[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        int(manifest["seed"]), str(manifest["started"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"cannot be read: {type(error).__name__}: {error}"
+        fix = "give the log_dir of a run that had started"
+        raise ResumeError(Problem(where=str(run / "run.json"), what=what, fix=fix)) from error
+    return manifest

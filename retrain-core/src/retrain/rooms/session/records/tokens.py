@@ -1,0 +1,79 @@
+"""What credit needs of every completion of a step, compact: ids, log-probabilities, entropies, planning marks, credit.
+
+One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` cuts
+them into completions. Numbers are float32: samplers do not know more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.rooms.session.records.files import write_bytes
+
+FOLDER = "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenRecord:
+    """One completion's action tokens; `planning_T` is None when the run had no planning detector."""
+
+    tokens_T: Tokens
+    logprobs_T: Floats
+    advantages_T: Floats
+    entropies_T: Floats | None = None
+    planning_T: Mask | None = None
+
+
+def token_file(emergence: Path, step: int) -> Path:
+    """Where the records of a step are."""
+    return emergence / FOLDER / f"step_{step:06d}.safetensors"
+
+
+def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> None:
+    """Write the records of a step; whole or not at all."""
+    arrays: dict[str, np.ndarray] = {
+        "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
+        "tokens": np.concatenate([record.tokens_T for record in records]).astype(np.int32),
+        "logprobs": np.concatenate([record.logprobs_T for record in records]).astype(np.float32),
+        "advantages": np.concatenate([record.advantages_T for record in records]).astype(np.float32),
+    }
+    entropies = [record.entropies_T for record in records if record.entropies_T is not None]
+    planning = [record.planning_T for record in records if record.planning_T is not None]
+    if len(entropies) == len(records):
+        arrays["entropies"] = np.concatenate(entropies).astype(np.float32)
+    if len(planning) == len(records):
+        arrays["planning"] = np.concatenate(planning).astype(np.uint8)
+    file = token_file(emergence, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, save(arrays))
+
+
+def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
+    """The records of a step; ConfigError when there are none or the file is damaged."""
+    file = token_file(emergence, step)
+    try:
+        with safe_open(file, framework="numpy") as stream:
+            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
+    except Exception as error:  # the library raises its own kinds
+        fix = "choose another --step, or a run made by this version"
+        raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
+    cuts = np.cumsum(arrays["lengths"])[:-1]
+    split = {name: np.split(values, cuts) for name, values in arrays.items() if name != "lengths"}
+    return [
+        TokenRecord(
+            tokens_T=split["tokens"][i].astype(np.int64),
+            logprobs_T=split["logprobs"][i].astype(np.float64),
+            advantages_T=split["advantages"][i].astype(np.float64),
+            entropies_T=split["entropies"][i].astype(np.float64) if "entropies" in split else None,
+            planning_T=split["planning"][i].astype(np.bool_) if "planning" in split else None,
+        )
+        for i in range(len(arrays["lengths"]))
+    ]

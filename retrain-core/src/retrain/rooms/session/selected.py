@@ -1,0 +1,70 @@
+"""Which parts a configuration selects, and where each comes from; no part is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.check import wanted_names
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import module_of, problem_with
+from retrain.rooms.session.locate import module_file, part_file
+
+CREDIT = {
+    "algorithm.advantage_mode": Kind.ADVANTAGE,
+    "algorithm.transform_mode": Kind.TRANSFORM,
+    "algorithm.uncertainty_kind": Kind.UNCERTAINTY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """A part by the key that names it.
+
+    `source` is its distribution and version, or `dotted path`; empty when nobody provides it, and `problem` says so.
+    """
+
+    key: str
+    kind: Kind
+    name: str
+    source: str
+    distribution: str
+    file: str
+    problem: Problem | None
+
+
+def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Selected]:
+    """Every part that a run with this configuration builds because a key names it, in the order of the kinds."""
+    wanted = wanted_names(config, tables)
+    if mode := config.algorithm.algorithm_mode:
+        wanted["algorithm.algorithm_mode"] = (Kind.ALGORITHM, mode)
+    else:
+        wanted |= {path: (kind, config.value(path, "")) for path, kind in CREDIT.items()}
+    if config.logging.wandb_project:
+        wanted["logging.wandb_project"] = (Kind.RECORDER, "wandb")
+    if engine := config.value("inference.engine", ""):
+        wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
+    if config.value("environment.provider", ""):  # brings tasks and scoring of its own
+        wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
+    order = list(Kind)
+    found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
+    return sorted(found, key=lambda part: order.index(part.kind))
+
+
+def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
+    key, _, entry = path.partition(" ")
+    paths = config.plugins.search_paths
+    problem = problem_with(plugins, kind, name, where=f"{config.place(key)} {entry}".rstrip(), search_paths=paths)
+    source = distribution = file = ""
+    if entries := plugins.find(kind, name):
+        owner = entries[0].owner
+        source, distribution, file = str(owner), owner.distribution, part_file(entries[0].spec)
+    elif problem is None:
+        source, file = "dotted path", module_file(module_of(name, paths))
+    return Selected(
+        key=path, kind=kind, name=name, source=source, distribution=distribution, file=file, problem=problem
+    )

@@ -1,0 +1,156 @@
+"""One training session: folders checked, parts built, records opened, the loop run, the ending written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.keys import Key
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import DeadlinesTable
+from retrain.kernel.errors import RetrainError
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.step import Trainer
+from retrain.kernel.terminal_text import OUTCOME_LEVEL
+from retrain.kernel.types import Determinism
+from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.session.assemble import assemble
+from retrain.rooms.session.collector import resume_collector
+from retrain.rooms.session.interrupts import Interrupts, StopRequested
+from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
+from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
+from retrain.rooms.session.records.manifest import build_manifest, config_toml
+from retrain.rooms.session.records.rewind import read_manifest, rewind_records
+from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
+from retrain.rooms.session.savepoint import progress_of, restore_run
+from retrain.rooms.watchdog.watchdog import Watchdog
+
+LOG = logging.getLogger("retrain")
+SAME_SEED = {
+    Determinism.EXACT: "the same seed gives the same run anywhere",
+    Determinism.SAME_MACHINE: "the same seed gives the same run on this machine",
+    Determinism.NONE: "with this backend or engine the same seed does not give the same run",
+}
+PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
+
+
+def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
+    """Run a configuration that has no problems, from its beginning or from where it was stopped, to its end.
+
+    `run.json` tells how it ended, whatever happens. StopRequested when a signal ended it; its checkpoint is saved.
+    """
+    if resume := config.value("resume.from_", ""):
+        with _reopened(Path(resume).expanduser()) as folder:
+            plan = _plan(folder, config, keys)
+            if plan.is_complete(config.training.max_steps):
+                told = "Already complete: %d steps are done. `--max-steps` with more continues it."
+                LOG.log(OUTCOME_LEVEL, told, plan.next_step)
+                return
+            _session(config, plugins, flow, plan=plan, folder=folder)
+    else:
+        check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
+        _session(config, plugins, flow)
+
+
+def _session(
+    config: Config,
+    plugins: Plugins,
+    flow: CreditFlow,
+    *,
+    plan: ResumePlan | None = None,
+    folder: RunFolder | None = None,
+) -> None:
+    seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
+    interrupts = Interrupts(grace_s=config.training.grace_s)
+    parts = assemble(config, plugins, flow, seeds, interrupts)
+    try:
+        same_seed = PACED if parts.pacer else SAME_SEED[parts.backend.capabilities.determinism]
+        LOG.info("Seed %d: %s", seeds.root, same_seed)
+        folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
+        manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
+        trainer = Trainer(parts, folder, interrupts, progress_of(plan.checkpoint if plan else None))
+        if plan:
+            manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
+            _restore(trainer, plan)
+        folder.write_manifest(_described(trainer) | manifest, config_toml(config, seed=seeds.root))
+        resume_collector()
+        watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
+        with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
+            _run(trainer, folder, manifest)
+    finally:
+        parts.close()
+
+
+def _reopened(run: Path) -> RunFolder:
+    """The folder of an interrupted run, held from now on, so that nobody else continues it as well."""
+    adapters = adapters_of(run, read_manifest(run))
+    refuse_unwritable(run, adapters, place="[resume] from")
+    folder = RunFolder(run, adapters)
+    clear_unfinished(adapters)
+    return folder
+
+
+def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
+    """How to continue, said aloud; ResumeError when it would not be the same run."""
+    plan = plan_resume(folder.path, config, keys)
+    refuse_changes(plan, anyway=config.value("resume.anyway", False))
+    for problem in plan.damaged:
+        LOG.warning("Damaged checkpoint passed over: %s", problem)
+    source = plan.checkpoint.path if plan.checkpoint else "the beginning: there is no valid checkpoint"
+    LOG.info("Resuming %s at step %d from %s", plan.run, plan.next_step, source)
+    return plan
+
+
+def _restore(trainer: Trainer, plan: ResumePlan) -> None:
+    """Parts as they were at the checkpoint; when they fit, the records too."""
+    checkpoint = plan.checkpoint
+    if checkpoint:
+        restore_run(trainer.parts, checkpoint, trainer.view)
+        trainer.parts.recorders.restore(checkpoint.state["recorders"])
+        trainer.interrupts.may_resume()
+    set_newer_aside(plan.adapters, checkpoint)
+    sizes = checkpoint.state["record_sizes"] if checkpoint else {}
+    rewind_records(plan.run, sizes, checkpoint.first_unwritten_step if checkpoint else 0)
+
+
+def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
+    ending = {"status": "failed"}
+    try:
+        trainer.run()
+        ending = {"status": "done"}
+    except StopRequested as stop:
+        if stop.failure is not None:
+            ending["error"] = _told(stop.failure)
+            raise stop.failure from stop
+        ending = {"status": "stopped", "reason": stop.reason}
+        stop.folder = folder.path
+        raise
+    except BaseException as error:
+        ending = {"status": "failed", "error": _told(error)}
+        raise
+    finally:
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        folder.rewrite_manifest(_described(trainer) | manifest | {"ended": ended} | ending)
+
+
+def _described(trainer: Trainer) -> dict[str, Any]:
+    """What plugins add to `run.json`; a fault of one is told and costs their entries alone."""
+    plugins = trainer.parts.plugins
+    entries: dict[str, Any] = {}
+    try:
+        for added in plugins.notify("retrain_describe_run", run=trainer.view, plugins=plugins):
+            entries |= added or {}
+        json.dumps(entries, allow_nan=False)
+    except (RetrainError, TypeError, ValueError) as error:
+        LOG.warning("run.json lacks what plugins would add: %s", error)
+        return {}
+    return entries
+
+
+def _told(error: BaseException) -> str:
+    return hide_text(f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""LoRA-Squeeze: which rank an adapter really needs, and the same adapter at a smaller one."""

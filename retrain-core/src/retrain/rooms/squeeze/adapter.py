@@ -1,0 +1,138 @@
+"""A PEFT adapter on disk: its pairs of factors by module, read one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+from retrain.rooms.session.records.checkpoints import checkpoint_folders
+from retrain.rooms.squeeze.faults import unusable
+from retrain.rooms.squeeze.lora_config import CONFIG_FILE, LoraConfig, read_lora_config
+from retrain.rooms.squeeze.remote import REMOTE
+from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+PREFIX = "base_model.model."
+LARGEST = 1e70  # products of two, and squares of those, are finite in float64
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
+_LORA = re.compile(r"\.lora_[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraPair:
+    """The factors of one module, `Delta = scale * B A`: A is (rank, in), B is (out, rank).
+
+    Further axes of a convolution are taken together with `in`. The adapter of an embedding is read in the same way.
+    """
+
+    module: str
+    a: TensorInfo
+    b: TensorInfo
+    rank: int
+    alpha: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What an adapter folder holds; `others` are tensors that are no factors (biases, modules saved whole)."""
+
+    folder: Path
+    config: LoraConfig
+    file: TensorFile
+    pairs: tuple[LoraPair, ...]
+    others: tuple[TensorInfo, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its modules."""
+        return max(pair.rank for pair in self.pairs)
+
+    def factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
+        """A as (rank, in) and B as (out, rank), in float64, read now; ConfigError on a number that is not finite."""
+        a, b = self.file.values(pair.a.name), self.file.values(pair.b.name)
+        if max(np.abs(a).max(), np.abs(b).max()) > LARGEST:
+            what = f"the factors of {pair.module} are too large to be multiplied"
+            raise unusable(self.file.path, what, fix="take an earlier checkpoint: this one has diverged")
+        return a.reshape(pair.rank, -1), b.reshape(-1, pair.rank)
+
+
+def read_adapter(path: Path | str) -> Adapter:
+    """The adapter in a folder, or the newest one below a run's folder; ConfigError tells what makes it unusable.
+
+    Of the tensors only names and shapes are read.
+    """
+    folder = locate_adapter(path)
+    config = read_lora_config(folder)
+    weights = folder / WEIGHTS_FILE
+    if not weights.exists() and (folder / PICKLED_FILE).exists():
+        why = "unpickling a file can run code, so weights are read from safetensors only"
+        raise unusable(folder / PICKLED_FILE, "is pickled", why=why, fix="save it with safe_serialization=True")
+    file = TensorFile(weights)
+    pairs, others = _pair(config, file)
+    return Adapter(folder=folder, config=config, file=file, pairs=pairs, others=others)
+
+
+def locate_adapter(path: Path | str) -> Path:
+    """The folder itself if it holds an adapter, else the newest checkpoint of a run or of its `adapter` folder."""
+    if str(path).startswith(REMOTE):
+        fix = "download the adapter, then give its folder"
+        raise unusable(str(path), "is an adapter on a Tinker service; only folders can be read", fix=fix)
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise unusable(folder, what, fix=f"give the folder that holds {CONFIG_FILE}")
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    for place in (folder, folder / "adapter"):
+        for checkpoint in checkpoint_folders(place):
+            if (checkpoint / CONFIG_FILE).is_file():
+                return checkpoint
+    raise unusable(folder, f"holds no {CONFIG_FILE}, and no run's checkpoints", fix="give an adapter folder or a run")
+
+
+def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], tuple[TensorInfo, ...]]:
+    sides: dict[str, dict[str, TensorInfo]] = {}
+    others: list[TensorInfo] = []
+    for name, info in file.tensors.items():
+        match = _FACTOR.fullmatch(name)
+        if match:
+            sides.setdefault(match["module"], {})[match["side"]] = info
+        elif "lora_magnitude_vector" in name:
+            raise unusable(file.path, f"{name} belongs to DoRA", fix="train without use_dora")
+        elif _LORA.search(name) and not name.endswith(".bias"):
+            raise unusable(file.path, f"{name} is neither an A nor a B of a module", fix=FIX)
+        else:
+            others.append(info)
+    if not sides:
+        raise unusable(file.path, "holds no LoRA factors", fix=FIX)
+    ordered = sorted(sides.items(), key=lambda item: _by_number(item[0]))
+    return tuple(_checked(config, file, module, found) for module, found in ordered), tuple(others)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sorting key that puts `layers.2` before `layers.10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _checked(config: LoraConfig, file: TensorFile, key: str, found: Mapping[str, TensorInfo]) -> LoraPair:
+    """One module's pair; ConfigError when a factor is missing or their shapes do not belong together."""
+    for side, other in ("AB", "BA"):
+        if side not in found:
+            raise unusable(file.path, f"{found[other].name} has no {side} to go with it", fix=FIX)
+    module, a, b = key.removeprefix(PREFIX), found["A"], found["B"]
+    shapes = f"{a.name} {list(a.shape)} and {b.name} {list(b.shape)}"
+    is_pair = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[0] == b.shape[1] and set(b.shape[2:]) <= {1}
+    if not is_pair or 0 in (*a.shape, *b.shape):
+        raise unusable(file.path, f"{shapes} do not multiply", why="A is (rank, in), B is (out, rank)", fix=FIX)
+    rank, alpha = config.rank_of(module), config.alpha_of(module)
+    if a.shape[0] != rank:
+        what = f"{shapes}, but {CONFIG_FILE} gives {module} rank {rank}"
+        raise unusable(file.path, what, fix=f"restore the {CONFIG_FILE} that belongs to these weights")
+    return LoraPair(module=module, a=a, b=b, rank=rank, alpha=alpha, scale=config.scale(alpha, rank))

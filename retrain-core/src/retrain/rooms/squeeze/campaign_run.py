@@ -1,0 +1,19 @@
+"""Squeeze inside a campaign: the adapter of a finished run, by the campaign's `[squeeze]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.rooms.session.records.rewind import read_manifest
+from retrain.rooms.session.resume import adapters_of
+from retrain.rooms.squeeze.job import auto_squeeze
+from retrain.rooms.squeeze.table import SqueezeTable
+
+
+def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
+    """`auto_squeeze` on the newest checkpoint of `run`; a given `adapter_path` of `[squeeze]` comes first."""
+    settings = config.table("squeeze", SqueezeTable)
+    adapter = settings.adapter_path or adapters_of(run, read_manifest(run))
+    return auto_squeeze(adapter, settings, campaign, wandb=config.logging)

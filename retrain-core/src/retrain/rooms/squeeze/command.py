@@ -1,0 +1,153 @@
+"""`retrain squeeze`: which rank an adapter needs; the same adapter at that rank; what that costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrain.kernel.config.load import load_config
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.terminal_text import printable
+from retrain.rooms.session.configure import split_arguments
+from retrain.rooms.squeeze.adapter import locate_adapter, read_adapter
+from retrain.rooms.squeeze.analysis import ranks_to_test
+from retrain.rooms.squeeze.compress import compress_adapter
+from retrain.rooms.squeeze.evaluate import Measured, measure
+from retrain.rooms.squeeze.job import SqueezeResult, rank_to_keep, run_job
+from retrain.rooms.squeeze.remote import REMOTE, local_copy
+from retrain.rooms.squeeze.table import SqueezeTable
+
+REPORT = Path("logs/squeeze")
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+EPILOG = """\b
+Examples:
+  retrain squeeze logs/train                        the adapter of a run
+  retrain squeeze logs/train --squeeze-output-path small
+  retrain squeeze logs/train --eval --json
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or configuration error.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A command line, understood: what to squeeze, how, and the overrides as they were given."""
+
+    adapter: str
+    settings: SqueezeTable
+    config: Config
+    overrides: tuple[str, ...]
+
+
+@click.command(
+    "squeeze", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
+)
+@click.option("--eval", "with_eval", is_flag=True, help="Measure both ranks on the run's held-out examples.")
+@click.option("--run", "run", type=_FOLDER, help="With --eval: the run, where the adapter is not in its folder.")
+@click.option("--report", type=_FOLDER, default=REPORT, show_default=True, help="Folder of spectrum.json and .html.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with every layer.")
+@click.argument("arguments", metavar="[ADAPTER|RUN|CONFIG] [overrides]", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(
+    plugins: Plugins, with_eval: bool, run: Path | None, report: Path, as_json: bool, arguments: tuple[str, ...]
+) -> None:
+    """Show which LoRA rank an adapter needs. With `--squeeze-output-path DIR` it is also written at that rank."""
+    asked = understand(arguments, plugins)
+    result = run_job(asked.adapter, asked.settings, report, wandb=asked.config.logging)
+    measured = _measure(asked, result, run, plugins) if with_eval else None
+    if as_json:
+        click.echo(json.dumps(_data(result, measured), indent=2, allow_nan=False))
+        return
+    lines = result.lines() + (measured.lines() if measured else [])
+    click.echo("\n".join(map(printable, lines)))
+
+
+def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
+    """What `retrain explain FILE` shows of a file that is a squeeze; of the adapter only names and shapes are read."""
+    asked = understand(arguments, plugins)
+    settings, adapter = asked.settings, read_adapter(asked.adapter)
+    content: dict[str, Any] = {
+        "mode": "squeeze",
+        "config": asked.config.source or "(defaults)",
+        "adapter_path": str(adapter.folder),
+        "source_rank": adapter.rank,
+        "num_layers": len(adapter.pairs),
+        "tested_ranks": ranks_to_test(adapter.rank, settings.target_ranks),
+        "min_variance_retention": settings.min_variance_retention,
+        "device": settings.device,
+    }
+    if settings.output_path:
+        content |= {"output_path": settings.output_path, "compress_to": settings.compress_to or "(recommended rank)"}
+    return content
+
+
+def understand(arguments: Sequence[str], plugins: Plugins) -> Asked:
+    """`[ADAPTER | RUN | CONFIG] [overrides]`; ConfigError lists every problem, before any file of weights is read.
+
+    Without a place, `./retrain.toml`. A configuration that names no adapter means that of its own run.
+    """
+    words, adapter, file = list(arguments), "", None
+    if words and not words[0].startswith("-") and not words[0].endswith(".toml"):
+        adapter = words.pop(0)
+    else:
+        file, words = split_arguments(words)
+    tables, hint = registered_tables(plugins), partial(table_hint, plugins)
+    config, problems = load_config(file, tables=tables, arguments=words, environ=os.environ, table_hint=hint)
+    if problems:
+        raise ConfigError(*problems)
+    settings = config.table("squeeze", SqueezeTable)
+    if not adapter:
+        adapter = _named(config, settings)
+    if not adapter and file is None:
+        fix = "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
+        raise ConfigError(Problem(where="command line", what="no adapter is named", fix=fix))
+    adapter = local_copy(adapter or config.logging.log_dir, config, plugins)
+    return Asked(adapter=adapter, settings=settings, config=config, overrides=tuple(words))
+
+
+def _named(config: Config, settings: SqueezeTable) -> str:
+    """The adapter that a configuration names, "" if none; ConfigError with the place of the key if it is not there."""
+    for path, adapter in (
+        ("squeeze.adapter_path", settings.adapter_path),
+        ("backend.adapter_path", config.backend.adapter_path),
+    ):
+        if not adapter:
+            continue
+        if adapter.startswith(REMOTE):
+            return adapter
+        try:
+            return str(locate_adapter(adapter))
+        except ConfigError as error:
+            place = config.place(path)
+            raise ConfigError(*(replace(p, where=f"{place}: {p.where}") for p in error.problems)) from None
+    return ""
+
+
+def _measure(asked: Asked, result: SqueezeResult, run: Path | None, plugins: Plugins) -> Measured:
+    from retrain.rooms.squeeze.run_eval import evaluator, run_of  # the loop, and what it needs
+
+    source = result.analysis.adapter
+    rank = rank_to_keep(result.analysis, asked.settings)
+    with tempfile.TemporaryDirectory(prefix="retrain-squeeze-") as scratch:
+        small = result.compressed.path if result.compressed else Path(scratch) / "small"
+        if result.compressed is None:
+            compress_adapter(source, small, rank, device=asked.settings.device)
+        with evaluator(run or run_of(source), plugins, asked.overrides) as evaluate:
+            return measure(source, small, evaluate, Path(scratch) / "checkpoint")
+
+
+def _data(result: SqueezeResult, measured: Measured | None) -> dict[str, Any]:
+    data = result.as_data() | {"layers": [layer.as_data() for layer in result.analysis.layers]}
+    return data | ({"eval": measured.as_data()} if measured else {})

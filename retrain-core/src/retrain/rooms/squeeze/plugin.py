@@ -1,0 +1,52 @@
+"""Registers `[squeeze]`, the command, and who deals with a file that is nothing but a squeeze."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.declared import TableTraits
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.spec import ConfigClaim, PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+
+TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these is no file for squeezing alone
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The table of rank analysis."""
+    traits = TableTraits(flag_prefix="squeeze_")
+    factory = "retrain.rooms.squeeze.table:SqueezeTable"
+    register(PluginSpec(name="squeeze", summary="LoRA rank analysis.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    """`retrain squeeze`."""
+    summary = "Show which rank an adapter needs, and write it at that rank."
+    register(PluginSpec(name="squeeze", summary=summary, factory="retrain.rooms.squeeze.command:command"))
+
+
+@hookimpl
+def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
+    """A file with `[squeeze] adapter_path` and nothing to train or to sweep is a squeeze."""
+    table = document.get("squeeze")
+    if not isinstance(table, dict) or not table.get("adapter_path") or set(TRAINING_TABLES) & set(document):
+        return None
+    return ConfigClaim(command="squeeze", explain="retrain.rooms.squeeze.command:explain")
+
+
+@hookimpl
+def retrain_campaign_run_done(
+    config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
+) -> Mapping[str, Any] | None:
+    """Squeeze the adapter of the first run that is done, when the campaign's file has `[squeeze]`."""
+    if not is_first or "squeeze" not in tables:
+        return None
+    from retrain.rooms.squeeze.campaign_run import squeeze_run
+
+    return {"squeeze": squeeze_run(config, run, campaign)}

@@ -1,0 +1,57 @@
+"""The evaluation of a run, for any checkpoint of it: its model, its held-out examples, its verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.evaluate import eval_metrics
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
+from retrain.rooms.session.assemble import Parts, assemble
+from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.records.rewind import read_manifest
+from retrain.rooms.squeeze.evaluate import Evaluate
+from retrain.rooms.tasks.rollout import Streams
+
+CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
+SILENT = ("--set", "logging.wandb_project=", "--set", "logging.recorders=[]")  # nothing of this belongs to the run
+
+
+def run_of(adapter: Path) -> Path:
+    """The run that an adapter was saved by: the nearest folder above it with a `run.json`; ConfigError if none."""
+    for folder in adapter.resolve().parents:
+        if (folder / MANIFEST_FILE).is_file():
+            return folder
+    what = "no run folder stands above this adapter, so nobody knows what it is to be evaluated on"
+    raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))
+
+
+@contextmanager
+def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Iterator[Evaluate]:
+    """Within the block, a function that evaluates a checkpoint folder as the run `run` evaluated its policy.
+
+    The model is loaded once. ConfigError when the run has no held-out examples.
+    """
+    manifest = read_manifest(run)
+    checked = load_checked([str(run / CONFIG_FILE), *overrides, *SILENT], plugins)
+    if not checked.config.eval.examples:
+        why = "every example may have been trained on, and a rate on those says nothing"
+        fix = "train with [eval] examples, for instance --eval-examples 64"
+        raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
+    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"])))
+    try:
+        yield lambda folder: _evaluate(parts, folder)
+    finally:
+        parts.close()
+
+
+def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
+    parts.backend.load(checkpoint)
+    parts.backend.publish()
+    table = parts.config.eval
+    with parts.rollouts.draw("squeeze-eval") as draw:
+        draw.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+        return eval_metrics(draw.scores())

@@ -1,0 +1,102 @@
+"""Singular values of B A and its best approximation of a smaller rank, without ever forming B A.
+
+B = Q_B R_B and A^T = Q_A R_A (thin QR), R_B R_A^T = U S V^T (rank x rank), so B A = (Q_B U) S (Q_A V)^T: exact, not
+randomised (algorithm 2 of arXiv:2602.10993, whose randomised SVD is for ranks above ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from retrain.kernel.types import Floats
+from retrain.rooms.squeeze.factors import cleaned, padded
+
+BLOCK_ROWS = 1024
+
+
+class Solver(Protocol):
+    """Where the decomposition is computed."""
+
+    def singular_values(self, a: Floats, b: Floats) -> Floats:
+        """The singular values of B A, largest first, one per rank: A is (rank, in), B (out, rank)."""
+
+    def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
+        """A' (rank, in) and B' (out, rank) of the best approximation B' A', of equal norms; and all singular values."""
+
+
+class NumpySolver:
+    """On the CPU, in float64."""
+
+    def singular_values(self, a: Floats, b: Floats) -> Floats:
+        """As `Solver`."""
+        core = _triangle(b) @ _triangle(a.T).T
+        return cleaned(np.asarray(np.linalg.svd(core, compute_uv=False), np.float64), a, b)
+
+    def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
+        """As `Solver`."""
+        q_b, r_b = _thin_qr(b)
+        q_a, r_a = _thin_qr(a.T)
+        u, s, vt = np.linalg.svd(r_b @ r_a.T, full_matrices=False)
+        kept = min(rank, len(s))
+        roots = np.sqrt(s[:kept])
+        small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
+        return *padded(small_a, small_b, rank), cleaned(s, a, b)
+
+
+def _triangle(matrix: Floats) -> Floats:
+    """R of the thin QR, block of rows by block of rows: a tall matrix does not fit the cache, and that halves the time.
+
+    Each block's R is stacked and factored again (tall-skinny QR, arXiv:0808.2664).
+    """
+    blocks: list[Any] = [np.linalg.qr(block, mode="r") for block in _blocks(matrix)]
+    return _triangle(np.concatenate(blocks)) if len(blocks) > 1 else np.asarray(blocks[0])
+
+
+def _thin_qr(matrix: Floats) -> tuple[Floats, Floats]:
+    """Q and R, likewise."""
+    parts = [np.linalg.qr(block) for block in _blocks(matrix)]
+    if len(parts) == 1:
+        return parts[0].Q, parts[0].R
+    inner_q, r = _thin_qr(np.concatenate([part.R for part in parts]))
+    ends = np.cumsum([len(part.R) for part in parts])[:-1]
+    pieces = [part.Q @ inner for part, inner in zip(parts, np.split(inner_q, ends), strict=True)]
+    return np.concatenate(pieces), r
+
+
+def _blocks(matrix: Floats) -> list[Floats]:
+    """Blocks of rows, each at least four times as tall as wide, so that stacking their triangles shrinks the matrix."""
+    return np.array_split(matrix, max(1, len(matrix) // max(BLOCK_ROWS, 4 * matrix.shape[1])))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block, the linear algebra of numpy stays in this thread.
+
+    Its matrices are too small for more: on two busy cores, two threads that wait for each other take ten times as long.
+    """
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
+
+
+def solver_for(device: str) -> Solver:
+    """The solver of a device: `cpu` is numpy's, any other one torch's, which is imported for it."""
+    if device == "cpu":
+        return NumpySolver()
+    from retrain.rooms.squeeze.torch_solver import TorchSolver
+
+    return TorchSolver(device)
+
+
+def variance_kept(s: Floats) -> Floats:
+    """V(k) = sum_{i<=k} s_i^2 / sum s_i^2 for k = 1 ... rank; rising, the last one exactly 1.
+
+    `s` must not be all zero: a module that learned nothing has no V.
+    """
+    energy = np.cumsum(np.square(s / s.max()))
+    kept: Floats = energy / energy[-1]
+    return kept

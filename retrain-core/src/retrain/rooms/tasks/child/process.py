@@ -1,0 +1,233 @@
+"""The run's side of a child process: start it, call it within a time limit, kill it with all it has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from retrain.kernel import errors
+from retrain.kernel.errors import PluginError, Problem, RetrainError
+from retrain.rooms.tasks.child import wire
+from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
+
+START_TIMEOUT_S = 120.0
+HANDOVER_S = 60.0  # an idle worker takes a call at once; a machine may be very busy
+LAST_WORDS_S = 5.0
+KILL_S = 2.0
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from retrain.rooms.tasks.child.main import main; main()"
+)
+
+
+class Child:
+    """A process that holds `target` and answers calls of its methods, one at a time.
+
+    `target` is pickled once, from this process to its child: bytes of our own, nothing foreign is unpickled. All else
+    travels as JSON (`wire.py`). The child has our import paths, folder and environment, and a session of its own; it
+    may use `memory_gb` (2**30 bytes) of address space, 0 = any. What it prints is kept for the message about its death.
+    It dies, with all it has started, when it is killed, and when this process dies in any way. `name` stands in
+    messages: "the scoring process died with signal 9". A child that is gone can be started again.
+    """
+
+    def __init__(self, target: object, *, memory_gb: float = 0.0, name: str = "child") -> None:
+        self.name = name
+        self.seconds = 0.0  # of the last call, or of preparing, measured in the child
+        self._target = target
+        self._memory_bytes = int(memory_gb * 2**30)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._life_line: socket.socket | None = None
+        self._is_launched = False  # the process runs, and has no target yet
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed; it may have died unnoticed."""
+        return self._process is not None and not self._is_launched
+
+    @property
+    def pid(self) -> int:
+        """Process group of the child, for tests and messages; 0 when it is not running."""
+        process = self._process
+        return process.pid if process else 0
+
+    def launch(self) -> None:
+        """Start the process and no more: `start` finds it ready sooner, while whoever launches does something else.
+
+        What is wrong is told by `start`.
+        """
+        with suppress(OSError):
+            self._boot()
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start the process unless it was launched, hand the target over, and let it prepare.
+
+        PluginError when the target cannot be pickled; ChildTimeout, ChildDied; what `prepare` raises as in `call`.
+        """
+        if not self._is_launched:
+            self._boot()
+        self._is_launched = False
+        try:
+            content = self._pickled()
+            deadline = time.monotonic() + timeout_s
+            self._send(content, timeout_s)
+            self._value(self._receive(deadline - time.monotonic(), f"did not start within {timeout_s:g} s"))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _boot(self) -> None:
+        self.kill()
+        connection, theirs = socket.socketpair()
+        life_line, far_end = socket.socketpair()
+        try:
+            arguments = [json.dumps([path for path in sys.path if isinstance(path, str)])]
+            arguments += [str(os.getpid()), str(theirs.fileno()), str(far_end.fileno()), str(self._memory_bytes)]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", BOOT, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), far_end.fileno()),
+                start_new_session=True,
+                env={"PYTHONHASHSEED": "0", **os.environ},  # whoever iterates over a set does so alike in every run
+            )
+        except BaseException:
+            connection.close()
+            life_line.close()
+            raise
+        finally:
+            theirs.close()
+            far_end.close()
+        with self._lock:
+            self._process, self._connection, self._life_line = process, connection, life_line
+        self._is_launched = True
+
+    def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
+        """The value of `target.method(*arguments)`; the clock starts when the method does.
+
+        ChildTimeout past `timeout_s`, and ChildDied: the process is gone. ChildError when the method raised; an error
+        meant for users (`RetrainError`) is raised as itself. TypeError for arguments that cannot be sent.
+        """
+        content = wire.dumps({"method": method, "arguments": list(arguments)})
+        if self._process is None:
+            raise ChildDied(f"the {self.name} process is not running")
+        try:
+            self._send(content, HANDOVER_S)
+            self._receive(HANDOVER_S, f"did not take a call within {HANDOVER_S:g} s")
+            frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
+        except BaseException:  # an interrupt too: an answer that comes later would be taken for the next call's
+            self.kill()
+            raise
+        return self._value(frame)
+
+    def kill(self) -> None:
+        """End the process and everything below it at once; safe to call twice, and from any thread."""
+        with self._lock:
+            process, connection, life_line = self._process, self._connection, self._life_line
+            self._process = self._connection = self._life_line = None
+            self._is_launched = False
+        if process is None or connection is None or life_line is None:
+            return
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # wakes a call that goes on in another thread
+        life_line.close()  # the guard kills what is below it, what left the group included
+        try:
+            process.wait(KILL_S)
+        except BaseException as error:  # the guard does not react, or a signal's handler raised
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+    close = kill
+
+    def __enter__(self) -> Child:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _pickled(self) -> bytes:
+        try:
+            return pickle.dumps(self._target)
+        except Exception as error:  # pickle raises many kinds
+            kind = type(self._target).__name__
+            what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
+            fix = "hold plain data in it, and make what is heavy or open (files, locks, models) in `prepare`"
+            raise PluginError(Problem(what=what, fix=fix)) from error
+
+    def _send(self, content: bytes, timeout_s: float) -> None:
+        connection = self._connection
+        try:
+            if connection is not None:
+                wire.send(connection, content, timeout_s=timeout_s)
+        except TimeoutError:
+            raise ChildDied(f"the {self.name} process took no call for {timeout_s:g} s") from None
+        except OSError:
+            raise self._death(has_started=False) from None
+
+    def _receive(self, timeout_s: float, late: str, *, has_started: bool = False) -> Any:
+        connection = self._connection
+        try:
+            content = wire.receive(connection, timeout_s=timeout_s) if connection is not None else None
+            frame = None if content is None else wire.loads(content)
+        except TimeoutError:
+            raise ChildTimeout(late) from None
+        except wire.WireError as error:
+            text = f"the {self.name} process sent what is no answer: {error}"
+            raise ChildDied(text, has_started=has_started) from error
+        except OSError:
+            frame = None
+        if frame is None:
+            raise self._death(has_started=has_started)
+        return frame
+
+    def _value(self, frame: Any) -> Any:
+        if "error" not in frame:
+            self.seconds = frame["seconds"]
+            return frame.get("value")
+        self.seconds = frame.get("seconds", 0.0)
+        kind = getattr(errors, frame.get("kind", ""), None)
+        if isinstance(kind, type) and issubclass(kind, RetrainError):
+            raise kind(*(Problem(**problem) for problem in frame["problems"]))
+        raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
+
+    def _death(self, *, has_started: bool) -> ChildDied:
+        """How the process ended, as its guard tells it; the guard may be gone as well."""
+        process, life_line = self._process, self._life_line
+        if process is None or life_line is None:
+            return ChildDied(f"the {self.name} process was killed", has_started=has_started)
+        told = _last_words(life_line)
+        status = told.get("status")
+        if status is None:
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(KILL_S)
+        if status is None:
+            text = "closed its connection"
+        else:
+            text = f"died with signal {-status}" if status < 0 else f"exited with code {status}"
+        return ChildDied(f"the {self.name} process {text}", has_started=has_started, output=told.get("output", ""))
+
+
+def _last_words(life_line: socket.socket) -> dict[str, Any]:
+    content = b""
+    life_line.settimeout(LAST_WORDS_S)
+    with suppress(OSError):
+        while chunk := life_line.recv(wire.CHUNK_BYTES):
+            content += chunk
+    try:
+        told = json.loads(content)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

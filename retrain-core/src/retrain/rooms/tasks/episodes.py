@@ -1,0 +1,161 @@
+"""Plays the episodes of an environment: all that wait for the policy, of all groups, are sampled together each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.tasks import Ask, Ending, Reply
+from retrain.kernel.errors import BackendError, Problem, RewardError
+from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.rooms.tasks.prompts import Prompt
+from retrain.rooms.tasks.rollout import Draw, Streams, draw_samples
+from retrain.rooms.text.transcript import Transcript
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.backend import Backend
+    from retrain.rooms.tasks.environment_process import HostedEnvironment
+
+CONTEXT_IS_FULL = Reply(text="", stop_reason=StopReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Completions by the turns of an environment, which also scores them."""
+
+    backend: Backend
+    tokenizer: Any
+    environment: HostedEnvironment
+    params: SamplingParams
+    config: Config
+    context_length: int | None = None
+
+    @contextmanager
+    def draw(self, label: str, failures: Path | None = None) -> Iterator[Draw]:
+        """See `Rollouts.draw`; whoever leaves early leaves open episodes, which the next draw drops."""
+        yield _EpisodeDraw(self)
+
+    def close(self) -> None:
+        """End the environment's process."""
+        self.environment.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """One episode: its tokens, and where its randomness comes from."""
+
+    prompt: Prompt
+    number: int  # within its group
+    transcript: Transcript
+    is_full: bool = False  # it was told that the context has no room for another answer
+
+    def stop_reason(self, ending: Ending) -> StopReason:
+        if ending.hit_turn_limit:
+            return StopReason.TURNS
+        cut = self.is_full or StopReason.LENGTH in self.transcript.stops
+        return StopReason.LENGTH if cut else StopReason.EOS
+
+
+class _EpisodeDraw:
+    def __init__(self, owner: Episodes) -> None:
+        self._owner = owner
+        self._groups: list[list[_Episode]] = []
+        self._endings: list[Ending] = []
+
+    def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
+        owner = self._owner
+        self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
+        episodes = [episode for group in self._groups for episode in group]
+        owner.environment.begin([episode.prompt.example for episode in episodes])
+        replies: dict[int, Reply] = {}
+        while asks := owner.environment.advance(replies):
+            waiting, replies = self._take_in(episodes, asks)
+            replies |= self._turn(waiting, streams)
+            if not replies:
+                break
+        self._endings = list(owner.environment.finish())
+        self._check_endings(episodes)
+        endings = iter(self._endings)
+        return [tuple(e.transcript.completion(e.stop_reason(next(endings))) for e in group) for group in self._groups]
+
+    def scores(self) -> list[tuple[Score, ...]]:
+        found = [ending.score for ending in self._endings]
+        self._check_budget(found)
+        scores = iter(found)
+        return [tuple(next(scores) for _ in group) for group in self._groups]
+
+    def metrics(self) -> Mapping[str, float]:
+        episodes = [episode for group in self._groups for episode in group]
+        total = max(len(episodes), 1)
+        return {
+            "turns_mean": sum(len(e.transcript.stops) for e in episodes) / total,
+            "turn_limit_rate": sum(ending.hit_turn_limit for ending in self._endings) / total,
+            "rewritten_history_count": sum(len(e.transcript.starts) - 1 for e in episodes),
+        }
+
+    def _take_in(
+        self, episodes: Sequence[_Episode], asks: Mapping[int, Ask]
+    ) -> tuple[list[tuple[int, _Episode]], dict[int, Reply]]:
+        """The episodes that the policy is to answer, and the answer of those whose context has no room for one.
+
+        An episode that still asks after having been told so is left alone, and dropped by the next `begin`.
+        """
+        waiting: list[tuple[int, _Episode]] = []
+        replies: dict[int, Reply] = {}
+        for number in sorted(asks):
+            episode, ask = episodes[number], asks[number]
+            if episode.is_full:
+                continue
+            if episode.transcript.ask(ask.prompt, ask.tools, limit=self._owner.context_length):
+                waiting.append((number, episode))
+            else:
+                episode.is_full = True
+                replies[number] = CONTEXT_IS_FULL
+        return waiting, replies
+
+    def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Reply]:
+        """One answer of every episode that waits, sampled together; equal contexts of a group share their request."""
+        shared: dict[tuple[int, bytes], list[tuple[int, _Episode]]] = {}
+        for number, episode in waiting:
+            context_T = episode.transcript.context_T
+            shared.setdefault((id(episode.prompt), context_T.tobytes()), []).append((number, episode))
+        requests = [
+            SampleRequest(
+                prompt_T=members[0][1].transcript.context_T,
+                seeds_G=tuple(streams.of(e.prompt, e.number, turn=len(e.transcript.stops)) for _, e in members),
+            )
+            for members in shared.values()
+        ]
+        if not requests:
+            return {}
+        names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
+        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names)
+        return {
+            number: _reply(episode, sample)
+            for members, samples in zip(shared.values(), drawn, strict=True)
+            for (number, episode), sample in zip(members, samples, strict=True)
+        }
+
+    def _check_budget(self, scores: Sequence[Score]) -> None:
+        failed = [score for score in scores if score.outcome is Outcome.FAILED]
+        allowed = self._owner.config.scoring.max_failed_frac
+        if len(failed) > allowed * len(scores):
+            what = f"the environment failed on {len(failed)} of {len(scores)} episodes; first: {failed[0].detail}"
+            why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
+            raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
+
+    def _transcript(self) -> Transcript:
+        return Transcript(tokenizer=self._owner.tokenizer, template_args=self._owner.config.data.template_args)
+
+    def _check_endings(self, episodes: Sequence[_Episode]) -> None:
+        if len(self._endings) != len(episodes):
+            what = f"the environment gave {len(self._endings)} endings for {len(episodes)} episodes"
+            raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
+
+
+def _reply(episode: _Episode, sample: Sample) -> Reply:
+    return Reply(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)

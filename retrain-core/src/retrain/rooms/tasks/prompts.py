@@ -1,0 +1,154 @@
+"""Tasks become prompts: the tokens that the policy is asked with, held-out split, and seeded order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.tasks import LoadedData
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Tokens
+from retrain.rooms.tasks.examples import usable_examples
+from retrain.rooms.text.chat import check_template_args, encode, prompt_text
+from retrain.rooms.text.context import fit_context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """An example together with its tokens; `epoch` counts the passes over the pool before it was drawn."""
+
+    example: Example
+    tokens_T: Tokens
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class PromptPool:
+    """Training prompts in a seeded order that is new in each epoch, and the held-out ones.
+
+    The order depends on the seed and the epoch only; position `cursor` of the endless sequence is the same whatever
+    the batch size. A pool smaller than a batch is passed over more than once in a step.
+    """
+
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+    seeds: Seeds
+
+    def draw(self, cursor: int, count: int) -> list[Prompt]:
+        """The `count` prompts from position `cursor` on."""
+        size = len(self.train)
+        drawn = []
+        for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
+            order = self.seeds.stream("shuffle", epoch).permutation(size)
+            start, end = max(cursor - epoch * size, 0), min(cursor + count - epoch * size, size)
+            for index in order[start:end]:
+                prompt = self.train[index]
+                drawn.append(Prompt(example=prompt.example, tokens_T=prompt.tokens_T, epoch=epoch))
+        return drawn
+
+
+def build_pool(
+    data: LoadedData,
+    config: Config,
+    tokenizer: Any,
+    seeds: Seeds,
+    *,
+    context_length: int | None = None,
+    is_environment: bool = False,
+) -> tuple[PromptPool, tuple[str, ...]]:
+    """The prompts of a run, and notes on what was left out and why.
+
+    What cannot be used goes first (see `usable_examples`), then prompts that leave no room for an answer in
+    `context_length` tokens, and only then some are held out, so that exactly `[eval] examples` are. `is_environment`:
+    the tasks bring their own scoring, so a reference is nobody's business here. ConfigError when nothing is left.
+    """
+    examples, notes = usable_examples(data, config, is_environment=is_environment)
+    notes += check_template_args(tokenizer, config)
+    chats = sum(not isinstance(example.prompt, str) for example in examples)
+    if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
+        notes += (f"{chats} prompts are whole chats: [data] system_prompt and instruction are not added to them",)
+    encoded = encode_prompts(examples, tokenizer, config)
+    kept, more = fit_context([len(tokens_T) for tokens_T in encoded], config, context_length)
+    tokens_of = {examples[index].id: encoded[index] for index in kept}
+    usable = [examples[index] for index in kept]
+    train, held_out = split_examples(usable, config, seeds, by_text=not is_environment)
+    pool = PromptPool(
+        train=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in train),
+        held_out=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in held_out),
+        seeds=seeds,
+    )
+    return pool, (*notes, *more, *_split_notes(len(usable), train, held_out, config))
+
+
+def split_examples(
+    examples: Sequence[Example], config: Config, seeds: Seeds, *, by_text: bool = True
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Training and held-out examples: no example, and no prompt text, is on both sides.
+
+    Without `by_text` prompts may be alike: an environment often opens all its episodes with the same words.
+    Held-out examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and
+    the ids alone, not on order or run seed. `max_examples` then keeps a seeded sample of the training side.
+    """
+    unique = {example.id: example for example in examples}
+    if not unique:
+        raise ConfigError(
+            Problem(where=config.place("data.source"), what="the data source gave no examples", fix="check its options")
+        )
+    wanted = config.eval.examples
+    if wanted >= len(unique):
+        what = f"{wanted} held-out examples wanted, but the data source has {len(unique)}"
+        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
+    split = Seeds(config.eval.seed)
+    ranked = sorted(unique.values(), key=lambda example: split.derive("held-out", example.id)) if wanted else []
+    held_out = tuple(ranked[:wanted])
+    held_ids = {example.id for example in held_out}
+    held_texts = {prompt_text(example) for example in held_out} if by_text else set()
+    train = [e for e in unique.values() if e.id not in held_ids and prompt_text(e) not in held_texts]
+    if not train:
+        what = "no training example is left beside the held-out ones"
+        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
+    limit = config.training.max_examples
+    if 0 < limit < len(train):
+        order = seeds.stream("max_examples").permutation(len(train))[:limit]
+        train = [train[index] for index in sorted(order)]
+    return tuple(train), held_out
+
+
+def _split_notes(total: int, train: Sequence[Example], held_out: Sequence[Example], config: Config) -> list[str]:
+    notes = []
+    limit, batch_size = config.training.max_examples, config.training.batch_size
+    if limit == 0 and (twins := total - len(train) - len(held_out)):
+        notes.append(f"{twins} training examples left out: a held-out one has the same prompt")
+    if len(train) < batch_size:
+        notes.append(f"{len(train)} training examples for batch_size = {batch_size}: a step draws some more than once")
+    return notes
+
+
+def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) -> list[Tokens]:
+    """Token ids of the prompts, through the chat template where the tokenizer has one.
+
+    A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError naming
+    the example whose prompt the template or the tokenizer refuses.
+    """
+    chats = [_messages(example, config) for example in examples]
+    ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
+    return [np.asarray(row, dtype=np.int64) for row in ids]
+
+
+def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Tokens:
+    """Token ids of one example's prompt; see `encode_prompts`."""
+    return encode_prompts([example], tokenizer, config)[0]
+
+
+def _messages(example: Example, config: Config) -> list[Mapping[str, Any]]:
+    if not isinstance(example.prompt, str):
+        return [dict(message) for message in example.prompt]
+    parts = [example.prompt, config.data.instruction]
+    user = {"role": "user", "content": "\n".join(part for part in parts if part)}
+    system = config.data.system_prompt
+    return [{"role": "system", "content": system}, user] if system else [user]

@@ -1,0 +1,179 @@
+"""The scores of one step: handed in one by one, collected together, in order, whoever finishes first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from retrain.kernel.errors import Problem, RewardError
+from retrain.kernel.types import Example, Outcome, Score
+from retrain.rooms.tasks.scoring.cache import Key, key_of
+from retrain.rooms.tasks.scoring.failures import FailureRecord
+from retrain.rooms.tasks.scoring.task import Attempt, Task
+from retrain.rooms.tasks.scoring.verdict import combined
+
+if TYPE_CHECKING:
+    from retrain.rooms.tasks.scoring.service import ScoringService
+
+POLL_S = 0.5  # between two looks at the event loop's heartbeat
+
+
+class ScoringBatch:
+    """Made by `ScoringService.batch`. `submit` while sampling, then `collect` once; the rest is told after that."""
+
+    def __init__(self, service: ScoringService, *, label: str, failures: Path | None, shares: bool) -> None:
+        self._service = service
+        self._label = label
+        self._failures = failures
+        self._shares = shares  # equal questions are asked once
+        self._finished: SimpleQueue[Task] = SimpleQueue()
+        self._submitted: list[tuple[Task, ...]] = []
+        self._by_key: dict[Key, Task] = {}
+        self._outstanding: set[Task] = set()
+        self._tried: list[Task] = []
+
+    def submit(self, example: Example, text: str) -> int:
+        """Have a completion scored, from now on and without waiting; returns its place in what `collect` returns."""
+        tasks = tuple(self._task(number, example, text) for number in range(len(self._service.rewards)))
+        self._submitted.append(tasks)
+        return len(self._submitted) - 1
+
+    def collect(self, *, within_budget: bool = True) -> list[Score]:
+        """Wait for all scores; in the order of submission.
+
+        With several rewards a score is their weighted sum and its `parts` their own values. RewardError when more than
+        `max_failed_frac` of a reward's scores failed (a share equal to it is still within), unless the budget is not to
+        be held, or when an asynchronous reward blocks the event loop. An exception that a signal's handler raises ends
+        the wait.
+        """
+        blocked_at = ""
+        while self._outstanding and not blocked_at:
+            try:
+                self._outstanding.discard(self._finished.get(timeout=POLL_S))
+            except Empty:
+                blocked_at = self._service.blocked_at()
+        if blocked_at:
+            self._give_up_async(blocked_at)
+            self.collect(within_budget=False)
+            raise RewardError(self._blocked(blocked_at))
+        if self._shares:
+            for key, task in self._by_key.items():
+                self._service.keep(key, task.score)
+        if self._failures is not None:
+            self._keep_failures(self._failures)
+        if within_budget:
+            self._check_budget()
+        names, weights = self._names, [reward.weight for reward in self._service.rewards]
+        return [combined([task.score for task in tasks], names, weights) for tasks in self._submitted]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds that each submission's scorers took, queueing not counted; 0 for a verdict that was known."""
+        return [math.fsum(task.last.seconds for task in tasks) for tasks in self._submitted]
+
+    def metrics(self) -> dict[str, float]:
+        """Fields for the step's line: `timed_out_score_count`, `score_mean_time_s`, `score_max_time_s`.
+
+        With several rewards also `reward_<name>_mean`, over the completions on which that reward has a verdict; and
+        whatever asynchronous rewards add.
+        """
+        columns = list(zip(*self._submitted, strict=True))
+        fields: dict[str, float] = {}
+        if len(self._names) > 1:
+            for name, tasks in zip(self._names, columns, strict=False):
+                values = [task.score.value for task in tasks if task.score.value is not None]
+                if values:
+                    fields[f"reward_{name}_mean"] = math.fsum(values) / len(values)
+        fields["timed_out_score_count"] = sum(task.last.is_timeout for tasks in columns for task in tasks)
+        seconds = [task.last.seconds for task in self._tried]
+        fields["score_mean_time_s"] = math.fsum(seconds) / len(seconds) if seconds else 0.0
+        fields["score_max_time_s"] = max(seconds, default=0.0)
+        return fields | self._service.reward_metrics()
+
+    def cancel(self) -> None:
+        """Drop what is outstanding; nothing when all was collected."""
+        if not self._outstanding:
+            return
+        for task in self._outstanding:
+            task.is_cancelled = True
+        self._outstanding.clear()
+        self._service.drop_cancelled()
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return [reward.name for reward in self._service.rewards]
+
+    def _task(self, number: int, example: Example, text: str) -> Task:
+        key = key_of(number, example, text)
+        known = self._by_key.get(key) if self._shares else None
+        if known is not None:
+            return known
+        limits = self._service.limits[number]
+        task = Task(reward=number, example=example, text=text, limits=limits, finished=self._finished)
+        self._by_key[key] = task
+        verdict = self._service.known(key) if self._shares else None
+        if verdict is not None:
+            task.last = Attempt(score=verdict)
+            return task
+        self._tried.append(task)
+        self._outstanding.add(task)
+        self._service.dispatch(task)
+        return task
+
+    def _check_budget(self) -> None:
+        problems = []
+        for number, (reward, limits) in enumerate(zip(self._service.rewards, self._service.limits, strict=True)):
+            scores = [tasks[number].score for tasks in self._submitted]
+            failed = [score for score in scores if score.outcome is Outcome.FAILED]
+            if len(failed) > limits.max_failed_frac * len(scores):
+                what = f"reward {reward.name!r} failed on {len(failed)} of {len(scores)} completions"
+                why = f"more than max_failed_frac = {limits.max_failed_frac:g} of them{self._kept_at()}"
+                fix = f"repair the reward or its data{self._replay()}, or raise [scoring] max_failed_frac"
+                problems.append(Problem(where="scoring", what=f"{what}; first: {failed[0].detail}", why=why, fix=fix))
+        if problems:
+            raise RewardError(*problems)
+
+    def _kept_at(self) -> str:
+        return f"; the texts are in {self._failures}" if self._failures is not None else ""
+
+    def _replay(self) -> str:
+        return f" (`retrain score --replay {self._failures}` scores them again)" if self._failures is not None else ""
+
+    def _give_up_async(self, where: str) -> None:
+        """Their scores fail; the thread cannot be ended, so that a new loop takes its place."""
+        for task in [task for task in self._outstanding if self._service.is_async(task.reward)]:
+            task.is_cancelled = True
+            task.last = Attempt(score=Score.failed(f"the event loop is blocked at {where}"), is_timeout=True)
+            self._outstanding.discard(task)
+        self._service.leave_loop()
+
+    def _blocked(self, where: str) -> Problem:
+        rewards = enumerate(self._service.rewards)
+        names = ", ".join(repr(each.name) for number, each in rewards if self._service.is_async(number))
+        what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
+        fix = "await there, or make it a plain `def score`, which is run in a process that can be killed"
+        return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
+
+    def _keep_failures(self, folder: Path) -> None:
+        counts = Counter(task for tasks in self._submitted for task in tasks)
+        failed = [task for task in counts if task.score.outcome is Outcome.FAILED]
+        rewards = self._service.rewards
+        records = [
+            FailureRecord(
+                reward=rewards[task.reward].name,
+                weight=rewards[task.reward].weight,
+                example=task.example,
+                text=task.text,
+                detail=task.score.detail,
+                attempts=task.attempts,
+                seconds=task.last.seconds,
+                count=counts[task],
+                report=task.last.report,
+            )
+            for task in failed
+        ]
+        self._service.keep_failures(folder, self._label, records)

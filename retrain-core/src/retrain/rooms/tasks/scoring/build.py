@@ -1,0 +1,53 @@
+"""The rewards that a configuration names, built as a run builds them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import LoadedData, Reward
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.types import Kind
+from retrain.rooms.tasks.examples import names_a_reward
+from retrain.rooms.tasks.scoring.service import NamedReward
+
+LOG = logging.getLogger("retrain")
+DEFAULT_REWARD = "match"
+
+
+def build_rewards(config: Config, context: PluginContext, data_reward: Reward | None) -> tuple[NamedReward, ...]:
+    """Every name of `reward.weights`, or else the one of `reward.type`.
+
+    `data_reward`, the data source's own verifier, wins when the user set neither; it goes by the source's name.
+    """
+    weights: Mapping[str, float] = config.value("reward.weights", {})
+    if weights:
+        path = "reward.weights"
+    else:
+        path = "reward.type"
+        if data_reward is not None and not names_a_reward(config):
+            return (NamedReward(name=config.data.source, reward=data_reward),)
+        weights = {config.value("reward.type", DEFAULT_REWARD): 1.0}
+    if data_reward is not None:
+        LOG.info("%s replaces the verifier that data source %r brings", config.place(path), config.data.source)
+    return tuple(
+        NamedReward(name=name, reward=build_part(Kind.REWARD, name, path, context), weight=float(weight))
+        for name, weight in weights.items()
+    )
+
+
+def data_reward(config: Config, context: PluginContext) -> Reward | None:
+    """The verifier that the data source brings, if it will be used; the source is loaded for it."""
+    if names_a_reward(config):
+        return None
+    return verifier_of_source(config, context)
+
+
+def verifier_of_source(config: Config, context: PluginContext) -> Reward | None:
+    """The verifier that the data source brings; None when it brings none."""
+    options = config.data.options
+    source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
+    data: LoadedData = source.load()
+    return data.reward

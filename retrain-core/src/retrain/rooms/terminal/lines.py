@@ -1,0 +1,86 @@
+"""The console lines of a run, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.kernel.informative import Cause, num_correct, verdicts
+from retrain.kernel.terminal_text import printable
+from retrain.kernel.types import Group
+
+ANSWER_CHARS = 40
+_SKIPPED = {
+    Cause.ALL_RIGHT: "skipped (all correct)",
+    Cause.ALL_WRONG: "skipped (all wrong)",
+    Cause.NO_VERDICT: "skipped (no verdict)",
+}
+_OTHERS = {
+    "all wrong": "all_wrong_groups",
+    "all right": "all_right_groups",
+    "all same": "tied_groups",
+    "no verdict": "no_verdict_groups",
+}
+
+
+def group_lines(groups: Sequence[Group], causes: Sequence[Cause]) -> list[str]:
+    """A line per group, and the reason below it when the group is not trained."""
+    rows = []
+    for group, cause in zip(groups, causes, strict=True):
+        answer = printable(group.example.reference)
+        shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
+        rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
+        if cause is Cause.TIED:
+            rows.append(f"    -> skipped (all same, reward={verdicts(group)[0]})")
+        elif cause is not Cause.INFORMATIVE:
+            rows.append(f"    -> {_SKIPPED[cause]}")
+    return rows
+
+
+def step_line(metrics: Mapping[str, Any]) -> str:
+    """`Step 0 [maxrl+gtpo_sepa] | loss=... | reward=... | correct=... | ...`"""
+    step = metrics["step"]
+    if "correct_rate" not in metrics:  # nothing could be sampled
+        return f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
+    if "rejected" in metrics:
+        head = f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
+    elif metrics["loss"] is None:
+        head = f"Step {step} [{metrics['condition']}] | no informative datums, skipping"
+    else:
+        note = " (placeholder)" if metrics["loss_is_placeholder"] else ""
+        head = f"Step {step} [{metrics['condition']}] | loss={metrics['loss']:.4f}{note}"
+    reward = f"{metrics['mean_reward']:.3f}" if "mean_reward" in metrics else "none"
+    parts = [
+        head,
+        f"reward={reward}",
+        f"correct={100 * metrics['correct_rate']:.1f}%",
+        f"datums={metrics['num_datums']}",
+        f"bs={metrics['batch_size']}",
+        f"gs={metrics['group_size']}",
+        f"useful={_useful(metrics)}",
+        f"sepa_l={metrics['sepa_lambda']:.4f}",
+        f"time={metrics['step_time_s']:.1f}s",
+    ]
+    return " | ".join(parts)
+
+
+def _useful(metrics: Mapping[str, Any]) -> str:
+    """`11/16 (3 all wrong, 2 all right)`."""
+    others = [f"{count} {cause}" for cause, field in _OTHERS.items() if (count := metrics.get(field, 0))]
+    return f"{metrics['useful_groups']}/{metrics['batch_size']}" + (f" ({', '.join(others)})" if others else "")
+
+
+def evaluation(metrics: Mapping[str, Any]) -> str:
+    """`Eval before training | correct=48.4% [42.1, 54.7] | pass@4=81.3% | 64 held-out examples x 4`"""
+    when = "before training" if metrics["step"] < 0 else f"after step {metrics['step']}"
+    largest = max(int(name.rsplit("_", 1)[1]) for name in metrics if name.startswith("eval_pass_at_"))
+    low, high = 100 * metrics["eval_ci_low"], 100 * metrics["eval_ci_high"]
+    passed = 100 * metrics[f"eval_pass_at_{largest}"]
+    size = f"{metrics['eval_examples']} held-out examples x {metrics['eval_samples']}"
+    rate = 100 * metrics["eval_correct_rate"]
+    return f"Eval {when} | correct={rate:.1f}% [{low:.1f}, {high:.1f}] | pass@{largest}={passed:.1f}% | {size}"
+
+
+def training_complete(condition: str, steps: int, running_rate: float) -> str:
+    """The last line but two."""
+    return f"Training complete. {condition}, {steps} steps, running correct rate: {100 * running_rate:.1f}%"

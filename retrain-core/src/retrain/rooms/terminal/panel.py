@@ -1,0 +1,119 @@
+"""The live panel of a run on a terminal: step, phase, correct-rate sparkline, held-out rate, time left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.terminal_text import sparkline
+
+PHASES = ("sampling", "scoring", "training", "eval")
+RECENT_STEPS = 20  # the time left goes by the median of these
+
+
+class LiveDisplay:
+    """A plugin like any other: it follows the run through life-cycle hooks and redraws four times a second."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._run: RunView | None = None
+        self._phase = ""
+        self._step = 0
+        self._rates: list[float] = []
+        self._evals: list[tuple[int, float]] = []
+        self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._step_started = time.perf_counter()
+        self._spinner = Spinner("dots")
+        self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def handler(self) -> logging.Handler:
+        """A log handler that prints above the panel, without reading markup in what it prints."""
+        return _AboveThePanel(self.console)
+
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """Remember the run."""
+        self._run = run
+
+    @hookimpl
+    def retrain_step_start(self, step: int) -> None:
+        """Start the clock of the step."""
+        self._step, self._step_started = step, time.perf_counter()
+
+    @hookimpl
+    def retrain_phase(self, phase: str) -> None:
+        """Show the phase."""
+        self._phase = phase
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
+        """Take the step's numbers into the picture."""
+        if "correct_rate" in metrics:
+            self._rates.append(metrics["correct_rate"])
+            self._times_s.append(metrics["step_time_s"])
+        if "eval_correct_rate" in metrics:
+            self._evals.append((metrics["step"], metrics["eval_correct_rate"]))
+
+    def picture(self) -> RenderableType:
+        """The panel as it is now."""
+        if self._run is None:
+            return self._spinner
+        total = self._run.config.training.max_steps
+        done = len(self._rates)
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            self._spinner,
+            Text(f"step {min(self._step + 1, total)}/{total}", style="bold"),
+            ProgressBar(total=total, completed=done, width=30),
+            Text(self._time_left(total - done), style="cyan"),
+        )
+        phases = Text("  ")
+        for phase in PHASES:
+            phases.append(f"{phase}  ", style="bold green" if phase == self._phase else "dim")
+        phases.append(f"{time.perf_counter() - self._step_started:.1f}s", style="dim")
+        rows: list[RenderableType] = [Text(f"  {self._run.condition}", style="bold magenta"), head, phases]
+        if self._rates:
+            rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
+            rows.append(rate.append(sparkline(self._rates), style="green"))
+        if self._evals:
+            shown = " → ".join(f"{100 * value:.1f}%" for _, value in self._evals[-6:])
+            rows.append(Text(f"  held-out {shown}"))
+        return Group(*rows)
+
+    def _time_left(self, steps: int) -> str:
+        if not self._times_s:
+            return "time left: measuring"
+        seconds = sorted(self._times_s)[len(self._times_s) // 2] * steps
+        minutes, rest = divmod(int(seconds), 60)
+        return f"time left: {minutes // 60:d}:{minutes % 60:02d}:{rest:02d}"
+
+
+class _AboveThePanel(logging.Handler):
+    """Prints records on the panel's console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line as it is."""
+        self.console.print(Text(self.format(record)), highlight=False)

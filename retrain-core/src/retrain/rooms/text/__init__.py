@@ -1,0 +1,1 @@
+"""Text and token ids: tokenizer, chat template, the transcript of an episode."""

@@ -1,0 +1,130 @@
+"""From messages to the text and the tokens that the policy sees, through the model's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.terminal_text import printable
+from retrain.kernel.types import Example, Message
+
+BATCH = 1000  # texts that the tokenizer is given at once
+# Arguments of `apply_chat_template` itself, in any version: the others go on to the template.
+OWN_ARGUMENTS = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+
+
+def chat_text(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    template_args: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The chat as text, up to where the assistant answers; the contents, one per line, when there is no template.
+
+    Whatever the template raises ("roles must alternate") passes through.
+    """
+    if not tokenizer.chat_template:
+        return "\n".join(str(message["content"]) for message in messages)
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] or None,
+        tokenize=False,
+        add_generation_prompt=True,
+        **(template_args or {}),
+    )
+    return str(text)
+
+
+def encode(
+    chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
+) -> list[list[int]]:
+    """Token ids of chats; ConfigError says by name which example cannot be rendered or tokenised.
+
+    The tokenizer is given many texts at once: about half the time of one by one (5,000 short prompts on two cores: 0.18
+    instead of 0.33 s).
+    """
+    texts = [
+        _rendered(chat, tokenizer, config.data.template_args, name) for chat, name in zip(chats, names, strict=True)
+    ]
+    special = not tokenizer.chat_template  # a template writes its special tokens itself
+    ids: list[list[int]] = []
+    for start in range(0, len(texts), BATCH):
+        some = texts[start : start + BATCH]
+        try:
+            ids += tokenizer(some, add_special_tokens=special, verbose=False)["input_ids"]  # `fit_context` warns
+        except Exception:  # one of them: each library has its own error for half a surrogate pair
+            ids += [_ids(t, tokenizer, special, n) for t, n in zip(some, names[start : start + BATCH], strict=True)]
+    return ids
+
+
+def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
+    """Notes on `[data] template_args` that the template does not read; ConfigError on what is not the user's to set.
+
+    A template ignores what it does not know, so a misspelt name would be silent.
+    """
+    arguments = config.data.template_args
+    where = config.place("data.template_args")
+    problems = [
+        Problem(where=where, what=f"{name!r} is set by retrain itself", fix="remove it")
+        for name in sorted(OWN_ARGUMENTS & arguments.keys())
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    if arguments and not tokenizer.chat_template:
+        return (f"{where}: {config.model.model} has no chat template, so they are not used",)
+    words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
+    return tuple(_unread(name, words, where) for name in arguments if name not in words)
+
+
+def prompt_text(example: Example) -> str:
+    """What tells two prompts apart: the text, or the chat's content."""
+    if isinstance(example.prompt, str):
+        return example.prompt
+    return repr([sorted(message.items(), key=lambda item: item[0]) for message in example.prompt])
+
+
+def _unread(name: str, words: set[str], where: str) -> str:
+    near = get_close_matches(name, words, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{where}: the chat template does not read {printable(name)!r}{hint}"
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mapping[str, Any], name: str) -> str:
+    try:
+        return chat_text(messages, tokenizer, template_args)
+    except Exception as error:  # templates raise what they like: roles that must alternate, no system message, ...
+        what = f"the chat template refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
+        fix = "change the roles of the chat, [data] system_prompt or template_args"
+        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error
+
+
+def _ids(text: str, tokenizer: Any, special: bool, name: str) -> list[int]:
+    try:
+        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except Exception as error:
+        what = f"the tokenizer refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
+        fix = "repair the text; half a surrogate pair is the usual cause"
+        raise ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix)) from error

@@ -1,0 +1,1 @@
+"""The heartbeat of a run, and the deadlines of its phases."""

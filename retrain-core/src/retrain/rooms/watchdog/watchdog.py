@@ -1,0 +1,134 @@
+"""Heartbeats, and deadlines of phases: a run that hangs says where, saves what it can, and ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from retrain.kernel.config.schema import DeadlinesTable
+from retrain.kernel.errors import DeadlineError, Problem
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.session.interrupts import Interrupts
+
+LOG = logging.getLogger("retrain")
+HEARTBEAT, STACKS = "heartbeat.json", "stacks.txt"
+POLL_S = 0.25  # how late an expiry may be noticed
+KEY_OF_PHASE = {
+    "sampling": "sampling_s",
+    "scoring": "scoring_s",
+    "training": "training_s",
+    "eval": "eval_s",
+    "checkpoint": "checkpoint_s",
+}
+
+
+class Watchdog:
+    """A daemon thread that follows the phases of a run through their hook.
+
+    Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
+    threads to `stacks.txt` and stderr and asks the main thread to stop: the run saves a checkpoint and ends with
+    DeadlineError. Where the main thread does not react within the grace period the process is left, with exit code 1
+    and the last checkpoint as it was. The run's own thread never waits for this one: it only replaces one tuple.
+    """
+
+    def __init__(self, deadlines: DeadlinesTable, folder: Path, interrupts: Interrupts) -> None:
+        self._deadlines = deadlines
+        self._folder = folder
+        self._interrupts = interrupts
+        self._current = (-1, "starting", time.monotonic())  # step, phase, since when
+        self._ended = threading.Event()
+        self._has_expired = False
+        self._is_told = False
+
+    @contextmanager
+    def running(self, plugins: Plugins) -> Iterator[None]:
+        """Watch during the block, told of phases by the hooks of `plugins`."""
+        limits = (getattr(self._deadlines, key) for key in KEY_OF_PHASE.values())
+        if not (self._deadlines.heartbeat_s or any(limits)):
+            yield
+            return
+        thread = threading.Thread(target=self._watch, name="retrain-watchdog", daemon=True)
+        thread.start()
+        plugins.pluggy.register(self)
+        try:
+            yield
+        finally:
+            self._current = (self._current[0], "ended", time.monotonic())  # nothing expires any more
+            plugins.pluggy.unregister(self)
+            self._ended.set()
+            thread.join()
+
+    @hookimpl
+    def retrain_phase(self, step: int, phase: str) -> None:
+        """The clock of the phase starts."""
+        self._current = (step, phase, time.monotonic())
+
+    def _watch(self) -> None:
+        heartbeat_s, last = self._deadlines.heartbeat_s, -float("inf")
+        poll_s = min(POLL_S, heartbeat_s or POLL_S)
+        while True:
+            has_ended = self._ended.wait(poll_s)
+            if heartbeat_s and (has_ended or time.monotonic() - last >= heartbeat_s):
+                last = time.monotonic()
+                self._beat()
+            if has_ended:
+                return
+            self._check()
+
+    def _check(self) -> None:
+        step, phase, since = self._current
+        key = KEY_OF_PHASE.get(phase, "")
+        limit_s = getattr(self._deadlines, key) if key else 0.0
+        if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
+            return
+        self._has_expired = True  # what follows is stopping, which has its own limit
+        stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {key} = {limit_s:g}")
+        problem = Problem(
+            where=f"step {step}, {phase}",
+            what=f"the phase took longer than [deadlines] {key} = {limit_s:g} seconds",
+            why=f"what every thread was doing then is in {stacks}",
+            fix=f"mend what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
+        )
+        self._interrupts.fail(DeadlineError(problem))
+
+    def _dump(self, title: str) -> Path:
+        path = self._folder / STACKS
+        try:
+            with path.open("w", encoding="utf-8") as stream:
+                stream.write(f"{title}\n\n")
+                stream.flush()
+                faulthandler.dump_traceback(file=stream, all_threads=True)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            print(f"retrain: {text}", file=sys.stderr, flush=True)
+        except (OSError, ValueError) as error:  # a full disk or a closed stream must not save the hanging run
+            LOG.warning("The stacks could not be written: %s", error)
+        return path
+
+    def _beat(self) -> None:
+        step, phase, since = self._current
+        beat = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pid": os.getpid(),
+            "step": step,
+            "phase": phase,
+            "phase_elapsed_s": round(time.monotonic() - since, 3),
+        }
+        path = self._folder / HEARTBEAT
+        temporary = path.with_name(f".{HEARTBEAT}.tmp")
+        try:  # replaced whole but not synced: after a power failure nobody asks for the last beat
+            temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            if not self._is_told:
+                self._is_told = True
+                LOG.warning("%s cannot be written: %s", path, error.strerror or error)

@@ -1,0 +1,31 @@
+"""LoRA-Squeeze: which rank an adapter really needs, and the same adapter at a smaller one.
+
+`analyze_adapter`, `compress_adapter` and `auto_squeeze` are imported from here; nothing is loaded before one is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrain.rooms.squeeze.analysis import SqueezeAnalysis, analyze_adapter
+    from retrain.rooms.squeeze.compress import CompressedAdapter, compress_adapter
+    from retrain.rooms.squeeze.job import auto_squeeze
+
+__all__ = ["CompressedAdapter", "SqueezeAnalysis", "analyze_adapter", "auto_squeeze", "compress_adapter"]
+
+_HOMES = {
+    "SqueezeAnalysis": "analysis",
+    "analyze_adapter": "analysis",
+    "CompressedAdapter": "compress",
+    "compress_adapter": "compress",
+    "auto_squeeze": "job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module, which is imported now."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"retrain.rooms.squeeze.{_HOMES[name]}"), name)

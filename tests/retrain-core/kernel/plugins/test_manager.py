@@ -1,0 +1,202 @@
+"""Discovery of real distributions through entry points: what registers, what fails alone, what settings leave out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.kernel import hooks as hookspecs
+from retrain.kernel.errors import HookError, PluginError
+from retrain.kernel.plugins.manager import HOOK_OF_KIND, Plugins, load_plugins
+from retrain.kernel.plugins.resolve import resolve
+from retrain.kernel.plugins.spec import Owner, PluginSpec, Registry
+from retrain.kernel.types import Kind
+
+Distribution = Callable[..., Path]
+HEAD = "from retrain.api import PluginSpec, hookimpl\n"
+GOOD = f"""{HEAD}
+@hookimpl
+def retrain_register_rewards(register):
+    register(PluginSpec(name="NAME", summary="s", factory=lambda context: "NAME made", aliases=("NAME_too",)))
+"""
+HOOKS = [name for name in vars(hookspecs) if name.startswith("retrain_")]
+
+
+def reward_plugin(name: str) -> str:
+    """A module that registers one reward."""
+    return GOOD.replace("NAME", name)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_documented_and_typed(name: str) -> None:
+    hook = getattr(hookspecs, name)
+    assert len((hook.__doc__ or "").split()) > 4
+    signature = inspect.signature(hook)
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert all(p.annotation is not inspect.Parameter.empty for p in signature.parameters.values())
+
+
+def test_every_kind_has_a_registration_hook() -> None:
+    assert set(HOOK_OF_KIND) == set(Kind)
+    assert set(HOOK_OF_KIND.values()) == {name for name in HOOKS if name.startswith("retrain_register_")}
+
+
+def test_a_distribution_registers_with_its_version_and_alias(distribution: Distribution) -> None:
+    distribution("my-rewards", {"my_rewards": reward_plugin("mine")}, version="2.3")
+    plugins = load_plugins({})
+    for name in ("mine", "mine_too"):
+        found = resolve(plugins, Kind.REWARD, name, where="here")
+        assert (found.name, str(found.owner), found.target(None)) == ("mine", "my-rewards 2.3", "mine made")
+    assert [e.spec.name for e in plugins.registered(Kind.REWARD)].count("mine") == 1
+    assert plugins.failures == []
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("import there_is_no_such_module", "ModuleNotFoundError: No module named 'there_is_no_such_module'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def x(:", "SyntaxError"),
+        (
+            f"{HEAD}@hookimpl\ndef retrain_register_reward(register): pass",
+            "retrain_register_reward is not a hook of retrain; did you mean retrain_register_rewards?",
+        ),
+        (
+            f"{HEAD}def retrain_register_rewards(register): pass",
+            "retrain_register_rewards lacks the @hookimpl decorator of retrain.api",
+        ),
+        (f"{HEAD}@hookimpl\ndef retrain_register_rewards(register): register('x')", "takes a PluginSpec, not str"),
+        (f"{HEAD}@hookimpl\ndef retrain_register_rewards(wrong): pass", "PluginValidationError"),
+        (f"{HEAD}@hookimpl\ndef retrain_step_end(run, metrik): pass", "PluginValidationError"),
+        (f"{HEAD}@hookimpl\ndef retrain_register_rewards(register): raise KeyError('inside')", "KeyError: 'inside'"),
+        (reward_plugin("half") + "    register(None)\n", "takes a PluginSpec, not NoneType"),
+    ],
+)
+def test_a_faulty_plugin_fails_alone_and_its_own_error_is_kept(
+    source: str, error: str, distribution: Distribution
+) -> None:
+    distribution("bad-one", {"bad_one": source})
+    distribution("good-one", {"good_one": reward_plugin("good")})
+    plugins = load_plugins({})
+    assert [(f.owner.distribution, f.owner.source) for f in plugins.failures] == [("bad-one", "bad_one")]
+    assert error in plugins.failures[0].error
+    assert plugins.find(Kind.REWARD, "half") == []
+    assert resolve(plugins, Kind.REWARD, "good", where="here").target(None) == "good made"
+    assert resolve(plugins, Kind.ADVANTAGE, "grpo", where="here").target
+    with pytest.raises(PluginError) as caught:
+        resolve(plugins, Kind.REWARD, "goood", where="retrain.toml:3 [reward] type")
+    assert "failed to load: bad-one 1.0 (bad_one): " in str(caught.value)
+    assert "did you mean 'good'?" in str(caught.value)
+
+
+def test_a_plugin_may_register_nothing(distribution: Distribution) -> None:
+    distribution("empty-one", {"empty_one": f"{HEAD}@hookimpl\ndef retrain_register_rewards(register): pass"})
+    assert load_plugins({}).failures == []
+
+
+def test_what_has_no_hook_is_no_plugin(distribution: Distribution) -> None:
+    distribution("empty-one", {"empty_one": "VALUE = 3"})
+    (failure,) = load_plugins({}).failures
+    assert "empty_one has no hook of retrain" in failure.error
+
+
+def test_two_owners_of_a_name_are_both_named_and_nobody_wins(distribution: Distribution) -> None:
+    distribution("first-one", {"first_one": reward_plugin("same")})
+    distribution("second-one", {"second_one": reward_plugin("other").replace("other_too", "same")})
+    plugins = load_plugins({})
+    with pytest.raises(PluginError) as caught:
+        resolve(plugins, Kind.REWARD, "same", where="retrain.toml:3 [reward] type")
+    message = str(caught.value)
+    assert "first-one 1.0 (first_one) and second-one 1.0 (second_one)" in message
+    assert "RETRAIN_BLOCK=second-one" in message
+    assert resolve(plugins, Kind.REWARD, "other", where="here").owner.distribution == "second-one"
+    assert resolve(load_plugins({"RETRAIN_BLOCK": "second-one"}), Kind.REWARD, "same", where="here")
+
+
+def test_an_alias_equal_to_the_name_is_no_clash() -> None:
+    registry = Registry(Kind.REWARD)
+    registry.add(PluginSpec(name="x", summary="", factory=1, aliases=("x", "y", "y")), Owner(distribution="d"))
+    assert {name: len(entries) for name, entries in registry.entries.items()} == {"x": 1, "y": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "gone"),
+    [
+        ({}, {"retrain-sepa", "my-rewards"}, set()),
+        ({"RETRAIN_BLOCK": "my-rewards"}, {"retrain-sepa"}, {"my-rewards"}),
+        ({"RETRAIN_BLOCK": " my_rewards , retrain-sepa,"}, set(), {"my-rewards", "retrain-sepa"}),
+        ({"RETRAIN_PLUGINS": "my-rewards"}, {"my-rewards", "retrain-core"}, {"retrain-sepa"}),
+        ({"RETRAIN_PLUGINS": "My.Rewards"}, {"my-rewards", "retrain-core"}, {"retrain-sepa"}),
+        ({"RETRAIN_PLUGINS": "nobody"}, {"retrain-core"}, {"my-rewards", "retrain-sepa"}),
+        ({"RETRAIN_PLUGINS": ""}, {"retrain-sepa", "my-rewards"}, set()),
+        ({"RETRAIN_BLOCK": "retrain-core"}, {"retrain-core"}, set()),
+    ],
+)
+def test_settings_choose_distributions(
+    settings: dict[str, str], kept: set[str], gone: set[str], distribution: Distribution
+) -> None:
+    distribution("my-rewards", {"my_rewards": reward_plugin("mine")})
+    plugins = load_plugins(settings)
+    present = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
+    assert kept <= present
+    assert not gone & present
+
+
+def test_a_blocked_broken_plugin_is_not_even_imported(distribution: Distribution, tmp_path: Path) -> None:
+    mark = tmp_path / "imported"
+    distribution("bad-one", {"bad_one": f"open({str(mark)!r}, 'w')\n1 / 0"})
+    assert load_plugins({"RETRAIN_BLOCK": "bad-one"}).failures == []
+    assert not mark.exists()
+
+
+def test_a_factory_given_as_text_is_imported_only_when_its_name_is_used(
+    distribution: Distribution, tmp_path: Path
+) -> None:
+    mark = tmp_path / "imported"
+    heavy = f"open({str(mark)!r}, 'w')\ndef make(context): return 'made'\n"
+    light = reward_plugin("lazy").replace('factory=lambda context: "lazy made"', 'factory="lazy_heavy:make"')
+    distribution("lazy-one", {"lazy_light": light, "lazy_heavy": heavy})
+    plugins = load_plugins({})
+    assert plugins.find(Kind.REWARD, "lazy")
+    assert not mark.exists()
+    assert resolve(plugins, Kind.REWARD, "lazy", where="here").target(None) == "made"
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("factory", ["no_such_module_at_all:make", "json:no_such_attribute"])
+def test_a_factory_that_cannot_be_imported_is_told_with_its_owner(factory: str) -> None:
+    plugins = load_plugins({})
+    plugins.registries[Kind.REWARD].add(
+        PluginSpec(name="x", summary="", factory=factory), Owner(distribution="its-owner", version="9")
+    )
+    with pytest.raises(PluginError) as caught:
+        resolve(plugins, Kind.REWARD, "x", where="retrain.toml:3 [reward] type")
+    assert "retrain.toml:3 [reward] type: reward 'x' of its-owner 9 failed to load" in str(caught.value)
+    assert factory in str(caught.value)
+
+
+def test_a_life_cycle_hook_that_raises_is_told_with_its_plugin(distribution: Distribution) -> None:
+    source = f"{HEAD}@hookimpl\ndef retrain_step_start(run, step): raise ValueError('step %d' % step)\n"
+    distribution("loud-one", {"loud_one": source})
+    with pytest.raises(HookError) as caught:
+        load_plugins({}).notify("retrain_step_start", run=None, step=4)
+    assert "retrain_step_start of loud-one:loud_one raised ValueError: step 4" in str(caught.value)
+
+
+def test_an_object_can_be_plugged_in_by_hand(plugins: Plugins) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        @hookspecs.hookimpl
+        def retrain_step_start(self, step: int) -> None:
+            self.steps.append(step)
+
+    counter = Counter()
+    plugins.add(counter, Owner(distribution="by hand", source="test"))
+    plugins.notify("retrain_step_start", run=None, step=4)
+    assert counter.steps == [4]
+    assert plugins.failures == []

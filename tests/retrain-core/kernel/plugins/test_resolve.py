@@ -1,0 +1,205 @@
+"""Names, dotted paths, search paths, and everything that the message about a missing name must hold."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.kernel.errors import PluginError
+from retrain.kernel.plugins import first_party
+from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.resolve import missing, problem_with, resolve
+from retrain.kernel.types import Kind
+
+WHERE = "retrain.toml:7 [algorithm] transform_mode"
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """`write("pack/mod.py", source)` in a folder on the path; what was imported from it is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def write_module(name: str, source: str) -> None:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+        importlib.invalidate_caches()
+
+    yield write_module
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(
+            getattr(sys.modules[name], "__file__", "") or getattr(sys.modules[name], "__path__", "")
+        ):
+            del sys.modules[name]
+
+
+def find(plugins: Plugins, name: str, *search_paths: str) -> object:
+    """What a transform name stands for."""
+    return resolve(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=search_paths).target
+
+
+def message(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.TRANSFORM) -> str:
+    """The error about a name."""
+    with pytest.raises(PluginError) as caught:
+        resolve(plugins, kind, name, where=WHERE, search_paths=search_paths)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["my_mod_a.thing", "my_mod_a:thing"])
+def test_a_dotted_path_is_imported(name: str, write: Write, plugins: Plugins) -> None:
+    write("my_mod_a.py", "thing = 'found'")
+    assert find(plugins, name) == "found"
+
+
+def test_search_paths_come_before_the_plain_path_in_their_order(write: Write, plugins: Plugins) -> None:
+    write("my_mod_b.py", "thing = 'plain'")
+    assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "plain"
+    write("two_b/deep/my_mod_b.py", "thing = 'second'")
+    assert find(plugins, "my_mod_b.thing", "one_b", "./two_b/deep/") == "second"
+    write("one_b/my_mod_b.py", "thing = 'first'")
+    assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "first"
+
+
+def test_a_registered_name_comes_before_any_module(write: Write, plugins: Plugins) -> None:
+    write("none.py", "x = 1")
+    assert find(plugins, "none") is not None
+    assert message(plugins, "nonexistent_mod.none")
+
+
+def test_names_inside_packages_and_name_spaces(write: Write, plugins: Plugins) -> None:
+    write("my_pack_c/__init__.py", "top = 'top'")
+    write("my_pack_c/inner.py", "deep = 'deep'")
+    assert find(plugins, "my_pack_c.top") == "top"
+    assert find(plugins, "my_pack_c.inner.deep") == "deep"
+    assert find(plugins, "my_pack_c.inner:deep") == "deep"
+
+
+def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plugins: Plugins) -> None:
+    write(
+        "bundled.py",
+        "from pydantic import BaseModel\nfrom retrain.api import PluginSpec\n"
+        "class Params(BaseModel):\n    floor: float = 0.5\n"
+        "PLUGIN = PluginSpec(name='own', summary='s', factory=max, params=Params, traits='t')\n",
+    )
+    found = resolve(plugins, Kind.TRANSFORM, "bundled.PLUGIN", where=WHERE)
+    assert (found.name, found.target, found.traits, found.owner.source) == ("own", max, "t", "bundled")
+    assert found.params is not None
+    assert list(found.params.model_fields) == ["floor"]
+
+
+def test_a_missing_module_lists_where_it_was_looked_for(plugins: Plugins) -> None:
+    text = message(plugins, "nowhere_mod.thing", "plugins", "more")
+    assert "as a dotted path: no module found under plugins.nowhere_mod, more.nowhere_mod, nowhere_mod" in text
+
+
+def test_a_missing_attribute_names_the_file_and_the_nearest(write: Write, plugins: Plugins, tmp_path: Path) -> None:
+    write("my_mod_d.py", "def my_transform(ctx): ...\n")
+    text = message(plugins, "my_mod_d.my_transfrom")
+    assert f"{tmp_path / 'my_mod_d.py'} has no 'my_transfrom'" in text
+    assert "did you mean 'my_transform'?" in text
+    assert text.startswith(WHERE)
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("import a_library_that_is_missing", "ModuleNotFoundError: No module named 'a_library_that_is_missing'"),
+        ("from json import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def broken(:", "SyntaxError"),
+        ("raise RuntimeError('on import')", "RuntimeError: on import"),
+    ],
+)
+def test_a_module_that_fails_to_import_is_not_called_missing(
+    source: str, error: str, write: Write, plugins: Plugins
+) -> None:
+    write("my_mod_e.py", source)
+    text = message(plugins, "my_mod_e.thing", "plugins")
+    assert f"importing my_mod_e failed with {error}" in text
+    assert "python -c 'import my_mod_e'" in text
+    assert WHERE in text
+
+
+def test_a_dependency_that_is_named_like_a_part_of_the_path_is_still_told(write: Write, plugins: Plugins) -> None:
+    write("pack_f/__init__.py", "")
+    write("pack_f/mod.py", "import mod_of_somebody_else")
+    assert "mod_of_somebody_else" in message(plugins, "mod.thing", "pack_f")
+
+
+def test_the_message_about_a_missing_name_holds_everything_needed(plugins: Plugins) -> None:
+    text = message(plugins, "gtpo_seppa")
+    assert text.startswith(f"{WHERE}: no transform named 'gtpo_seppa'")
+    assert "did you mean 'gtpo_sepa'?" in text
+    for name in ("gtpo", "gtpo_hicra", "gtpo_sepa", "none"):
+        assert f"{name} (retrain-sepa 0.1.0)" in text
+    assert "fix: use 'gtpo_sepa'" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "distribution"),
+    [
+        (Kind.ADVANTAGE, "grpo", "retrain-sepa"),
+        (Kind.TRANSFORM, "gtpo_sepa", "retrain-sepa"),
+        (Kind.TRANSFORM, "gtpo_seppa", "retrain-sepa"),
+        (Kind.REWARD, "match", "retrain-rewards"),
+        (Kind.BACKEND, "local", "retrain-local"),
+        (Kind.BACKEND, "tinker", "retrain-tinker"),
+    ],
+)
+def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_line(
+    kind: Kind, name: str, distribution: str
+) -> None:
+    only_core = load_plugins({"RETRAIN_PLUGINS": "retrain-core"})
+    only_core.left_out.clear()  # as if the others were not installed at all
+    text = message(only_core, name, kind=kind)
+    assert f"known {kind} names: none installed" in text
+    assert f"fix: pip install {distribution}  (it provides " in text
+
+
+def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(first_party._NAMES, Kind.LAUNCHER, {first_party.CORE: ("subprocess", "later")})
+    text = message(plugins, "later", kind=Kind.LAUNCHER)
+    assert "documented but not built in this version of retrain-core" in text
+    assert "pip install" not in text
+
+
+def test_a_name_that_nobody_ever_promised(plugins: Plugins) -> None:
+    text = message(plugins, "zzzzzz", kind=Kind.REWARD)
+    assert "use a known name, or install the distribution that provides it" in text
+    assert "pip install" not in text
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a.", "a b.c", "1a.b", "a.b-c", "\x1b[31m", "a/b.c"])
+def test_hostile_names_are_just_missing(name: str, plugins: Plugins) -> None:
+    assert f"no transform named {name!r}" in message(plugins, name, "plugins")
+    assert problem_with(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=["plugins"]) is not None
+
+
+def test_a_quick_look_finds_what_resolving_would_refuse_without_importing(
+    write: Write, plugins: Plugins, tmp_path: Path
+) -> None:
+    mark = tmp_path / "imported"
+    write("my_mod_g.py", f"open({str(mark)!r}, 'w')\nthing = 1")
+
+    def look(name: str) -> object:
+        return problem_with(plugins, Kind.REWARD, name, where=WHERE, search_paths=["plugins"])
+
+    assert look("my_mod_g.thing") is None
+    assert not mark.exists()
+    assert look("match") is None
+    assert "no reward named 'my_mod_h.thing'" in str(look("my_mod_h.thing"))
+    assert "no reward named 'mach'" in str(look("mach"))
+
+
+def test_a_name_of_a_distribution_that_is_left_out_is_not_answered_with_its_install_line() -> None:
+    plugins = load_plugins({"RETRAIN_BLOCK": "retrain-sepa"})
+    problem = missing(plugins, Kind.ADVANTAGE, "grpo", where="here")
+    assert "RETRAIN_BLOCK leaves it out" in problem.fix
+    assert "pip install" not in problem.fix

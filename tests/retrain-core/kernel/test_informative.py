@@ -1,0 +1,47 @@
+"""Which groups teach anything is decided on raw scores, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.informative import Cause, cause_of, num_correct, verdicts
+from retrain.kernel.types import Group
+
+MakeGroup = Callable[..., Group]
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ((1, 0), Cause.INFORMATIVE),
+        ((1, 1), Cause.ALL_RIGHT),
+        ((0, 0), Cause.ALL_WRONG),
+        ((-1, -1), Cause.ALL_WRONG),
+        ((2.5, 2.5), Cause.ALL_RIGHT),
+        ((0.5, 0.5), Cause.TIED),
+        ((0.5, 0.5000000000000001), Cause.INFORMATIVE),
+        ((0.0, -0.0), Cause.ALL_WRONG),
+        ((1, None, "broken"), Cause.NO_VERDICT),
+        ((1, None, 0), Cause.INFORMATIVE),
+        ((1, None, 1), Cause.ALL_RIGHT),
+        ((None, None), Cause.NO_VERDICT),
+        ((1,), Cause.NO_VERDICT),
+        ((), Cause.NO_VERDICT),
+    ],
+)
+def test_the_cause_of_a_group(values: tuple[float | str | None, ...], cause: Cause, make_group: MakeGroup) -> None:
+    assert cause_of(make_group(*values)) is cause
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(st.one_of(st.none(), st.just("broken"), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-2, 2))))
+def test_informative_means_two_different_verdicts(values: list[float | str | None], make_group: MakeGroup) -> None:
+    group = make_group(*values)
+    numbers = [value for value in values if isinstance(value, float)]
+    assert verdicts(group) == numbers
+    assert (cause_of(group) is Cause.INFORMATIVE) == (len(set(numbers)) > 1)
+    assert num_correct(group) == sum(number > 0.5 for number in numbers)

@@ -1,0 +1,167 @@
+"""A campaign from file, environment and command line; all its problems at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.campaign.explain import warnings_of
+from retrain.rooms.campaign.load import Campaign, load_campaign
+
+TWO = """
+[[campaign.conditions]]
+advantage_mode = "toy_raw"
+transform_mode = "toy_flat"
+
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "toy_index"
+"""
+Load = Callable[..., Campaign]
+SEEDS = "seeds = [1, 2]\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "arguments", "wanted"),
+    [
+        ("", "", (), 500),
+        ("max_steps = 7", "", (), 7),
+        ("", "max_steps = 9", (), 9),
+        ("max_steps = 7", "max_steps = 9", (), 7),
+        ("max_steps = 7", "max_steps = 9", ("--max-steps", "3"), 3),
+        ("max_steps = 7", "", ("--campaign-max-steps", "4"), 4),
+    ],
+)
+def test_where_the_number_of_steps_comes_from(
+    write: Callable[..., Path], toy_plugins: Plugins, own: str, base: str, arguments: Any, wanted: int
+) -> None:
+    file = write(SEEDS + own)
+    file.write_text(file.read_text().replace("[training]\n", f"[training]\n{base}\n"))
+    campaign = load_campaign([str(file), *arguments], toy_plugins)
+    assert campaign.max_steps == wanted
+    assert {campaign.steps_of(condition) for condition in campaign.conditions} == {wanted}
+
+
+def test_a_condition_may_have_steps_of_its_own(load_text: Load) -> None:
+    campaign = load_text(SEEDS + "max_steps = 4", f"{TWO}max_steps = 9")
+    assert [campaign.steps_of(condition) for condition in campaign.conditions] == [4, 9]
+
+
+def test_overrides_reach_every_condition_that_does_not_set_the_key(load_text: Load) -> None:
+    campaign = load_text(SEEDS, f"{TWO}lr = 0.5", arguments=("--lr", "0.25", "--data-opt", "count=7"))
+    assert [condition.config.training.lr for condition in campaign.conditions] == [0.25, 0.5]
+    assert [condition.config.data.options for condition in campaign.conditions] == [{"count": 7}] * 2
+
+
+def test_without_conditions_there_are_the_five(load_text: Load) -> None:
+    labels = load_text(SEEDS, "").labels
+    assert labels == ["grpo+none", "maxrl+none", "maxrl+gtpo", "maxrl+gtpo_hicra", "maxrl+gtpo_sepa"]
+
+
+def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
+    conditions = TWO + 'transform_params = 3\nlrr = 1.0\nbatch_size = 0\nreward_type = "mtch"\n'
+    with pytest.raises(ConfigError) as caught:
+        load_text('seeds = [1, 1]\nlauncher = "subproces"\nretrys = 1', conditions, "[traning]\nlr = 1.0\n")
+    told = str(caught.value)
+    for wanted in (
+        *("seed 1 stands there more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
+        *("c.toml:14 condition 2 lrr: unknown key", "c.toml:15 condition 2 [training] batch_size", "'mtch'"),
+        "c.toml:13 condition 2 [algorithm] transform_params",
+    ):
+        assert wanted in told, told
+    assert told.count("unknown table") == 1  # not once per condition
+
+
+@pytest.mark.parametrize(
+    ("campaign", "conditions", "what"),
+    [
+        ("seeds = []", "", "at least one seed"),
+        ("seeds = [-1]", "", "-1 is no seed"),
+        ("conditions = []", "", "at least one condition"),
+        ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\n', "condition 1 needs transform_mode"),
+        ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "no"\n', "'no'"),
+        ("[campaign.launcher_options]\nx = 1\n", "", "unknown option 'x'"),
+        ('[campaign.plan]\nhypothesis = "h"\nbaseline = "nobody"\n', "", "'nobody' is no condition"),
+        ("[campaign.plan]\nalpha = 0.5\n", "", "Field required"),
+    ],
+)
+def test_what_is_refused_in_the_file(load_text: Load, campaign: str, conditions: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(campaign, conditions)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--seed", "3"), "seeds belong to the campaign"),
+        (("--advantage-mode", "grpo"), "every condition sets its own advantage_mode"),
+        (("--transform-mode", "none"), "every condition sets its own transform_mode"),
+        (("--algorithm-mode", "maxrl_gtpo"), "replaces what the conditions"),
+        (("--devices", "gpu:0,cpu"), "only when all are GPUs"),
+        (("--devices", "gpu:0,gpu:1", "--campaign-devices-per-run", "3"), "fewer than devices_per_run"),
+        (("--sed", "3"), "unknown flag --sed"),
+    ],
+)
+def test_what_is_refused_on_the_command_line(load_text: Load, arguments: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(SEEDS, arguments=arguments)
+    assert what in str(caught.value)
+
+
+def test_explain_tells_the_shape(write: Callable[..., Path], command: Callable[..., Any]) -> None:
+    file = write(SEEDS + "max_steps = 4", f"{TWO}max_steps = 9\n")
+    result = command("explain", str(file), "--json", "--lr", "0.5")
+    assert (result.code, result.err) == (0, "")
+    content = json.loads(result.out)
+    assert content["mode"] == "campaign"
+    assert content["conditions"] == ["toy_raw+toy_flat", "grpo+toy_index~max_steps=9"]
+    assert {name: content[name] for name in ("seeds", "max_steps", "total_runs", "total_steps", "backend")} == {
+        "seeds": [1, 2],
+        "max_steps": 4,
+        "total_runs": 4,
+        "total_steps": 26,
+        "backend": "toy",
+    }
+    assert content["warnings"] == []
+    assert content["origins"]["training.lr"] == {"value": 0.5, "origin": "--lr"}
+    assert "conditions           : toy_raw+toy_flat, grpo+toy_index~max_steps=9" in command("explain", str(file)).out
+
+
+def test_what_may_surprise_is_told(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    parallel = ("--campaign-parallel", "true")
+    assert warnings_of(load_text(SEEDS)) == []
+    assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--devices", "gpu:0,gpu:1"))) == [
+        "4 runs at a time on 2 cores; [campaign] max_workers limits them",
+        "4 runs at a time share 2 devices",
+    ]
+    assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--campaign-max-workers", "2"))) == []
+
+
+def test_the_command_wants_a_campaign(write: Callable[..., Path], command: Callable[..., Any], tmp_path: Path) -> None:
+    write()
+    (tmp_path / "plain.toml").write_text("[training]\nlr = 1.0\n")
+    result = command("campaign", "plain.toml")
+    assert result.code == 2
+    assert "has no [campaign] table" in result.err
+
+
+def test_a_campaign_without_its_room_is_refused(
+    write: Callable[..., Path], command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    file = write()
+    monkeypatch.setitem(sys.modules, "retrain.rooms.campaign.plugin", None)
+    result = command(str(file))
+    assert result.code == 2
+    assert "[campaign]: unknown table" in result.err
+    assert "reinstall retrain-core" in result.err
+    assert not Path("out").exists()

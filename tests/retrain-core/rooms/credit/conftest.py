@@ -1,0 +1,44 @@
+"""A credit flow of toy parts: the tests say which stage is what, and the real pipeline puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.pipeline import CreditGroup
+from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
+
+
+@pytest.fixture
+def make_flow() -> Callable[..., CreditFlow]:
+    """`make_flow(transform=..., mask_rho=...)`: centred advantage, surprisal, no transform, unless said otherwise."""
+
+    def make(**changes: Any) -> CreditFlow:
+        parts: dict[str, Any] = {
+            "advantage": AdvantageSpec(name="toy_centre", compute=lambda ctx: ctx.rewards_G - ctx.rewards_G.mean()),
+            "transform": TransformSpec(name="toy_none"),
+            "uncertainty": UncertaintySpec(name="toy_nll", compute=lambda ctx: -ctx.logprobs_T),
+        }
+        return CreditFlow(**(parts | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_group() -> Callable[..., CreditGroup]:
+    """`make_group(rewards, logprobs)`: a group, without planning tokens unless given."""
+
+    def make(rewards: Sequence[float], logprobs: Sequence[Sequence[float]], **more: Any) -> CreditGroup:
+        planning = more.pop("planning", [[False] * len(lp) for lp in logprobs])
+        return CreditGroup(
+            rewards_G=np.array(rewards, dtype=np.float64),
+            logprobs_G=[np.array(lp, dtype=np.float64) for lp in logprobs],
+            planning_G=[np.array(mask, dtype=np.bool_) for mask in planning],
+            **({"name": "group 0"} | more),
+        )
+
+    return make

@@ -1,0 +1,81 @@
+"""Made-up campaigns, the command on them, and a browser to look at the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import retrain.rooms.insight.plugin as room
+
+HERE = Path(__file__).parent
+ROW = ("report", "Write a campaign or runs as one self-contained page.", "report.command:command")
+CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
+
+
+def load_module(file: Path) -> ModuleType:
+    """A helper beside the tests, by its path."""
+    name = f"report_{file.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def made() -> Any:
+    """`made.write_campaign(...)`, `made.write_run(...)`, `made.MadeRun(...)`."""
+    return load_module(HERE.parent / "synthetic.py")
+
+
+@pytest.fixture(scope="session")
+def tab() -> Iterator[Any]:
+    """One page of one browser for all tests; each opens its own file in it."""
+    with load_module(HERE / "devtools.py").browser() as page:
+        yield page
+
+
+@pytest.fixture
+def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`campaign(effects, seeds=..., ...)`: a made-up campaign on disk, three conditions by default."""
+
+    def write(effects: dict[str, float] | None = None, **options: Any) -> Path:
+        settings = {"seeds": range(8), "steps": 60, "completions": 8} | options
+        folder: Path = made.write_campaign(tmp_path / "campaign", effects or CONDITIONS, **settings)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def report(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`report("campaign", "--json")`: the result of `retrain report`."""
+    if not any(row[0] == "report" for row in room.COMMANDS):
+        monkeypatch.setattr(room, "COMMANDS", (*room.COMMANDS, ROW))
+
+    def call(*arguments: object) -> Any:
+        return command("report", *map(str, arguments))
+
+    return call
+
+
+@pytest.fixture
+def page_of(report: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """The page that the command wrote, and what it said as JSON, which must be all that is printed."""
+
+    def call(*arguments: object) -> tuple[str, dict[str, Any]]:
+        result = report(*arguments, "--json")
+        assert (result.code, result.err) == (0, ""), result.err
+        said: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        return Path(said["file"]).read_text(encoding="utf-8"), said
+
+    return call

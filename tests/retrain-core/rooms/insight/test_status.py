@@ -1,0 +1,277 @@
+"""`retrain status` and `retrain top`, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.rooms.session.records.lock import RunLock
+
+Command = Callable[..., Any]
+Make = Callable[..., Path]
+DAY_S = 24 * 3600.0
+RUN_FIELDS = (
+    *("path", "condition", "step", "max_steps", "correct_rate", "loss", "mean_reward", "wall_time_s", "completed"),
+    *("stale", "pid", "alive", "trainer"),
+)
+
+
+@pytest.fixture
+def status(command: Command) -> Callable[..., dict[str, Any]]:
+    """`status("--all")`: the JSON of `retrain status`, which must be all that is printed."""
+
+    def call(*arguments: str) -> dict[str, Any]:
+        result = command("status", "--json", *arguments)
+        assert (result.code, result.err) == (0, "")
+        content: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        return content
+
+    return call
+
+
+def test_a_missing_folder_is_exit_code_1(command: Command) -> None:
+    for arguments in (["status"], ["status", "--json"], ["top"]):
+        result = command(*arguments)
+        assert (result.code, result.out) == (1, "")
+        assert "logs: no such folder" in result.err
+
+
+def test_an_empty_folder_has_nothing(command: Command, status: Command, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    assert status() == {"root": "logs", "runs": [], "campaigns": [], "hidden": 0}
+    assert command("status").out == "Campaigns: 0 | Runs: 0\n"
+
+
+def test_a_real_run_has_every_field(toy_run: Make, status: Command, command: Command) -> None:
+    folder = toy_run("logs/toy", "--eval-examples", "2")
+    [run] = status()["runs"]
+    assert set(RUN_FIELDS) <= set(run)
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (run["path"], run["condition"], run["step"], run["max_steps"]) == ("logs/toy", "grpo+toy_flat", 4, 4)
+    assert {name: run[name] for name in ("correct_rate", "loss", "mean_reward")} == {
+        name: last[name] for name in ("correct_rate", "loss", "mean_reward")
+    }
+    assert (run["completed"], run["stale"], run["alive"], run["trainer"]) == (True, False, False, "retrain")
+    assert run["pid"] == os.getpid()
+    shown = command("status")
+    assert shown.code == 0
+    assert "Campaigns: 0 | Runs: 1" in shown.out
+    [row] = [line.split() for line in shown.out.splitlines() if line.startswith("toy")]
+    assert row[1:3] == ["done", "4/4"]
+
+
+def test_a_live_run_is_running_then_stale_then_dead(
+    make_run: Make, status: Command, sleeper: subprocess.Popen[bytes]
+) -> None:
+    folder = make_run("logs/live", status="running", pid=sleeper.pid)
+
+    def seen() -> tuple[str, bool, bool, bool]:
+        [run] = status()["runs"]
+        return run["status"], run["alive"], run["stale"], run["completed"]
+
+    assert seen() == ("running", True, False, False)
+    for file in ("run.json", "metrics.jsonl"):
+        os.utime(folder / file, (time.time() - 301,) * 2)
+    assert seen() == ("stale", True, True, False)
+    sleeper.kill()
+    while sleeper.returncode is None and Path(f"/proc/{sleeper.pid}").exists():
+        if Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break  # ended, but nobody has collected it
+    else:
+        sleeper.wait()
+    assert seen() == ("dead", False, False, False)
+
+
+def test_the_lock_of_the_folder_knows_better_than_the_process_id(
+    make_run: Make, status: Command, sleeper: subprocess.Popen[bytes]
+) -> None:
+    held = make_run("logs/held", status="running")
+    reused = make_run("logs/reused", status="running", pid=sleeper.pid)
+    lock = RunLock(held)
+    RunLock(reused).release()
+    assert [run["status"] for run in status()["runs"]] == ["running", "dead"]
+    lock.release()
+    assert [run["status"] for run in status()["runs"]] == ["dead", "dead"]
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "stopped"])
+def test_a_run_that_ended_says_how(make_run: Make, status: Command, command: Command, state: str) -> None:
+    make_run(
+        "logs/a", status=state, pid=os.getpid(), **({"error": "RewardError: \x1b[31mdown"} if state == "failed" else {})
+    )
+    [run] = status()["runs"]
+    assert (run["status"], run["completed"], run["alive"]) == (state, state == "done", False)
+    assert run["wall_time_s"] == 100.0
+    out = command("status").out
+    assert state in out
+    assert ("a: RewardError: \ufffd[31mdown" in out) is (state == "failed")
+
+
+@pytest.mark.parametrize("pid", [0, -1, None, "12", True, 10**30, 2**22 + 1])
+def test_an_impossible_process_is_dead(make_run: Make, status: Command, pid: Any) -> None:
+    make_run("logs/a", status="running", pid=pid)
+    assert [(run["status"], run["alive"]) for run in status()["runs"]] == [("dead", False)]
+
+
+def test_numbers_that_are_absent_are_dashes_never_zero(make_run: Make, status: Command, command: Command) -> None:
+    make_run("logs/before", metrics="", status="running")
+    make_run("logs/evaluated", metrics='{"step": -1, "eval_correct_rate": 0.5}\n')
+    make_run("logs/skipped", metrics='{"step": 0, "loss": null, "correct_rate": 0.0}\n')
+    before, evaluated, skipped = status()["runs"]
+    for run in (before, evaluated):
+        assert (run["step"], run["loss"], run["correct_rate"], run["mean_reward"]) == (0, None, None, None)
+    assert (skipped["step"], skipped["loss"], skipped["correct_rate"]) == (1, None, 0.0)
+    [row] = [line.split() for line in command("status").out.splitlines() if line.startswith("skipped")]
+    assert row[1:6] == ["done", "1/10", "0.0%", "—", "—"]
+
+
+def test_damage_of_one_run_does_not_hide_the_others(make_run: Make, status: Command, command: Command) -> None:
+    make_run("logs/cut", metrics='{"step": 0, "loss": 0.5}\n{"step": 1, "lo')
+    make_run("logs/damaged", metrics='{"step": 0}\n{"step": NaN}\n')
+    (make_run("logs/manifest") / "run.json").write_text("{")
+    (make_run("logs/other") / "run.json").write_text("[]")
+    cut, damaged, manifest, other = status()["runs"]
+    assert (cut["status"], cut["step"], cut["loss"]) == ("done", 1, 0.5)
+    assert [run["status"] for run in (damaged, manifest, other)] == ["unreadable"] * 3
+    out = command("status").out
+    assert "damaged: metrics.jsonl (last line): cannot be read: NaN is not JSON" in out
+    assert "other: run.json: cannot be read: not a JSON object" in out
+
+
+def test_two_hundred_runs_are_all_there_and_right(make_run: Make, status: Command) -> None:
+    for i in range(200):
+        make_run(f"logs/sweep{i % 7}/r{i:03d}", steps=i % 10, metrics=None)
+    runs = status()["runs"]
+    assert len(runs) == 200
+    assert [run["path"] for run in runs] == sorted(run["path"] for run in runs)
+    for run in runs:
+        steps = int(run["path"][-3:]) % 10
+        assert (run["step"], run["correct_rate"]) == (steps, (steps - 1) / 10 if steps else None)
+
+
+def test_idle_runs_are_hidden_unless_asked_for(
+    make_run: Make, status: Command, command: Command, sleeper: subprocess.Popen[bytes]
+) -> None:
+    make_run("logs/old_dead", status="running", idle_s=DAY_S + 60)
+    make_run("logs/old_done", idle_s=DAY_S + 60)
+    make_run("logs/old_stale", status="running", pid=sleeper.pid, idle_s=DAY_S + 60)
+    make_run("logs/new_done", idle_s=DAY_S - 60)
+    make_run("logs/now", status="running", pid=sleeper.pid)
+
+    def names(*arguments: str) -> list[str]:
+        return [run["path"][5:] for run in status(*arguments)["runs"]]
+
+    assert names() == ["new_done", "now", "old_stale"]
+    assert names("--all") == ["new_done", "now", "old_dead", "old_done", "old_stale"]
+    assert names("--active") == ["now", "old_stale"]
+    assert status()["hidden"] == 2
+    assert "2 not shown (--all shows every run and campaign)" in command("status").out
+
+
+def test_what_a_name_holds_cannot_steer_the_terminal(make_run: Make, command: Command) -> None:
+    make_run("logs/a\x1b[2Jb\n[bold]c", condition="x\x1b]0;owned\x07[red]y")
+    out = command("status").out
+    assert not {"\x1b", "\x07"} & set(out)
+    assert "a\ufffd[2Jb\ufffd[bold]c" in out
+    assert "x\ufffd]0;owned\ufffd[red]y" in out
+
+
+def test_runs_are_found_at_every_depth_but_not_among_records(make_run: Make, status: Command, tmp_path: Path) -> None:
+    for name in ("logs", "logs/x/y/deep", "logs/emergence/not", "logs/.hidden/not", "elsewhere/linked"):
+        make_run(f"{name}/run")
+    make_run("logs/outer")
+    make_run("logs/outer/inner")
+    make_run("logs/outer/emergence/tokens")
+    (tmp_path / "logs/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "logs/x/loop").symlink_to(tmp_path / "logs")
+    found = {run["path"][5:] for run in status()["runs"]}
+    assert found == {"run", "x/y/deep/run", "emergence/not/run", "link/linked/run", "outer", "outer/inner"}
+    [run] = status("logs/outer/inner")["runs"]
+    assert run["path"] == "logs/outer/inner"
+
+
+def manifest(folder: Path, pid: int, runs: list[dict[str, Any]]) -> None:
+    conditions = list(dict.fromkeys(run["condition"] for run in runs))
+    seeds = list(dict.fromkeys(run["seed"] for run in runs))
+    content = {
+        "timestamp": "20260301_120000",
+        "campaign_toml": "campaign.toml",
+        "conditions": conditions,
+        "seeds": seeds,
+        "max_steps": 10,
+        "parallel": True,
+        "num_runs": len(runs),
+        "runner_pid": pid,
+        "runs": runs,
+    }
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def test_a_campaign_is_a_matrix_of_its_runs(
+    make_run: Make, status: Command, command: Command, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    home = tmp_path / "logs/campaign_20260301_120000"
+    make_run(f"{home}/runs/grpo+none_s1", steps=10)
+    make_run(f"{home}/runs/grpo+none_s2", status="running", pid=sleeper.pid, steps=4)
+    make_run(f"{home}/runs/maxrl+none_s1", status="running", steps=3)
+    make_run("logs/alone")
+    entries = [
+        {"condition": condition, "seed": seed, "run_name": f"{condition}_s{seed}", "log_dir": f"moved/{seed}"}
+        for condition in ("grpo+none", "maxrl+none")
+        for seed in (1, 2)
+    ]
+    manifest(home, sleeper.pid, entries)
+    content = status()
+    assert [run["path"] for run in content["runs"]] == ["logs/alone"]
+    [campaign] = content["campaigns"]
+    assert campaign["path"] == "logs/campaign_20260301_120000"
+    assert (campaign["conditions"], campaign["seeds"]) == (["grpo+none", "maxrl+none"], [1, 2])
+    assert (campaign["max_steps"], campaign["num_runs"], campaign["completed"], campaign["failed"]) == (10, 4, 1, 1)
+    assert campaign["matrix"] == {"grpo+none": {"1": 0.9, "2": 0.3}, "maxrl+none": {"1": 0.2, "2": None}}
+    assert (campaign["status"], campaign["runner_pid"], campaign["runner_alive"]) == ("running", sleeper.pid, True)
+    assert (campaign["campaign_toml"], campaign["timestamp"]) == ("campaign.toml", "20260301_120000")
+    assert [run["status"] for run in campaign["runs"]] == ["done", "running", "dead", "not started"]
+    assert campaign["last_activity"]
+    rows = {line.split("  ")[0]: line.split()[1:] for line in command("status").out.splitlines()}
+    assert rows["grpo+none"] == ["10", "✓", "4/10"]
+    assert rows["maxrl+none"] == ["3", "✗", "—"]
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [(("done", "done"), "done"), (("done", "failed"), "partial"), (("failed", None), "dead"), ((None, None), "dead")],
+)
+def test_a_campaign_without_its_runner_has_ended(
+    make_run: Make, status: Command, tmp_path: Path, states: tuple[str | None, ...], expected: str
+) -> None:
+    home = tmp_path / "logs/c"
+    home.mkdir(parents=True)
+    entries = []
+    for seed, state in enumerate(states):
+        entries.append({"condition": "a", "seed": seed, "run_name": f"a_s{seed}", "returncode": None if state else 1})
+        if state:
+            make_run(f"{home}/runs/a_s{seed}", status=state)
+    manifest(home, 2**22 + 1, entries)
+    [campaign] = status()["campaigns"]
+    assert (campaign["status"], campaign["failed"]) == (expected, sum(state != "done" for state in states))
+
+
+def test_another_tools_manifest_is_no_campaign(make_run: Make, status: Command, tmp_path: Path) -> None:
+    make_run("logs/a/run")
+    (tmp_path / "logs/a/manifest.json").write_text('{"files": {}}')
+    (tmp_path / "logs/manifest.json").write_text("{")
+    content = status()
+    assert (len(content["runs"]), content["campaigns"]) == (1, [])
+
+
+def test_help_names_the_options(command: Command) -> None:
+    shown = command("status", "--help").out
+    assert all(option in shown for option in ("--json", "--all", "--active", "--watch", "--interval"))
+    assert command("status", "--interval", "0").code == 2

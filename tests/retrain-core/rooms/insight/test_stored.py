@@ -1,0 +1,91 @@
+"""Token records survive the disk, and replaying the run's own flow gives the credit that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.manager import load_plugins
+from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.insight.stored import read_step, replay
+from retrain.rooms.session.records.tokens import TokenRecord, read_tokens, token_file, write_tokens
+
+
+def record(length: int, *, planning: bool = True) -> TokenRecord:
+    stream = np.random.default_rng(length)
+    return TokenRecord(
+        tokens_T=stream.integers(0, 2**31 - 1, length),
+        logprobs_T=-stream.exponential(size=length).astype(np.float32).astype(np.float64),
+        advantages_T=stream.normal(size=length).astype(np.float32).astype(np.float64),
+        entropies_T=stream.exponential(size=length).astype(np.float32).astype(np.float64),
+        planning_T=stream.random(length) < 0.3 if planning else None,
+    )
+
+
+def store(run: Path, rewards: list[float | None], records: list[TokenRecord]) -> None:
+    write_tokens(run / "emergence", 0, records)
+    lines = [
+        {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
+        for i, reward in enumerate(rewards)
+    ]
+    (run / "emergence/generations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": -1}) + "\n" + json.dumps({"step": 0}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def flow() -> CreditFlow:
+    return build_flow(Config(tables={}), load_plugins())
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    records = [record(3), record(1), record(7)]
+    write_tokens(tmp_path, 12, records)
+    for before, after in zip(records, read_tokens(tmp_path, 12), strict=True):
+        for name in ("tokens_T", "logprobs_T", "advantages_T", "entropies_T", "planning_T"):
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+
+
+def test_records_without_detector_have_no_planning(tmp_path: Path) -> None:
+    write_tokens(tmp_path, 0, [record(3, planning=False)])
+    assert read_tokens(tmp_path, 0)[0].planning_T is None
+
+
+def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tokens(tmp_path / name, 0, [record(5)])
+    assert token_file(tmp_path / "a", 0).read_bytes() == token_file(tmp_path / "b", 0).read_bytes()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_tokens(tmp_path, 0, [record(5)])
+    file = token_file(tmp_path, 0)
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=r"step_000000\.safetensors.*no readable token records"):
+        read_tokens(tmp_path, 0)
+
+
+def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: CreditFlow) -> None:
+    store(tmp_path, [1.0, None, 1.0, 0.0], [record(3), record(4), record(5), record(6)])
+    groups, masks, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    assert [len(group) for group in groups] == [1, 2]
+    assert [[len(mask) for mask in group] for group in masks] == [[3], [5, 6]]
+    assert [advs.shape for advs in result.token_advs[1]] == [(5,), (6,)]
+
+
+def test_missing_steps_and_runs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        read_step(tmp_path, None)
+    store(tmp_path, [1.0, 0.0], [record(3), record(4)])
+    with pytest.raises(ConfigError, match="holds no step 9"):
+        read_step(tmp_path, 9)
+
+
+def test_records_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    store(tmp_path, [1.0, 0.0], [record(3), record(4), record(5)])
+    with pytest.raises(ConfigError, match="2 completions but 3 token records"):
+        read_step(tmp_path, 0)

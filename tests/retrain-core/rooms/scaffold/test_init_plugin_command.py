@@ -1,0 +1,92 @@
+"""`retrain init-plugin`: the file, its test, the TOML, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from retrain.rooms.cli.main import run
+from retrain.rooms.scaffold.kinds import KINDS, slug
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def files(folder: Path) -> list[str]:
+    """Every file below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init-plugin", "-k", "transform", "-n", "entropy floor", "--with-test"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Wrote plugins/entropy_floor.py and tests/test_entropy_floor_plugin.py. Name it in your TOML:",
+        "  [algorithm]",
+        '  transform_mode = "entropy_floor.PLUGIN"',
+        "  transform_params = { floor = 0.5 }",
+        "Next:",
+        "  python -m pytest tests/test_entropy_floor_plugin.py",
+        "  retrain explain",
+    ]
+    assert files(tmp_path) == ["plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py"]
+
+
+@pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
+def test_the_file_is_the_example_of_the_distribution(kind: str, tmp_path: Path) -> None:
+    assert run(["init-plugin", "--kind", kind, "--name", "my_part", "--json"]) == 0
+    assert run(["plugin", "new", "my-part", "--kind", kind, "--no-input"]) == 0
+    own = (tmp_path / "plugins/my_part.py").read_text(encoding="utf-8").splitlines()
+    file = kind.replace("-", "_")
+    for line in (tmp_path / f"my-part/src/my_part/{file}.py").read_text(encoding="utf-8").splitlines():
+        assert line in own or line.startswith("from retrain.api import")
+
+
+def test_json_names_files_and_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init-plugin", "-k", "reward", "-n", "close", "-o", "lab/parts", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["files"] == ["lab/parts/close.py"] == files(tmp_path)
+    assert tomllib.loads(content["toml"]) == {"reward": {"type": "lab.parts.close.create"}}
+
+
+@pytest.mark.parametrize("existing", ["plugins/mine.py", "tests/test_mine_plugin.py"])
+def test_nothing_is_overwritten(existing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / existing
+    file.parent.mkdir()
+    file.write_text("precious", encoding="utf-8")
+    assert run(["init-plugin", "-k", "reward", "-n", "mine", "--with-test"]) == 2
+    assert f"{existing}: exists already; nothing was written" in capsys.readouterr().err
+    assert files(tmp_path) == [existing]
+    assert file.read_text(encoding="utf-8") == "precious"
+
+
+def test_both_files_are_written_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests").write_text("no folder", encoding="utf-8")
+    assert run(["init-plugin", "-k", "reward", "-n", "mine", "--with-test"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert files(tmp_path) == ["tests"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-k", "reward", "-n", "../x"], "is a path, not a name"),
+        (["-k", "reward", "-n", "class"], "a keyword of Python"),
+        (["-k", "reward", "-n", "json"], "a module of Python itself"),
+        (["-k", "reward", "-n", "x" * 300], "has 300 characters"),
+        (["-k", "rewards", "-n", "mine"], "did you mean 'reward'?"),
+        (["-k", "reward", "-n", "mine", "-o", "../outside"], "no folder from which a plugin can be imported"),
+        (["-k", "reward", "-n", "mine", "-o", "my-plugins"], "no folder from which a plugin can be imported"),
+        (["-k", "reward"], "--name"),
+    ],
+)
+def test_a_wrong_command_line_is_told_and_nothing_is_written(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init-plugin", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert files(tmp_path) == []

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.tasks import Ending
+from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
+from retrain.rooms.credit.batch import assign
+from retrain.rooms.tasks.episodes import Episodes
+from retrain.rooms.tasks.prompts import Prompt
+from retrain.rooms.tasks.rollout import Streams
+from tests.playing import Counting
+
+PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
+Words = Callable[[int, str], str]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    local = pytest.importorskip("retrain_local")
+    return transformers.AutoTokenizer.from_pretrained(Path(local.__file__).parent / "tiny")
+
+
+@dataclass
+class Scripted:
+    """A backend that answers from a script: `words(number of the call, the context as text)`."""
+
+    tokenizer: Any
+    words: Words
+    calls: list[list[SampleRequest]] = field(default_factory=list)
+    spoilt: bool = False
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+        self.calls.append(list(requests))
+        return [[self._say(request) for _ in request.seeds_G] for request in requests]
+
+    def _say(self, request: SampleRequest) -> Sample:
+        text = self.words(len(self.calls) - 1, self.tokenizer.decode(request.prompt_T))
+        ids = np.array(self.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"])
+        return Sample(
+            tokens_T=ids,
+            logprobs_T=np.full(len(ids), np.nan if self.spoilt else -0.25),
+            entropies_T=np.full(len(ids), 0.5),
+            stop_reason=StopReason.EOS,
+            policy_version=7,
+        )
+
+
+def prompts(environment: Counting, tokenizer: Any) -> list[Prompt]:
+    return [
+        Prompt(example=e, tokens_T=np.array(tokenizer.apply_chat_template(list(e.prompt))["input_ids"]))
+        for e in environment.load().examples
+    ]
+
+
+def play(environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None) -> Any:
+    owner = Episodes(
+        backend=backend,  # type: ignore[arg-type]
+        tokenizer=backend.tokenizer,
+        environment=environment,
+        params=PARAMS,
+        config=Config(tables={}),
+        context_length=context_length,
+    )
+    with owner.draw("step_0") as draw:
+        streams = Streams(seeds=Seeds(1), purpose="sample")
+        return draw.sample(prompts(environment, backend.tokenizer), group_size, streams), draw
+
+
+def actions(backend: Scripted, completion: Completion) -> str:
+    return str(backend.tokenizer.decode(completion.tokens_T[completion.action_T]))
+
+
+def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: str(call))
+    groups, draw = play(Counting(turns=2), backend)
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert [sum(len(r.seeds_G) for r in call) for call in backend.calls] == [6, 6, 3], (
+        "every second one has a third turn"
+    )
+    assert len(backend.calls[0]) == 3, "a group shares its opening"
+    seeds = [seed for call in backend.calls for request in call for seed in request.seeds_G]
+    assert len(set(seeds)) == len(seeds)
+    for group in groups:
+        for number, completion in enumerate(group):
+            turns = 2 + number % 2
+            assert completion.turns == turns
+            assert actions(backend, completion) == "".join(f"{turn}<|im_end|>" for turn in range(turns))
+            assert completion.starts == (0,)
+            assert completion.policy_version == 7
+            assert (completion.logprobs_T[completion.action_T] == -0.25).all()
+            assert not completion.logprobs_T[~completion.action_T].any()
+            assert completion.entropies_T is not None
+            assert "And then?" in completion.text
+    assert groups[0][0].stop_reason is StopReason.TURNS
+    assert groups[1][0].stop_reason is StopReason.EOS
+    scores = draw.scores()
+    assert [score.value for score in scores[0]] == [1.0, 1.0]
+    assert draw.metrics()["turns_mean"] == 2.5
+    assert draw.metrics()["rewritten_history_count"] == 0
+
+
+def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: f"{call} and")
+    (group, *_), _ = play(Counting(turns=2), backend)
+    second = backend.calls[1][0].prompt_T
+    length = len(second)
+    assert group[0].tokens_T[:length].tolist() == second.tolist()
+    assert tokenizer.decode(second).endswith("And then?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "one" if call else "zero")
+    groups, draw = play(Counting(turns=2, rewrites=True), backend, group_size=2)
+    completion = groups[1][0]
+    assert len(completion.starts) == 2
+    assert draw.metrics()["rewritten_history_count"] == 9
+    seen = tokenizer.decode(completion.tokens_T[completion.starts[1] :])
+    assert "..." in seen
+    assert "zero" not in seen
+    rows = rows_of(groups[1], tokenizer)
+    assert len(rows) == 2 + 3
+    assert [int(row.action_T.sum()) for row in rows[:2]] == [
+        len(tokenizer(f"{word}<|im_end|>", add_special_tokens=False)["input_ids"]) for word in ("zero", "one")
+    ]
+    for row in rows:
+        assert (row.advantages_T[row.action_T] != 0).all()
+        assert not row.advantages_T[~row.action_T].any()
+        assert not row.action_T[0]
+
+
+def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ...]:
+    from retrain.kernel.plugins.manager import load_plugins
+    from retrain.rooms.credit.flow import build_flow
+    from retrain.rooms.session.configure import load_checked
+
+    plugins = load_plugins()
+    checked = load_checked(["--advantage-mode", "grpo", "--transform-mode", "none"], plugins)
+    scores = tuple(Score.of(float(number)) for number in range(len(group)))
+    example = Counting().load().examples[0]
+    groups = (Group(example=example, completions=group, scores=scores),)
+    flow = build_flow(checked.config, plugins)
+    return assign(groups, flow, None, step=0, sepa_lambda=0.0, temperature=1.0).batch.rows
+
+
+def test_an_episode_whose_context_is_full_is_told_so_once_and_then_left(tokenizer: Any) -> None:
+    environment = Counting(turns=50)
+    backend = Scripted(tokenizer, lambda call, context: "x")
+    groups, _ = play(environment, backend, context_length=120)
+    for group in groups:
+        for completion in group:
+            assert completion.stop_reason in (StopReason.LENGTH, StopReason.TURNS)
+            assert len(completion.tokens_T) <= 120
+            assert 1 < completion.turns < 50
+    assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
+
+
+def test_endings_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "1")
+    with pytest.raises(BackendError, match="5 endings for 6 episodes"):
+        play(Counting(fault="forgets one"), backend)
+
+    class Failing(Counting):
+        def finish(self) -> list[Ending]:
+            return [Ending(score=Score.failed("KeyError: 'x'")) for _ in super().finish()]
+
+    _, draw = play(Failing(), backend)
+    with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
+        draw.scores()
+
+
+def test_numbers_that_no_distribution_has_are_refused(tokenizer: Any) -> None:
+    backend = Scripted(tokenizer, lambda call, context: "1", spoilt=True)
+    with pytest.raises(NonFiniteError, match="example count-0"):
+        play(Counting(), backend)

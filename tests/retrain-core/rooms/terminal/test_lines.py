@@ -1,0 +1,125 @@
+"""Console lines, and nothing in them that could steer a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.kernel.informative import cause_of
+from retrain.kernel.terminal_text import printable
+from retrain.kernel.types import Group
+from retrain.rooms.terminal.lines import evaluation, group_lines, step_line, training_complete
+
+MakeGroup = Callable[..., Group]
+METRICS = {
+    "step": 3,
+    "condition": "maxrl+gtpo_sepa",
+    "loss": -0.00123,
+    "loss_is_placeholder": False,
+    "mean_reward": 0.25,
+    "correct_rate": 0.25,
+    "num_datums": 16,
+    "batch_size": 4,
+    "group_size": 8,
+    "useful_groups": 2,
+    "sepa_lambda": 0.1,
+    "step_time_s": 1.25,
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x1b[2J", "a\r\nb", "\x07", "\x9b31m", "\u202eevil", "\u200b", "\x00", "\x7f", "\u2028", "\ud800", "\ufeff"],
+)
+def test_control_characters_are_replaced(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert shown.isprintable()
+    assert shown.encode()
+
+
+@given(st.text())
+def test_printable_text_is_kept_and_anything_else_is_not(text: str) -> None:
+    shown = printable(text)
+    assert all(now == was or (not was.isprintable() and now == "\ufffd") for was, now in zip(text, shown, strict=True))
+    assert printable(shown) == shown
+
+
+def test_group_lines_name_the_reason_of_a_skip(make_group: MakeGroup) -> None:
+    groups = [make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(None, None)]
+    lines = group_lines(groups, [cause_of(group) for group in groups])
+    assert lines == [
+        "  group: 1/2 correct | answer=7",
+        "  group: 2/2 correct | answer=7",
+        "    -> skipped (all correct)",
+        "  group: 0/2 correct | answer=7",
+        "    -> skipped (all wrong)",
+        "  group: 0/2 correct | answer=7",
+        "    -> skipped (all same, reward=0.5)",
+        "  group: 0/2 correct | answer=7",
+        "    -> skipped (no verdict)",
+    ]
+
+
+def test_a_tie_beside_a_missing_verdict_shows_the_tied_reward(make_group: MakeGroup) -> None:
+    group = make_group(None, 0.5, 0.5)
+    assert group_lines([group], [cause_of(group)])[1] == "    -> skipped (all same, reward=0.5)"
+
+
+def test_answers_are_cut_and_cleaned(make_group: MakeGroup) -> None:
+    group = make_group(1, 0, reference="\x1b[31m" + "x" * 100)
+    (line,) = group_lines([group], [cause_of(group)])
+    answer = line.partition("answer=")[2]
+    assert answer == "\ufffd[31m" + "x" * 32 + "..."
+    assert len(answer) == 40
+
+
+def test_the_step_line() -> None:
+    assert step_line(METRICS) == (
+        "Step 3 [maxrl+gtpo_sepa] | loss=-0.0012 | reward=0.250 | correct=25.0% | datums=16 | bs=4 | gs=8 | useful=2/4"
+        " | sepa_l=0.1000 | time=1.2s"
+    )
+
+
+def test_the_step_line_without_loss_or_reward() -> None:
+    rest = {name: value for name, value in METRICS.items() if name != "mean_reward"}
+    line = step_line(rest | {"loss": None})
+    assert line.startswith("Step 3 [maxrl+gtpo_sepa] | no informative datums, skipping | reward=none | ")
+    assert "loss=-0.0012 (placeholder)" in step_line(METRICS | {"loss_is_placeholder": True})
+
+
+def test_groups_that_were_not_useful_are_explained() -> None:
+    counts = {"all_wrong_groups": 3, "all_right_groups": 2, "tied_groups": 0, "no_verdict_groups": 0}
+    assert "useful=11/16 (3 all wrong, 2 all right) |" in step_line(
+        METRICS | counts | {"useful_groups": 11, "batch_size": 16}
+    )
+    others = {"all_wrong_groups": 0, "all_right_groups": 0, "tied_groups": 1, "no_verdict_groups": 1}
+    assert "useful=2/4 (1 all same, 1 no verdict) |" in step_line(METRICS | others)
+
+
+def test_a_rejected_step_says_so_with_or_without_completions() -> None:
+    assert step_line(METRICS | {"loss": None, "rejected": "the loss is nan"}).startswith(
+        "Step 3 [maxrl+gtpo_sepa] | rejected: the loss is nan | reward=0.250"
+    )
+    bare = {"step": 3, "condition": "maxrl+gtpo_sepa", "loss": None, "rejected": "logits of nan"}
+    assert step_line(bare) == "Step 3 [maxrl+gtpo_sepa] | rejected: logits of nan"
+
+
+def test_the_other_lines() -> None:
+    metrics = {
+        "eval_correct_rate": 0.484,
+        "eval_ci_low": 0.421,
+        "eval_ci_high": 0.547,
+        "eval_pass_at_1": 0.484,
+        "eval_pass_at_16": 0.813,
+        "eval_pass_at_4": 0.7,
+        "eval_examples": 64,
+        "eval_samples": 16,
+    }
+    expected = "correct=48.4% [42.1, 54.7] | pass@16=81.3% | 64 held-out examples x 16"
+    assert evaluation(metrics | {"step": -1}) == f"Eval before training | {expected}"
+    assert evaluation(metrics | {"step": 9}) == f"Eval after step 9 | {expected}"
+    assert training_complete("a+b", 3, 0.5) == "Training complete. a+b, 3 steps, running correct rate: 50.0%"
