@@ -8,33 +8,35 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.informative import Cause, cause_of, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
 from retrain.kernel.types import Group
 
 MakeGroup = Callable[..., Group]
 
 
 @pytest.mark.parametrize(
-    ("values", "cause"),
+    ("values", "status"),
     [
-        ((1, 0), Cause.INFORMATIVE),
-        ((1, 1), Cause.ALL_RIGHT),
-        ((0, 0), Cause.ALL_WRONG),
-        ((-1, -1), Cause.ALL_WRONG),
-        ((2.5, 2.5), Cause.ALL_RIGHT),
-        ((0.5, 0.5), Cause.TIED),
-        ((0.5, 0.5000000000000001), Cause.INFORMATIVE),
-        ((0.0, -0.0), Cause.ALL_WRONG),
-        ((1, None, "broken"), Cause.NO_VERDICT),
-        ((1, None, 0), Cause.INFORMATIVE),
-        ((1, None, 1), Cause.ALL_RIGHT),
-        ((None, None), Cause.NO_VERDICT),
-        ((1,), Cause.NO_VERDICT),
-        ((), Cause.NO_VERDICT),
+        ((1, 0), GroupStatus.INFORMATIVE),
+        ((1, 1), GroupStatus.ALL_RIGHT),
+        ((0, 0), GroupStatus.ALL_WRONG),
+        ((-1, -1), GroupStatus.ALL_WRONG),
+        ((2.5, 2.5), GroupStatus.ALL_RIGHT),
+        ((0.5, 0.5), GroupStatus.TIED),
+        ((0.5, 0.5000000000000001), GroupStatus.INFORMATIVE),
+        ((0.0, -0.0), GroupStatus.ALL_WRONG),
+        ((1, None, "broken"), GroupStatus.NO_VERDICT),
+        ((1, None, 0), GroupStatus.INFORMATIVE),
+        ((1, None, 1), GroupStatus.ALL_RIGHT),
+        ((None, None), GroupStatus.NO_VERDICT),
+        ((1,), GroupStatus.NO_VERDICT),
+        ((), GroupStatus.NO_VERDICT),
     ],
 )
-def test_the_cause_of_a_group(values: tuple[float | str | None, ...], cause: Cause, make_group: MakeGroup) -> None:
-    assert cause_of(make_group(*values)) is cause
+def test_the_cause_of_a_group(
+    values: tuple[float | str | None, ...], status: GroupStatus, make_group: MakeGroup
+) -> None:
+    assert group_status(make_group(*values)) is status
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,5 +45,5 @@ def test_informative_means_two_different_verdicts(values: list[float | str | Non
     group = make_group(*values)
     numbers = [value for value in values if isinstance(value, float)]
     assert verdicts(group) == numbers
-    assert (cause_of(group) is Cause.INFORMATIVE) == (len(set(numbers)) > 1)
+    assert (group_status(group) is GroupStatus.INFORMATIVE) == (len(set(numbers)) > 1)
     assert num_correct(group) == sum(number > 0.5 for number in numbers)

@@ -9,7 +9,7 @@ from retrain.kernel.types import Group, Outcome
 CORRECT_ABOVE = 0.5  # a score above this counts as a right answer, everywhere
 
 
-class Cause(StrEnum):
+class GroupStatus(StrEnum):
     """Why a group is, or is not, informative."""
 
     INFORMATIVE = "informative"
@@ -29,13 +29,13 @@ def num_correct(group: Group) -> int:
     return sum(value > CORRECT_ABOVE for value in verdicts(group))
 
 
-def cause_of(group: Group) -> Cause:
+def group_status(group: Group) -> GroupStatus:
     """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one."""
     values = verdicts(group)
     if len(values) < 2:
-        return Cause.NO_VERDICT
+        return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):
-        return Cause.INFORMATIVE
+        return GroupStatus.INFORMATIVE
     if values[0] >= 1.0:
-        return Cause.ALL_RIGHT
-    return Cause.ALL_WRONG if values[0] <= 0.0 else Cause.TIED
+        return GroupStatus.ALL_RIGHT
+    return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED

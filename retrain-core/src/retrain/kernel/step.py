@@ -14,7 +14,7 @@ from retrain.kernel.contracts.algorithm import ControllerView
 from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from retrain.kernel.evaluate import eval_metrics, measured_by
-from retrain.kernel.informative import Cause
+from retrain.kernel.informative import GroupStatus
 from retrain.kernel.overlap import Ahead, Draw, Scored
 from retrain.kernel.pace import Pace
 from retrain.kernel.progress import Clock, Progress
@@ -155,7 +155,7 @@ class Trainer:
             metrics = self.pace.observed(metrics, batch_size, has_trained=report is not None)
             self._write_completions(step, prompts, groups, credited, report, metrics)
             self.progress.unfinished = metrics
-        for line in lines.group_lines(groups, credited.causes):
+        for line in lines.group_lines(groups, credited.statuses):
             LOG.log(terminal_text.GROUP_LEVEL, "%s", line)
         self.finish_step(metrics)
 
@@ -249,7 +249,7 @@ class Trainer:
         metrics: Mapping[str, Any],
     ) -> None:
         self.notify("retrain_phase", run=self.view, step=step, phase="recording")
-        trained = [report is not None and cause is Cause.INFORMATIVE for cause in credited.causes]
+        trained = [report is not None and status is GroupStatus.INFORMATIVE for status in credited.statuses]
         generations = generation_records(step, prompts, groups, credited, trained, self.parts.tokenizer)
         tokens = token_records(groups, credited, has_detector=self.parts.detector is not None)
         self.folder.write_completions(step, step_summary(metrics, groups), generations, tokens)

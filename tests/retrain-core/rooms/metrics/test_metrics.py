@@ -65,7 +65,7 @@ def test_without_any_verdict_there_is_no_mean_reward(make_group: MakeGroup) -> N
 def test_useful_groups_and_the_causes_of_the_others(make_group: MakeGroup) -> None:
     groups = (make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(1, None))
     credited = assign(groups, FLOW, None, step=0, sepa_lambda=0.0, temperature=1.0)
-    assert group_metrics(credited.causes) == {
+    assert group_metrics(credited.statuses) == {
         "useful_groups": 1,
         "all_right_groups": 1,
         "all_wrong_groups": 1,

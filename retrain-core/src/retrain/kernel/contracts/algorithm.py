@@ -1,15 +1,69 @@
-"""Credit: from scored groups to one advantage per sampled token, and the parts that it is made of."""
+"""Credit: from the scored groups of a step to one advantage per sampled token, and the parts it is made of.
+
+`_G` one entry per completion of a group, `_A` one per action token of a completion.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from retrain.kernel.types import (
-    Mask,
-    Tokens,
-)
+from retrain.kernel.informative import GroupStatus
+from retrain.kernel.types import Floats, Group, Mask, Tokens, TrainRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an algorithm asks of the sampler, known before anything loads."""
+
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenCredit:
+    """Credit of one completion: `advantages_A` and, with a planning detector, `planning_A`, per action token."""
+
+    advantages_A: Floats
+    planning_A: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Credit:
+    """Credit of one step.
+
+    `statuses_P[p]` says whether group p is informative, and why not. `tokens_PG[p][g]` is the credit of completion g of
+    group p, None where the verifier reached no verdict. `rows` are what is trained: those of the informative groups.
+    `metrics` go into the step's line.
+    """
+
+    statuses_P: tuple[GroupStatus, ...]
+    tokens_PG: tuple[tuple[TokenCredit | None, ...], ...]
+    rows: tuple[TrainRow, ...]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(Protocol):
+    """The one contract of credit: a run has one, and the kernel knows nothing of how it works.
+
+    `labels` are text fields that every line of `metrics.jsonl` carries; `condition` must be among them: the label of
+    the run in records and on the console.
+    """
+
+    needs: Needs
+    labels: Mapping[str, str]
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """Credit for a step's scored groups; CreditError on wrong shapes or numbers that are not finite."""
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Learn from a step, after its line's fields are known; schedules with state move here."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a resume needs, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
 
 
 class PlanningDetector(Protocol):

@@ -1,17 +1,15 @@
-"""Where tasks come from and who judges what the policy makes of them: data source, reward, environment."""
+"""Where tasks come from and who judges the rollouts: data source, reward, environment, and what a step sees of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from retrain.kernel.types import (
-    Example,
-    Message,
-    Score,
-    StopReason,
-)
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Completion, Example, Message, Score, StopReason, Tokens
 
 
 class Reward(Protocol):
@@ -100,3 +98,63 @@ class DataSource(Protocol):
 
     def load(self) -> LoadedData:
         """All examples, in a fixed order. Called once per run, before the model loads; ConfigError on bad data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """An example together with its tokens; `epoch` counts the passes over the pool before it was drawn."""
+
+    example: Example
+    tokens_T: Tokens
+    epoch: int = 0
+
+
+class Prompts(Protocol):
+    """Training prompts in a seeded order, and the held-out ones, which are never trained on."""
+
+    held_out: Sequence[Prompt]
+
+    def draw(self, cursor: int, count: int) -> list[Prompt]:
+        """The `count` prompts from position `cursor` of an endless sequence on, whatever the batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Where the randomness of completions comes from: the stream of each is keyed by purpose, example, epoch, number.
+
+    Neither the step nor the batch size is in the key, so neither changes a completion.
+    """
+
+    seeds: Seeds
+    purpose: str
+
+    def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
+        """Seed of completion `number` of a prompt; the turns of an episode have one each."""
+        later = (turn,) if turn else ()
+        return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
+
+
+class RolloutBatch(Protocol):
+    """The rollouts of one step or evaluation: sampled first, then asked for their scores."""
+
+    def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
+        """`group_size` completions of every prompt; BackendError when they cannot be sampled."""
+
+    def scores(self) -> list[tuple[Score, ...]]:
+        """The score of each completion; RewardError when more failed than the configuration allows."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Further fields for the step's line, after `scores`."""
+
+
+class Rollouts(Protocol):
+    """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step."""
+
+    def batch(self, label: str, failures: Path | None = None) -> AbstractContextManager[RolloutBatch]:
+        """Open the rollouts of a step or an evaluation; whatever is still under way at its end is abandoned.
+
+        Texts whose scoring failed are kept in the folder `failures`, by `label`.
+        """
+
+    def close(self) -> None:
+        """Release processes; safe to call twice."""

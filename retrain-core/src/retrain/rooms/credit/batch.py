@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.kernel.contracts.algorithm import PlanningDetector
-from retrain.kernel.informative import Cause, cause_of
+from retrain.kernel.informative import GroupStatus, group_status
 from retrain.kernel.types import Completion, Group, Mask, Outcome, TrainBatch, TrainRow
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
@@ -20,7 +20,7 @@ class Credited:
 
     judged: tuple[tuple[Completion, ...], ...]
     planning: tuple[tuple[Mask, ...], ...]
-    causes: tuple[Cause, ...]
+    statuses: tuple[GroupStatus, ...]
     result: CreditResult
     batch: TrainBatch
 
@@ -38,7 +38,7 @@ def assign(
 
     A completion without a verdict is neither trained nor part of its group's statistics.
     """
-    causes = tuple(cause_of(group) for group in groups)
+    statuses = tuple(group_status(group) for group in groups)
     judged = tuple(_judged(group) for group in groups)
     planning = _planning_masks(judged, detector)
     credit_groups = [
@@ -51,7 +51,7 @@ def assign(
         )
         for number, (group, completions, masks) in enumerate(zip(groups, judged, planning, strict=True))
     ]
-    trained = [cause is Cause.INFORMATIVE for cause in causes]
+    trained = [status is GroupStatus.INFORMATIVE for status in statuses]
     result = assign_credit(credit_groups, flow, sepa_lambda=sepa_lambda, trained=trained)
     rows = tuple(
         row
@@ -61,7 +61,7 @@ def assign(
         for row in _rows(completion, advs_T)
     )
     batch = TrainBatch(step=step, rows=rows, temperature=temperature)
-    return Credited(judged=judged, planning=planning, causes=causes, result=result, batch=batch)
+    return Credited(judged=judged, planning=planning, statuses=statuses, result=result, batch=batch)
 
 
 def _judged(group: Group) -> tuple[Completion, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.informative import Cause, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Floats, Group, Mask, Outcome, StopReason, TrainReport
 from retrain.rooms.credit.batch import Credited
 
@@ -44,15 +44,15 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
     }
 
 
-def group_metrics(causes: Sequence[Cause]) -> Fields:
+def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
     """How many groups were useful, and why the others were not."""
-    counts = Counter(causes)
+    counts = Counter(statuses)
     return {
-        "useful_groups": counts[Cause.INFORMATIVE],
-        "all_right_groups": counts[Cause.ALL_RIGHT],
-        "all_wrong_groups": counts[Cause.ALL_WRONG],
-        "tied_groups": counts[Cause.TIED],
-        "no_verdict_groups": counts[Cause.NO_VERDICT],
+        "useful_groups": counts[GroupStatus.INFORMATIVE],
+        "all_right_groups": counts[GroupStatus.ALL_RIGHT],
+        "all_wrong_groups": counts[GroupStatus.ALL_WRONG],
+        "tied_groups": counts[GroupStatus.TIED],
+        "no_verdict_groups": counts[GroupStatus.NO_VERDICT],
     }
 
 

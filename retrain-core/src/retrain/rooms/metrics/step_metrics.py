@@ -36,7 +36,7 @@ def step_metrics(
         **train_metrics(report),
         **reward_metrics(groups),
         "running_correct_rate": running_rate,
-        **group_metrics(credited.causes),
+        **group_metrics(credited.statuses),
         "sepa_lambda": sepa_lambda,
         "num_datums": len(credited.batch.rows) if report else 0,
         **length_metrics(groups),

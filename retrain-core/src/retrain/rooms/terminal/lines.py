@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.informative import Cause, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Group
 
 ANSWER_CHARS = 40
 _SKIPPED = {
-    Cause.ALL_RIGHT: "skipped (all correct)",
-    Cause.ALL_WRONG: "skipped (all wrong)",
-    Cause.NO_VERDICT: "skipped (no verdict)",
+    GroupStatus.ALL_RIGHT: "skipped (all correct)",
+    GroupStatus.ALL_WRONG: "skipped (all wrong)",
+    GroupStatus.NO_VERDICT: "skipped (no verdict)",
 }
 _OTHERS = {
     "all wrong": "all_wrong_groups",
@@ -23,17 +23,17 @@ _OTHERS = {
 }
 
 
-def group_lines(groups: Sequence[Group], causes: Sequence[Cause]) -> list[str]:
+def group_lines(groups: Sequence[Group], statuses: Sequence[GroupStatus]) -> list[str]:
     """A line per group, and the reason below it when the group is not trained."""
     rows = []
-    for group, cause in zip(groups, causes, strict=True):
+    for group, status in zip(groups, statuses, strict=True):
         answer = printable(group.example.reference)
         shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
         rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
-        if cause is Cause.TIED:
+        if status is GroupStatus.TIED:
             rows.append(f"    -> skipped (all same, reward={verdicts(group)[0]})")
-        elif cause is not Cause.INFORMATIVE:
-            rows.append(f"    -> {_SKIPPED[cause]}")
+        elif status is not GroupStatus.INFORMATIVE:
+            rows.append(f"    -> {_SKIPPED[status]}")
     return rows
 
 
@@ -66,7 +66,7 @@ def step_line(metrics: Mapping[str, Any]) -> str:
 
 def _useful(metrics: Mapping[str, Any]) -> str:
     """`11/16 (3 all wrong, 2 all right)`."""
-    others = [f"{count} {cause}" for cause, field in _OTHERS.items() if (count := metrics.get(field, 0))]
+    others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
     return f"{metrics['useful_groups']}/{metrics['batch_size']}" + (f" ({', '.join(others)})" if others else "")
 
 
