@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
     from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
-    from retrain.kernel.declared import EngineTraits
+    from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -100,6 +100,7 @@ __all__ = [
     "Measuring",
     "Message",
     "MetricSpec",
+    "Needs",
     "NonFiniteError",
     "OutOfMemoryError",
     "Outcome",
