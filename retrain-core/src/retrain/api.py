@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
-    from retrain.kernel.declared import EngineTraits
+    from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -108,6 +108,7 @@ __all__ = [
     "Measuring",
     "Message",
     "MetricSpec",
+    "Needs",
     "NonFiniteError",
     "OutOfMemoryError",
     "Outcome",
