@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem
     from retrain.kernel.plugins.manager import Plugins
@@ -194,6 +196,14 @@ def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
     """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
+    """
+
+
+@hookspec
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The tasks of a run are loaded and their verifier is up; the model is not. Raise RewardError to refuse the run.
+
+    Not called by commands that only look at the tasks, such as `retrain audit`.
     """
 
 

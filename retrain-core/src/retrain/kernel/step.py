@@ -11,6 +11,7 @@ from typing import Any
 
 from retrain.kernel import terminal_text
 from retrain.kernel.contracts.algorithm import ControllerView
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from retrain.kernel.evaluate import eval_metrics, measured_by
@@ -28,8 +29,6 @@ from retrain.rooms.session.assemble import Parts
 from retrain.rooms.session.interrupts import Interrupts, StopRequested
 from retrain.rooms.session.records.folder import RunFolder
 from retrain.rooms.session.savepoint import save_run
-from retrain.rooms.tasks.prompts import Prompt
-from retrain.rooms.tasks.rollout import Streams
 from retrain.rooms.terminal import lines
 
 LOG = logging.getLogger("retrain")
@@ -186,7 +185,7 @@ class Trainer:
         parts = self.parts
         self.ahead.measure_anew()
         self.notify("retrain_phase", run=self.view, step=step, phase="sampling")
-        with parts.rollouts.draw(f"step_{step:06d}", self.folder.path / FAILURES) as draw:
+        with parts.rollouts.batch(f"step_{step:06d}", self.folder.path / FAILURES) as draw:
             with clock.timed("sample"):
                 streams = Streams(seeds=parts.seeds, purpose="sample")
                 completions = draw.sample(prompts, self.config.training.group_size, streams)
@@ -233,7 +232,7 @@ class Trainer:
         self.notify("retrain_phase", run=self.view, step=step, phase="eval")
         started = time.perf_counter()
         table, measured = self.config.eval, measured_by(self.parts.backend)
-        with self.parts.rollouts.draw(f"eval_{step + 1:06d}", self.folder.path / FAILURES) as draw:
+        with self.parts.rollouts.batch(f"eval_{step + 1:06d}", self.folder.path / FAILURES) as draw:
             draw.sample(self.parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
             scores = draw.scores()
         measured_by(self.parts.backend)  # about this evaluation: belongs to no step

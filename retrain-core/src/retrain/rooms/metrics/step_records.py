@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.informative import num_correct
 from retrain.kernel.types import Completion, Group, Score
 from retrain.rooms.credit.batch import Credited
 from retrain.rooms.session.records.tokens import TokenRecord
-from retrain.rooms.tasks.prompts import Prompt
 
 TOP_SURPRISALS = 10
 SUMMARY_PREFIXES = ("exec_", "plan_", "post_")

@@ -13,6 +13,7 @@ from retrain.kernel.contracts.algorithm import Controller, PlanningDetector
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer
+from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.check import backend_options, check_names, check_options, declared_capabilities
@@ -24,11 +25,8 @@ from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.health.watch import HealthWatch, monitor_names
 from retrain.rooms.recorders.recording import Recorders, recorder_names
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.prompts import PromptPool
-from retrain.rooms.tasks.rollout import Rollouts, SingleTurn
-from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
+from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 
@@ -88,9 +86,10 @@ def assemble(
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check)
     tasks = load_tasks(context)
-    with closed_on_error(tasks.judge):
-        _import_backend(context)  # takes longest; the judge's process comes up meanwhile
-        refuse_bad_judge(tasks, context)
+    with closed_on_error(tasks.verifier):
+        _import_backend(context)  # takes longest; the verifier's process comes up meanwhile
+        tasks.verifier.start()
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         detector = build_detector(flow, context)
         controller = None
         if flow.controller:
@@ -143,16 +142,7 @@ def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollout
         temperature=training.temperature,
         entropy=backend.capabilities.provides_entropy,
     )
-    if isinstance(tasks.judge, ScoringService):
-        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=tasks.judge, params=params)
-    return Episodes(
-        backend=backend,
-        tokenizer=context.tokenizer,
-        environment=tasks.judge,
-        params=params,
-        config=context.config,
-        context_length=tasks.context_length,
-    )
+    return tasks.verifier.rollouts(backend, context, params, tasks.context_length)
 
 
 def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
