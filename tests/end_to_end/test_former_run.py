@@ -2,8 +2,8 @@
 
 `former_run/run` was made by the tree before that change: `builtin:tiny`, stopped by SIGTERM after step 4 of 8.
 `expected.json` is what that same tree made of it when it was never stopped. Arithmetic differs from one kind of
-processor to another, so the bytes are compared where the fixture was made on the same; elsewhere the run has to load and
-to reach its end.
+processor to another, so the bytes are compared where the fixture was made on the same; elsewhere the run has to load
+and to reach its end.
 """
 
 from __future__ import annotations

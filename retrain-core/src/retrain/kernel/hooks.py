@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
@@ -206,6 +207,14 @@ def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[
     """How a run that was started from a command line is shown: a context manager that is open while it goes on.
 
     `is_quiet`: warnings, errors and how the run ended, nothing else. Asked before anything of the run is loaded.
+    """
+
+
+@hookspec
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The tasks of a run are loaded and their verifier is up; the model is not. Raise RewardError to refuse the run.
+
+    Not called by commands that only look at the tasks, such as `retrain audit`.
     """
 
 

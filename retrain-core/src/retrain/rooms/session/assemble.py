@@ -11,6 +11,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import FixedBatch, Pacer
+from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
@@ -22,10 +23,7 @@ from retrain.kernel.types import Kind, SamplingParams
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.tasks.episodes import Episodes
-from retrain.rooms.tasks.rollout import Rollouts, SingleTurn
-from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
+from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 
@@ -76,9 +74,10 @@ def assemble(
         fail_run=stops.fail,
     )
     tasks = load_tasks(context)
-    with closed_on_error(tasks.judge):
+    with closed_on_error(tasks.verifier):
         _import_backend(context)  # takes longest; the verifier's process starts meanwhile
-        refuse_bad_judge(tasks, context)
+        tasks.verifier.start()
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
         watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
@@ -129,13 +128,4 @@ def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollout
         temperature=training.temperature,
         entropy=backend.capabilities.provides_entropy,
     )
-    if isinstance(tasks.judge, ScoringService):
-        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=tasks.judge, params=params)
-    return Episodes(
-        backend=backend,
-        tokenizer=context.tokenizer,
-        environment=tasks.judge,
-        params=params,
-        config=context.config,
-        context_length=tasks.context_length,
-    )
+    return tasks.verifier.rollouts(backend, context, params, tasks.context_length)

@@ -57,13 +57,9 @@ def generation_records(
 
 
 def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
-    """The action tokens of every completion with their credit, in the order of `generation_records`.
-
-    A completion without a verdict has no credit and no planning marks.
-    """
-    has_planning = any(c is not None and c.planning_A is not None for tokens_G in credit.tokens_PG for c in tokens_G)
+    """The action tokens of every completion with their credit, in the order of `generation_records`."""
     return [
-        _token_record(completion, token_credit, has_planning=has_planning)
+        _token_record(completion, token_credit)
         for group, tokens_G in zip(groups, credit.tokens_PG, strict=True)
         for completion, token_credit in zip(group.completions, tokens_G, strict=True)
     ]
@@ -83,17 +79,14 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
     }
 
 
-def _token_record(completion: Completion, token_credit: TokenCredit | None, *, has_planning: bool) -> TokenRecord:
-    action_T, count = completion.action_T, completion.num_actions
-    planning_A = token_credit.planning_A if token_credit else None
-    if planning_A is None and has_planning:
-        planning_A = np.zeros(count, np.bool_)
+def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRecord:
+    action_T = completion.action_T
     return TokenRecord(
         tokens_T=completion.tokens_T[action_T],
         logprobs_T=completion.logprobs_T[action_T],
-        advantages_T=token_credit.advantages_A if token_credit else np.zeros(count),
+        advantages_T=token_credit.advantages_A,
         entropies_T=None if completion.entropies_T is None else completion.entropies_T[action_T],
-        planning_T=planning_A,
+        planning_T=token_credit.planning_A,
     )
 
 
