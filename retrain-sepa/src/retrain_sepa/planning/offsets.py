@@ -104,9 +104,7 @@ class TableDecoder:
         ours = data.decode("utf-8", "replace")
         theirs = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
         if REPLACEMENT in ours:
-            return (
-                True  # decoders differ in how they render broken characters: check these tokens in another completion
-            )
+            return True  # decoders render broken characters differently: these tokens are checked later
         agrees = theirs.endswith(ours.lstrip())  # decoders differ in whether they keep the leading space
         self.verified[ids_T] |= agrees
         return agrees

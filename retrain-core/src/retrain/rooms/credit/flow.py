@@ -24,9 +24,9 @@ UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertain
 class CreditFlow:
     """Everything that turns scores and log-probabilities into token advantages, except the data.
 
-    `stages` holds the maths of each stage that is switched on. `gtpo_beta` and `hicra_alpha` are None where nobody
-    provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: it alone, with its
-    `algorithm`, names the run then, and nothing else of the flow is used.
+    `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
+    installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
+    flow only `condition` and `needs_entropy` are used then.
     """
 
     advantage: AdvantageSpec
@@ -117,7 +117,7 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
 def _stages(
     config: Config, plugins: Plugins, transform: TransformSpec | None, problems: list[Problem], *, is_whole: bool
 ) -> dict[str, CreditStage]:
-    """The stages that are switched on, and others that are installed: a whole function may read their strength."""
+    """The stages that are switched on, and the other installed ones: a whole function may read their strength."""
     wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and what needs it
     if transform is not None and transform.compute_context is None and not is_whole:
         user = f"transform {transform.name!r}"
