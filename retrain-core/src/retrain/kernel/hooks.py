@@ -95,7 +95,10 @@ def retrain_register_advantages(register: Register) -> None:
 
 @hookspec
 def retrain_register_transforms(register: Register) -> None:
-    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`."""
+    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
+
+    The transforms `gtpo` and `gtpo_hicra` also carry the stages that the flags of every `TransformSpec` switch on.
+    """
 
 
 @hookspec
@@ -105,7 +108,11 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookspec
 def retrain_register_algorithms(register: Register) -> None:
-    """Offer an `algorithm_mode`, a whole pipeline that replaces advantage and transform: an `AlgorithmSpec`."""
+    """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
+
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, asked once per step for the
+    credit of all groups, with a state that checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    """
 
 
 @hookspec

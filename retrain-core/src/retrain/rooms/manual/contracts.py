@@ -15,9 +15,12 @@ from retrain.rooms.manual.public import described, signature
 
 PUBLIC = {  # what a part of the kind is made of, in retrain.api or retrain.advantages
     Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),
-    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput"),
+    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput", "CreditStage"),
     Kind.UNCERTAINTY: ("UncertaintySpec", "UncertaintyContext"),
-    Kind.ALGORITHM: ("AlgorithmSpec", "TransformContext", "TransformOutput"),
+    Kind.ALGORITHM: (
+        *("AlgorithmSpec", "TransformContext", "TransformOutput"),
+        *("Algorithm", "Needs", "Credit", "TokenCredit"),
+    ),
     Kind.PLANNING_DETECTOR: ("PlanningDetector",),
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),
