@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
+from retrain.kernel.terminal_text import duration
 from retrain.rooms.capacity.forecast import Forecast
 from retrain.rooms.capacity.memory_parts import Phase
 
@@ -18,13 +18,6 @@ def size(count: float) -> str:
             value = count / scale
             return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """0.42 s, 12 s, 1:02:03 or 3 days, 1:02:03."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return str(timedelta(seconds=round(seconds)))
 
 
 def text(forecast: Forecast) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retrain.kernel.terminal_text import duration
 from retrain.rooms.insight.report.chart_specs import Unit
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, details, note, section, table
-from retrain.rooms.insight.report.numbers import duration, plural, value_text
+from retrain.rooms.insight.report.numbers import plural, value_text
 from retrain.rooms.insight.report.plugin_sections import PluginSection
 from retrain.rooms.insight.report.text import text
 
