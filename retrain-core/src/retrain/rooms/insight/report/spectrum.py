@@ -10,7 +10,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, note, plot, section, table
 from retrain.rooms.insight.report.text import plain, text
-from retrain.rooms.insight.run_files import number, read_object
+from retrain.rooms.session.records.reading import number, read_object
 
 FILE = "spectrum.json"
 MOST_BYTES = 256 << 20
