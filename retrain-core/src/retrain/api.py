@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
+    from retrain.kernel.contracts.report import ReportPlot, ReportSection
     from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
     from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
@@ -115,6 +116,8 @@ __all__ = [
     "Publishing",
     "Recorder",
     "Reply",
+    "ReportPlot",
+    "ReportSection",
     "ResumeError",
     "RetrainError",
     "Reward",
@@ -154,6 +157,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.rooms.doctor.diagnosis",
     "retrain.kernel.contracts.launching",
     "retrain.kernel.contracts.pacing",
+    "retrain.kernel.contracts.report",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",

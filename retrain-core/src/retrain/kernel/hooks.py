@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem
     from retrain.kernel.plugins.manager import Plugins
@@ -254,8 +255,14 @@ def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | 
 
 
 @hookspec
-def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
-    """Sections for a report, `{"title": "text"}`. Once per report."""
+def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, str | ReportSection] | None:
+    """Sections for a report, `{"title": "text"}` or `{"title": ReportSection(...)}`. Once per condition of a report.
+
+    `run` is a run of the condition, `campaign` the folder of the campaign that the report is about, None for a report
+    about runs. Text is shown as text, among those of other plugins; a `ReportSection` is a section of its own, with
+    plots. The same answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml`
+    that this installation cannot read have their defaults.
+    """
 
 
 @hookspec
