@@ -86,6 +86,16 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an algorithm asks of the sampler, known before anything loads.
+
+    As `traits` of a `PluginSpec` it also says that the factory returns a whole `Algorithm`.
+    """
+
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableTraits:
     """`flag_prefix` stands before each key's name on the command line (`gtpo_` makes `--gtpo-beta`).
 
