@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.inference.throttle import Throttle
 
@@ -107,6 +108,9 @@ __all__ = [
     "LogprobRow",
     "Mask",
     "Measuring",
+    "MemoryEstimate",
+    "MemoryModel",
+    "MemoryPhase",
     "Message",
     "MetricSpec",
     "Needs",
@@ -143,11 +147,13 @@ __all__ = [
     "Table",
     "TableTraits",
     "TakesWeights",
+    "TensorSize",
     "Throttle",
     "Tokens",
     "TrainBatch",
     "TrainReport",
     "TrainRow",
+    "Workload",
     "diagnose_extra",
     "diagnose_server",
     "generator",
@@ -179,6 +185,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.inference.throttle",
+    "retrain.rooms.capacity.estimate",
 )
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a misspelt name

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.types import TrainReport
+    from retrain.rooms.capacity.estimate import MemoryModel
     from retrain.rooms.doctor.diagnosis import Diagnosis
 
     Register = Callable[[PluginSpec], None]
@@ -192,6 +193,16 @@ def retrain_locate_model(model: str) -> str | None:
     """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
 
     Asked whenever tokenizer or weights are about to load, before any heavy import.
+    """
+
+
+@hookspec(firstresult=True)
+def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+    """How much memory the configured backend needs; None: the backend is another's.
+
+    `model_folder()` is a folder with the model's `config.json`, which may have to be fetched. Asked by `retrain
+    capacity`, `retrain explain` and at the start of a run: headers of weights may be read, nothing heavy imported.
+    ConfigError when the sizes of the model cannot be read.
     """
 
 
