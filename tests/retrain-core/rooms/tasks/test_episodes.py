@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from retrain.rooms.credit.batch import assign
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Ending, Prompt, Streams
