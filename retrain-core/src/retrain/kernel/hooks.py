@@ -191,7 +191,7 @@ def retrain_locate_model(model: str) -> str | None:
 
 @hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
     """

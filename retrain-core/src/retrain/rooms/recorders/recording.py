@@ -22,7 +22,7 @@ OPTIONAL = frozenset({"state", "restore", "checkpoint"})
 def recorder_names(config: Config) -> dict[str, str]:
     """The recorders of a configuration, each with the key that asks for it; `wandb_project` asks for `wandb`."""
     names = dict.fromkeys(config.logging.recorders, "logging.recorders")
-    return ({"wandb": "logging.wandb_project"} if config.logging.wandb_project else {}) | names
+    return ({"wandb": "logging.wandb_project"} if config.value("logging.wandb_project", "") else {}) | names
 
 
 class Recorders:

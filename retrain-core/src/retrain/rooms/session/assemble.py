@@ -102,7 +102,7 @@ def assemble(
             name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()
         }
         monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
-        options = backend_options(config)
+        options = backend_options(config, plugins)
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
         )
