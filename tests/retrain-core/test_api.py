@@ -10,12 +10,12 @@ from retrain import advantages, api
 
 API = """
 ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
-ControllerView CreditError DataSource Deliver Determinism Diagnosis Ending Engine EngineTraits Environment Example
-Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring Message MetricSpec
-NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext PluginError Plugins PluginSpec
-Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
-SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens TrainBatch TrainReport
-TrainRow diagnose_extra diagnose_server generator hookimpl key load_plugins resolve
+ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine EngineTraits
+Environment Example Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring
+Message MetricSpec NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext PluginError
+Plugins PluginSpec Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError RunningJob
+Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens
+TrainBatch TrainReport TrainRow diagnose_extra diagnose_server generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec AlgorithmSpec TransformContext TransformOutput TransformSpec UncertaintyContext

@@ -36,7 +36,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def retrain_register_config_tables(register: Register) -> None:
-    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its `TableTraits`.
+
+    With `TableTraits(extends=True)` the model's keys are added to a table that another plugin offers.
+    """
 
 
 @hookspec
