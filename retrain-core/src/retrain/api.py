@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
+    from retrain.kernel.contracts.serving import (
+        LogprobRow,
+        Measuring,
+        OverlapsTraining,
+        Policy,
+        Publishing,
+        SamplesAhead,
+        TakesWeights,
+    )
     from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
-    from retrain.kernel.declared import EngineTraits
+    from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -101,9 +109,11 @@ __all__ = [
     "Measuring",
     "Message",
     "MetricSpec",
+    "Needs",
     "NonFiniteError",
     "OutOfMemoryError",
     "Outcome",
+    "OverlapsTraining",
     "PaceView",
     "Pacer",
     "PlanningDetector",

@@ -88,6 +88,16 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an algorithm asks of the sampler, known before anything loads.
+
+    As `traits` of a `PluginSpec` it also says that the factory returns a whole `Algorithm`.
+    """
+
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableTraits:
     """How a table is read; `traits` of its `PluginSpec`.
 

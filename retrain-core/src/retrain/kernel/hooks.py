@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Credit
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
-    from retrain.kernel.errors import Problem
+    from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.types import TrainReport
     from retrain.rooms.doctor.diagnosis import Diagnosis
 
     Register = Callable[[PluginSpec], None]
@@ -200,6 +205,31 @@ def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
     """
 
 
+@hookspec(firstresult=True)
+def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None] | None:
+    """How a run that was started from a command line is shown: a context manager that is open while it goes on.
+
+    `is_quiet`: warnings, errors and how the run ended, nothing else. Asked before anything of the run is loaded.
+    """
+
+
+@hookspec
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The tasks of a run are loaded and their verifier is up; the model is not. Raise RewardError to refuse the run.
+
+    Not called by commands that only look at the tasks, such as `retrain audit`.
+    """
+
+
+@hookspec
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """An object that watches this run: its own implementations of the hooks below are called until the run is over.
+
+    Asked once per run, before the model loads; build here what the configuration names, so that a fault is told early.
+    State of one run belongs into this object, never into a module. None = nothing to watch.
+    """
+
+
 @hookspec
 def retrain_run_start(run: RunView) -> None:
     """All parts are built and the run folder exists; the first step has not begun."""
@@ -226,10 +256,20 @@ def retrain_batch_ready(run: RunView, batch: BatchView) -> None:
 
 
 @hookspec
-def retrain_extra_metrics(run: RunView, groups: GroupsView) -> Mapping[str, Any] | None:
+def retrain_extra_metrics(
+    run: RunView, groups: GroupsView, credit: Credit, report: TrainReport | None
+) -> Mapping[str, Any] | None:
     """Fields to add to the step's line in `metrics.jsonl`; finite numbers, text or booleans. Once per step.
 
-    A field that already exists is an error naming the plugin.
+    `report` is None when nothing was trained. A field that already exists is an error naming the plugin.
+    """
+
+
+@hookspec
+def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The step's line is whole, evaluation and times included, and about to be written: fields to add to it.
+
+    Once per step. A watcher that judges the step (health) does so here, so that its finding stands in the line.
     """
 
 
@@ -238,14 +278,27 @@ def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
     """The step's line is written. Once per step, and once with `step` = -1 for the evaluation before training."""
 
 
+@hookspec(firstresult=True)
+def retrain_stop_run(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
+    """The error that ends the run here, raised once a checkpoint is saved; None = go on.
+
+    Once per step, after its line is written.
+    """
+
+
 @hookspec
 def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
     """State of the plugin for a checkpoint, as JSON: `{"plugin-name": {...}}`. Once per checkpoint."""
 
 
 @hookspec
+def retrain_checkpoint_saved(run: RunView, folder: Path, name: str) -> None:
+    """A checkpoint is complete on disk, PEFT adapter included, to be read during the call. `final` is the last one."""
+
+
+@hookspec
 def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
-    """The merged state of all plugins, as saved. Once per resume."""
+    """The merged state of all plugins, as saved. Once per resume, before `retrain_run_start`."""
 
 
 @hookspec

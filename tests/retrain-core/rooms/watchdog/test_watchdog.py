@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.config.schema import DeadlinesTable
-from retrain.kernel.errors import DeadlineError
+from retrain.kernel.errors import DeadlineError, StopRequested
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.session.interrupts import Interrupts, StopRequested
+from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, Watchdog
 
 GRACE_S = 60.0

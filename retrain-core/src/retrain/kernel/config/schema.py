@@ -178,19 +178,6 @@ class ResumeTable(Table):
     anyway: bool = key(False, "Continue although the configuration would make it another run.", free_on_resume=True)
 
 
-class DeadlinesTable(Table):
-    """How long each phase may take; 0 = as long as it likes."""
-
-    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
-    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
-    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
-    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
-    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
-    heartbeat_s: float = key(
-        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
-    )
-
-
 class LoggingTable(Table):
     """Where the run is written down."""
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Message, Score, StopReason, Tokens
+from retrain.kernel.types import Completion, Example, Message, SamplingParams, Score, StopReason, Tokens
 
 
 class Reward(Protocol):
@@ -158,3 +160,52 @@ class Rollouts(Protocol):
 
     def close(self) -> None:
         """Release processes; safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedScore:
+    """A score and the seconds that the verifier took for it, queueing not counted."""
+
+    score: Score
+    seconds: float
+
+
+class Verifier(Protocol):
+    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
+
+    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
+    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
+    """
+
+    names: tuple[str, ...]
+    rewards: tuple[Reward, ...]
+    timeout_s: float | None
+
+    def start(self) -> None:
+        """Bring the processes up and prepare the rewards; PluginError names the one that fails. Safe to call twice."""
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[TimedScore]:
+        """Score each text as if the policy had written it, and nothing else; no score comes from a cache.
+
+        Failed scores are returned like any other, however many there are.
+        """
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
+class LoadedTasks(Protocol):
+    """The tasks of a run once they are loaded: every prompt, for training and held out, and the verifier."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """Every prompt, held-out ones last."""
+
+    @property
+    def verifier(self) -> Verifier:
+        """Judges what the policy makes of them."""

@@ -11,7 +11,7 @@ import tomli_w
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.launching import Launcher
-from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.errors import Problem, RetrainError, StopRequested
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
@@ -27,7 +27,6 @@ from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
-from retrain.rooms.session.interrupts import StopRequested
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 

@@ -15,7 +15,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.plugins.manager import GROUP, KERNEL, Plugins
 from retrain.kernel.plugins.resolve import resolve
-from retrain.rooms.cli.streams import is_interactive
+from retrain.rooms.session.streams import is_interactive
 
 TRAIN = "train"
 MISSPELT = 0.8  # how alike a word must be to an option to be meant for it

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retrain.kernel.config.load import all_keys
+from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.evaluate import eval_metrics
 from retrain.kernel.plugins.check import registered_tables
@@ -16,7 +17,6 @@ from retrain.rooms.session.assemble import Parts, assemble
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
-from retrain.rooms.tasks.rollout import Streams
 
 CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
 SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # nothing of this belongs to the run
@@ -60,6 +60,6 @@ def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     parts.backend.load(checkpoint)
     parts.backend.publish()
     table = parts.config.eval
-    with parts.rollouts.draw("squeeze-eval") as draw:
-        draw.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        return eval_metrics(draw.scores())
+    with parts.rollouts.batch("squeeze-eval") as batch:
+        batch.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+        return eval_metrics(batch.scores())

@@ -23,7 +23,7 @@ class HostedEnvironment:
 
     def __init__(self, environment: Environment, *, name: str, timeout_s: float, memory_gb: float) -> None:
         self._environment = environment
-        self._name = name
+        self.name = name
         self._timeout_s = timeout_s
         self._memory_gb = memory_gb
         self._child: Child | None = None
@@ -31,18 +31,13 @@ class HostedEnvironment:
         self._count = 0  # episodes begun
         self._lost = ""  # why the episodes under way are lost
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The environment's id: what messages and audits call it."""
-        return (self._name,)
-
     def load(self) -> LoadedData:
         """All tasks. ConfigError as the environment tells it; RewardError when its process dies or hangs."""
         try:
             found: LoadedData = self._running().call("load", timeout_s=LOAD_TIMEOUT_S)
             self._is_loaded = True
         except (ChildDied, ChildTimeout) as error:
-            what = f"environment {self._name!r} could not be loaded: {error}"
+            what = f"environment {self.name!r} could not be loaded: {error}"
             raise RewardError(
                 Problem(where="[environment]", what=what, fix="try it alone, or choose another")
             ) from error
@@ -77,13 +72,13 @@ class HostedEnvironment:
         try:
             return self._running().call(method, *arguments, timeout_s=self._timeout_s + GRACE_S)
         except (ChildDied, ChildTimeout, ChildError) as error:
-            self._lost = f"environment {self._name!r} failed in {method}: {error}"
+            self._lost = f"environment {self.name!r} failed in {method}: {error}"
             self.close()
             return None
 
     def _running(self) -> Child:
         if self._child is None:
-            self._child = Child(self._environment, name=self._name, memory_gb=self._memory_gb)
+            self._child = Child(self._environment, name=self.name, memory_gb=self._memory_gb)
             self._child.start()
             if self._is_loaded:  # this one takes the place of another
                 self._child.call("load", timeout_s=LOAD_TIMEOUT_S)

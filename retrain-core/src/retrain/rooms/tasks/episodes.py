@@ -6,19 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Ask, Ending, Reply
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.tasks import Ask, Ending, Prompt, Reply, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.rooms.tasks.prompts import Prompt
-from retrain.rooms.tasks.rollout import Draw, Streams, draw_samples
+from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.text.transcript import Transcript
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.backend import Backend
-    from retrain.rooms.tasks.environment_process import HostedEnvironment
 
 CONTEXT_IS_FULL = Reply(text="", stop_reason=StopReason.LENGTH)
 
@@ -35,9 +32,9 @@ class Episodes:
     context_length: int | None = None
 
     @contextmanager
-    def draw(self, label: str, failures: Path | None = None) -> Iterator[Draw]:
-        """See `Rollouts.draw`; whoever leaves early leaves open episodes, which the next draw drops."""
-        yield _EpisodeDraw(self)
+    def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
+        """See `Rollouts.batch`; episodes that are still open when the block is left early, the next batch drops."""
+        yield _EpisodeBatch(self)
 
     def close(self) -> None:
         """End the environment's process."""
@@ -60,7 +57,7 @@ class _Episode:
         return StopReason.LENGTH if cut else StopReason.EOS
 
 
-class _EpisodeDraw:
+class _EpisodeBatch:
     def __init__(self, owner: Episodes) -> None:
         self._owner = owner
         self._groups: list[list[_Episode]] = []

@@ -21,10 +21,10 @@ class Disturbed:
     sample = staticmethod(quiet)
 
 
-class AheadBackend(ToyBackend):
+class OverlappedBackend(ToyBackend):
     """The policy that is trained, and another that is sampled from."""
 
-    samples_ahead = True
+    overlaps_training = True
 
     def __init__(self, context):
         super().__init__(context)
@@ -116,7 +116,9 @@ def retrain_register_environments(register):
 
 @hookimpl
 def retrain_register_backends(register):
-    register(PluginSpec(name="toy_ahead", summary="Two.", factory=AheadBackend, params=Options, traits=CAPABILITIES))
+    register(
+        PluginSpec(name="toy_overlap", summary="Two.", factory=OverlappedBackend, params=Options, traits=CAPABILITIES)
+    )
 
 
 @hookimpl

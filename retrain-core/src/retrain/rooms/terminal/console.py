@@ -13,7 +13,7 @@ import click
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
 from retrain.kernel.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
-from retrain.rooms.cli.streams import drop_stdout
+from retrain.rooms.session.streams import drop_stdout
 
 LOGGER = "retrain"
 
@@ -45,7 +45,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
         with _handler(logger, PlainLines(sys.stdout), level):
             yield
         return
-    from retrain.rooms.terminal.panel import LiveDisplay
+    from retrain.rooms.terminal.panel import LiveDisplay  # rich is needed on a terminal alone
 
     display = LiveDisplay()
     plugins.add(display, Owner(distribution="retrain-core", source="retrain.rooms.terminal.panel"))

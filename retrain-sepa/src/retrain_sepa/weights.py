@@ -1,4 +1,4 @@
-"""The maths of token credit, on plain arrays: GTPO weight, HICRA amplification, top-rho mask.
+"""The stages of credit that any transform may switch on: GTPO weight, HICRA amplification, top-rho mask.
 
 `_T` = action tokens of one completion. Everything is float64 and free of per-token Python loops.
 """
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrain.kernel.types import Floats, Mask
-from retrain.rooms.credit.checks import refusal
+from retrain.api import CreditError, Floats, Mask, Problem
 
 MAX_UNCERTAINTY = 50.0  # one impossible token must not flatten the weights of all others
 FLAT_UNCERTAINTY = 1e-7  # below this mean there is nothing to weight by
@@ -40,7 +39,8 @@ def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Fl
     the penalty). Differs from the paper in coming after the GTPO weight.
     """
     if np.shape(planning_T) != np.shape(advantages_T):
-        raise refusal(f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}")
+        what = f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}"
+        raise CreditError(Problem(what=what, fix="give one entry per token"))
     return np.where(planning_T, advantages_T + alpha * np.abs(advantages_T), advantages_T)
 
 
