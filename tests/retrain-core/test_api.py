@@ -12,11 +12,11 @@ API = """
 ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
 ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine EngineTraits
 Environment Example Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring
-Message MetricSpec Needs NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext
-PluginError Plugins PluginSpec Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError
-RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights
-Throttle Tokens TrainBatch TrainReport TrainRow diagnose_extra diagnose_server generator hookimpl key load_plugins
-resolve
+MemoryEstimate MemoryModel MemoryPhase Message MetricSpec Needs NonFiniteError Outcome OutOfMemoryError
+OverlapsTraining Pacer PaceView PlanningDetector PluginContext PluginError Plugins PluginSpec Policy Problem Publishing
+Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
+SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights TensorSize Throttle Tokens TrainBatch
+TrainReport TrainRow Workload diagnose_extra diagnose_server generator hookimpl key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs TokenCredit TransformContext

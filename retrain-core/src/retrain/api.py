@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
+    from retrain.kernel.contracts.report import ReportPlot, ReportSection
     from retrain.kernel.contracts.serving import (
         LogprobRow,
         Measuring,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.inference.throttle import Throttle
 
@@ -107,6 +109,9 @@ __all__ = [
     "LogprobRow",
     "Mask",
     "Measuring",
+    "MemoryEstimate",
+    "MemoryModel",
+    "MemoryPhase",
     "Message",
     "MetricSpec",
     "Needs",
@@ -126,6 +131,8 @@ __all__ = [
     "Publishing",
     "Recorder",
     "Reply",
+    "ReportPlot",
+    "ReportSection",
     "ResumeError",
     "RetrainError",
     "Reward",
@@ -141,11 +148,13 @@ __all__ = [
     "Table",
     "TableTraits",
     "TakesWeights",
+    "TensorSize",
     "Throttle",
     "Tokens",
     "TrainBatch",
     "TrainReport",
     "TrainRow",
+    "Workload",
     "diagnose_extra",
     "diagnose_server",
     "generator",
@@ -165,6 +174,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.rooms.doctor.diagnosis",
     "retrain.kernel.contracts.launching",
     "retrain.kernel.contracts.pacing",
+    "retrain.kernel.contracts.report",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
@@ -176,6 +186,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.inference.throttle",
+    "retrain.rooms.capacity.estimate",
 )
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a misspelt name

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from retrain.rooms.credit.batch import assign
 from retrain.rooms.metrics.metrics import (
     execution_variance,
     group_metrics,
@@ -18,7 +19,6 @@ from retrain.rooms.metrics.step_records import merge_fields
 
 from retrain.kernel.errors import PluginError
 from retrain.kernel.types import Completion, Group, StopReason
-from retrain.rooms.credit.batch import assign
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from retrain.rooms.credit.batch import assign
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Ending, Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
-from retrain.rooms.credit.batch import assign
 from retrain.rooms.tasks.episodes import Episodes
 from tests.playing import Counting
 
