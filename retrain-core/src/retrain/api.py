@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
-    from retrain.kernel.contracts.backend import Backend, Deliver, Engine
+    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
@@ -89,6 +89,7 @@ __all__ = [
     "CreditError",
     "DataSource",
     "Deliver",
+    "DeliversEarly",
     "Determinism",
     "Diagnosis",
     "Ending",

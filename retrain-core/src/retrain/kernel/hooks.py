@@ -43,7 +43,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def retrain_register_config_tables(register: Register) -> None:
-    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its `TableTraits`.
+
+    With `TableTraits(extends=True)` the model's keys are added to a table that another plugin offers.
+    """
 
 
 @hookspec
@@ -215,7 +218,7 @@ def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) ->
 
 @hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
     """

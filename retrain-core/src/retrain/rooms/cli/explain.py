@@ -115,7 +115,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
-        "wandb_project": config.logging.wandb_project or "(disabled)",
+        "wandb_project": config.value("logging.wandb_project", "") or "(disabled)",
     }
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         content |= {name: value for name, value in (rows or {}).items() if name not in content}

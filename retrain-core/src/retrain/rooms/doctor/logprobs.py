@@ -50,7 +50,7 @@ def measure_gap(config: Config, plugins: Plugins) -> Gap:
     seeds = Seeds(max(config.training.seed, 0))
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
-    name, options = config.backend.backend, backend_options(config)
+    name, options = config.backend.backend, backend_options(config, plugins)
     backend: Backend = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
     try:
         if not hasattr(backend, "logprobs"):

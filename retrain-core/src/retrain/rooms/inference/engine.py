@@ -86,6 +86,8 @@ class ServerEngine:
     is an error, never a sample.
     """
 
+    delivers_early = True
+
     def __init__(
         self, context: PluginContext, settings: Settings, caller: Caller, adapters: Adapters, behaviour: Behaviour
     ) -> None:

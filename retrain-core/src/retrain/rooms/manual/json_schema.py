@@ -19,7 +19,8 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-OURS = frozenset({"flag", "names", "pending", "aliases", "free_on_resume"})  # what `key` keeps in json_schema_extra
+# What `key` keeps in json_schema_extra.
+OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume"})
 DEFS = "#/$defs/"
 # Free tables that belong to a named part: (table, key of the name, key of the parameters, kind).
 PARAMS = (
