@@ -9,13 +9,14 @@ from pathlib import Path
 from retrain import advantages, api
 
 API = """
-ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError Controller
-ControllerView CreditError DataSource Deliver Determinism Diagnosis Ending Engine EngineTraits Environment Example
-Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring Message MetricSpec
-NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext PluginError Plugins PluginSpec
-Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
-SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens TrainBatch TrainReport
-TrainRow diagnose_extra diagnose_server generator hookimpl key load_plugins resolve
+Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
+Controller ControllerView CreditError DataSource Deliver Determinism Diagnosis Ending Engine EngineTraits Environment
+EpisodeResult Example Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow Mask Measuring
+Message MetricSpec NonFiniteError Observation Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext
+PluginError Plugins PluginSpec Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError
+RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights
+Throttle Tokens TrainBatch TrainReport TrainRow diagnose_extra diagnose_server generator hookimpl key load_plugins
+resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec AlgorithmSpec TransformContext TransformOutput TransformSpec UncertaintyContext

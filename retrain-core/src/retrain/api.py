@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
     from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
-    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
+    from retrain.kernel.contracts.tasks import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits
     from retrain.kernel.errors import (
@@ -64,6 +75,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.throttle import Throttle
 
 __all__ = [
+    "Action",
     "ActionRow",
     "Ask",
     "Backend",
@@ -85,6 +97,7 @@ __all__ = [
     "Engine",
     "EngineTraits",
     "Environment",
+    "EpisodeResult",
     "Example",
     "Finding",
     "Floats",
@@ -101,6 +114,7 @@ __all__ = [
     "Message",
     "MetricSpec",
     "NonFiniteError",
+    "Observation",
     "OutOfMemoryError",
     "Outcome",
     "PaceView",
