@@ -26,7 +26,18 @@ if TYPE_CHECKING:
         SamplesAhead,
         TakesWeights,
     )
-    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
+    from retrain.kernel.contracts.tasks import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
@@ -74,6 +85,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.throttle import Throttle
 
 __all__ = [
+    "Action",
     "ActionRow",
     "Ask",
     "Backend",
@@ -96,6 +108,7 @@ __all__ = [
     "Engine",
     "EngineTraits",
     "Environment",
+    "EpisodeResult",
     "Example",
     "Finding",
     "Floats",
@@ -116,6 +129,7 @@ __all__ = [
     "MetricSpec",
     "Needs",
     "NonFiniteError",
+    "Observation",
     "OutOfMemoryError",
     "Outcome",
     "OverlapsTraining",

@@ -25,7 +25,7 @@ PUBLIC = {  # what a part of the kind is made of, in retrain.api or retrain.adva
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),
     Kind.DATA_SOURCE: ("DataSource", "LoadedData", "Example"),
-    Kind.ENVIRONMENT: ("Environment", "Ask", "Reply", "Ending"),
+    Kind.ENVIRONMENT: ("Environment", "Observation", "Action", "EpisodeResult"),
     Kind.BACKEND: ("Backend", "Capabilities", "TrainBatch", "TrainReport"),
     Kind.INFERENCE_ENGINE: ("Engine", "SampleRequest", "SamplingParams", "Sample"),
     Kind.RECORDER: ("Recorder",),
