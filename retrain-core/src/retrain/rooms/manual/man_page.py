@@ -50,10 +50,8 @@ def _blocks(parent: SyntaxTreeNode) -> Iterator[str]:
 
 def _table(table: SyntaxTreeNode) -> Iterator[str]:
     """Each row as a tagged paragraph: the first cell is the tag, the others follow with the names of their columns."""
-    (header, *_), *bodies = (
-        [[_inline(cell) for cell in row.children] for row in part.children] for part in table.children
-    )
-    for tag, *cells in (row for body in bodies for row in body):
+    header, *rows = [[_inline(cell) for cell in row.children] for section in table.children for row in section.children]
+    for tag, *cells in rows:
         text = ". ".join(
             f"{name}: {cell}" if name and name != "meaning" and len(cells) > 1 else cell
             for name, cell in zip(header[1:], cells, strict=False)
