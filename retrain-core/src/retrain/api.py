@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.installed import installed_dependents, installed_version
     from retrain.kernel.plugins.manager import Plugins, load_plugins
     from retrain.kernel.plugins.resolve import Found, resolve
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
@@ -173,6 +174,8 @@ __all__ = [
     "diagnose_server",
     "generator",
     "hookimpl",
+    "installed_dependents",
+    "installed_version",
     "key",
     "load_plugins",
     "resolve",
@@ -183,6 +186,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
     "retrain.rooms.doctor.diagnosis",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -13,7 +12,8 @@ from retrain import __version__
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.manager import GROUP, KERNEL, Plugins
+from retrain.kernel.plugins.installed import KERNEL, offered_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.rooms.session.streams import is_interactive
 
@@ -136,7 +136,7 @@ def _is_init_wanted() -> bool:
 
 
 def _show_versions(*, as_json: bool) -> None:
-    installed = {e.dist.name: e.dist.version for e in entry_points(group=GROUP) if e.dist}
+    installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
     versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
     if as_json:
         click.echo(json.dumps(versions, indent=2))
