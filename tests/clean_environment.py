@@ -1,4 +1,4 @@
-"""The environment in which tests run and which they hand to what they start: nothing that a person has set for themselves.
+"""The environment in which tests run and which they hand to what they start: nothing that a person has set.
 
 An activated virtual environment, a coloured prompt, a Turkish locale, a tracker's settings or those of a CI service
 would otherwise decide what a program prints, which plugins it loads, or how it trains.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Prompt and shell; interpreters and virtual environments; ours; trackers and hubs; threads; language; colours and width;
-# continuous integration.
+# Prompt and shell; interpreters and virtual environments; ours; trackers and hubs; threads; language; colours and
+# width; continuous integration.
 PERSONAL = re.compile(
     r"PS[0-4]|PROMPT_COMMAND|INPUTRC|BASH_ENV|ENV"
     r"|VIRTUAL_ENV\w*|CONDA_\w+|PYTHON\w*|PYTEST_ADDOPTS|PYTEST_PLUGINS|PY_COLORS"

@@ -6,7 +6,7 @@ import os
 
 from tests.clean_environment import cleaned
 
-# pytest reads this file before it collects, so that what is read once (threads, colours, offline mode) is clean as well.
+# pytest reads this file before it collects: what a library reads once (threads, colours) is clean as well.
 _CLEAN = cleaned(os.environ)
 for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
