@@ -247,10 +247,14 @@ def test_a_strangers_advantage_is_found_through_its_entry_point(installation, wo
     ("source", "error"),
     [
         (BROKEN_PLUGIN, "ImportError: libquantum.so.3: cannot open shared object file"),
-        ("def broken(:\n", "SyntaxError"),
-        (MISSPELT_HOOK, "did you mean retrain_register_advantages?"),
-        (GOOD_PLUGIN.replace("@hookimpl\n", ""), "lacks the @hookimpl decorator"),
-        (GOOD_PLUGIN.replace("register(PluginSpec(", "register(dict("), "takes a PluginSpec, not dict"),
+        pytest.param("def broken(:\n", "SyntaxError", marks=pytest.mark.slow),
+        pytest.param(MISSPELT_HOOK, "did you mean retrain_register_advantages?", marks=pytest.mark.slow),
+        pytest.param(GOOD_PLUGIN.replace("@hookimpl\n", ""), "lacks the @hookimpl decorator", marks=pytest.mark.slow),
+        pytest.param(
+            GOOD_PLUGIN.replace("register(PluginSpec(", "register(dict("),
+            "takes a PluginSpec, not dict",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["import", "syntax", "misspelt-hook", "no-decorator", "no-spec"],
 )
