@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from retrain.rooms.credit.batch import assign
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import EpisodeResult, Prompt, Streams
