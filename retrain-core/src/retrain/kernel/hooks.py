@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.types import TrainReport
+    from retrain.rooms.capacity.estimate import MemoryModel
     from retrain.rooms.doctor.diagnosis import Diagnosis
 
     Register = Callable[[PluginSpec], None]
@@ -41,7 +43,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def retrain_register_config_tables(register: Register) -> None:
-    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its `TableTraits`.
+
+    With `TableTraits(extends=True)` the model's keys are added to a table that another plugin offers.
+    """
 
 
 @hookspec
@@ -202,8 +207,18 @@ def retrain_locate_model(model: str) -> str | None:
 
 
 @hookspec(firstresult=True)
+def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+    """How much memory the configured backend needs; None: the backend is another's.
+
+    `model_folder()` is a folder with the model's `config.json`, which may have to be fetched. Asked by `retrain
+    capacity`, `retrain explain` and at the start of a run: headers of weights may be read, nothing heavy imported.
+    ConfigError when the sizes of the model cannot be read.
+    """
+
+
+@hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
     """
@@ -314,8 +329,14 @@ def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | 
 
 
 @hookspec
-def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
-    """Sections for a report, `{"title": "text"}`. Once per report."""
+def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, str | ReportSection] | None:
+    """Sections for a report, `{"title": "text"}` or `{"title": ReportSection(...)}`. Once per condition of a report.
+
+    `run` is a run of the condition, `campaign` the folder of the campaign that the report is about, None for a report
+    about runs. Text is shown as text, among those of other plugins; a `ReportSection` is a section of its own, with
+    plots. The same answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml`
+    that this installation cannot read have their defaults.
+    """
 
 
 @hookspec

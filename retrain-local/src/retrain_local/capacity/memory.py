@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
-from retrain.rooms.capacity import local_backend as local
-from retrain.rooms.capacity.memory_parts import Phase, Tensor, biggest_of, on_heap
-from retrain.rooms.capacity.sampling import cache_budget, sampling_phase
-from retrain.rooms.capacity.shape import ModelShape
-from retrain.rooms.capacity.training import pack_tokens, training_phase
-from retrain.rooms.capacity.workload import Workload
+from retrain.api import MemoryEstimate, MemoryModel, MemoryPhase, Workload
+from retrain_local import sizes
+from retrain_local.capacity.sampling import cache_budget, sampling_phase
+from retrain_local.capacity.shape import ModelShape, read_shape
+from retrain_local.capacity.training import pack_tokens, training_phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Phases, each with what is always there on its device; on one device they take turns.
+def memory_model(folder: Path, lora_rank: int, *, where: str) -> MemoryModel:
+    """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes."""
+    shape = read_shape(folder, where=where)
 
-    `pack_tokens` is what one forward and backward pass holds, `at_once` how many completions are sampled side by side.
-    `needed_bytes` is what it cannot do without: on a GPU pool and packs take shares of what is free, down to one row.
-    """
+    def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
+        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes)
 
-    phases: tuple[Phase, ...]
-    pack_tokens: int
-    at_once: int
-    needed_bytes: int
-
-    @property
-    def worst(self) -> Phase:
-        """The phase of the highest peak."""
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most memory of any device at any time."""
-        return self.worst.peak_bytes
-
-    @property
-    def biggest(self) -> Tensor:
-        """The biggest tensor of any phase."""
-        return biggest_of(phase.biggest for phase in self.phases)
+    return MemoryModel(
+        parameters=shape.parameters,
+        is_counted=shape.is_counted,
+        lora_parameters=shape.lora_parameters(lora_rank),
+        context=shape.context,
+        estimate=estimated,
+    )
 
 
 def estimate(
     shape: ModelShape, work: Workload, *, runtime_bytes: int | None = None, device_bytes: int | None = None
-) -> Estimate:
+) -> MemoryEstimate:
     """Peak memory when every completion reaches `max_tokens`.
 
     `runtime_bytes`, measured, takes the place of what an empty process is known to need. `device_bytes` is the memory
@@ -53,7 +39,7 @@ def estimate(
     """
     runtime = runtime_bytes
     if runtime is None:
-        runtime = local.RUNTIME_BYTES[work.device] + (0 if shape.is_native else local.HOSTED_BYTES[work.device])
+        runtime = sizes.RUNTIME_BYTES[work.device] + (0 if shape.is_native else sizes.HOSTED_BYTES[work.device])
     apart = bool(work.samplers)
     trainer = {"runtime": runtime} | _trained(shape, work)
     sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
@@ -73,7 +59,7 @@ def estimate(
         if not work.is_served:
             least.append(sampling_phase(shape, work, work.cache_bytes or 1, resident=sampler))
         needed = max(phase.peak_bytes for phase in least)
-    return Estimate(phases=phases, pack_tokens=tokens, at_once=sampling.at_once, needed_bytes=needed)
+    return MemoryEstimate(phases=phases, pack_tokens=tokens, at_once=sampling.at_once, needed_bytes=needed)
 
 
 def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
@@ -85,14 +71,14 @@ def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
 
 def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
     """The base model, the adapter with its moments, and on a CPU what the host keeps of every sampled token."""
-    adapter = shape.lora_parameters(work.lora_rank) * local.ADAPTER_BYTES
+    adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     parts = {
-        "weights": shape.parameters * local.WEIGHT_BYTES[work.device],
+        "weights": shape.parameters * sizes.WEIGHT_BYTES[work.device],
         "adapter": adapter,
         "optimizer": 2 * adapter,
     }
     if work.device == "cpu":
-        parts["host"] = work.most_sampled * work.max_tokens * local.HOST_TOKEN_BYTES
+        parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
     return parts
 
 
@@ -100,9 +86,9 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     """What sampling has beside the frozen weights, which it shares on the same device in the same dtype."""
     if work.is_served:
         return {}
-    trained = local.WEIGHT_BYTES[work.device]
+    trained = sizes.WEIGHT_BYTES[work.device]
     element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
-    if element == trained == 4 and shape.adapted_elements <= local.MERGE_LIMIT:
+    if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
         own = shape.adapted_elements * element
     else:
         adapter = shape.sampler_adapter_elements(work.lora_rank) * trained
@@ -110,9 +96,10 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     return {"sampler": own + (shape.parameters * trained if is_apart else 0)}
 
 
-def _in_one_process(work: Workload, sampling: Phase, training: Phase) -> tuple[Phase, ...]:
+def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
     """On a CPU both phases share a heap, which keeps some of what the other one had; in split mode both run at once."""
     if work.samplers:
         return (training.together_with(sampling, name="both at once"),)
-    kept = int(local.HEAP_KEPT * training.parts["activations"]) if on_heap(training.block_bytes, work.device) else 0
+    is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
+    kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
     return sampling.with_part("heap_kept", kept), training

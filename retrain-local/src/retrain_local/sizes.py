@@ -1,11 +1,8 @@
-"""How the backend `local` uses memory: its own sizes, and what was measured where no size says it.
-
-The kernel may not import that backend, so its sizes stand here again; a test holds them against the originals.
-"""
+"""Sizes that decide how much memory backend `local` takes, in one place for the backend and for its estimate."""
 
 from __future__ import annotations
 
-# ---------------------------------------------------------------- sizes that the backend itself sets
+# ---------------------------------------------------------------- what the backend sets
 
 BLOCK_SIZE = 16  # tokens of a block of keys and values
 CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
@@ -22,7 +19,7 @@ MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling ha
 WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
 
-# ---------------------------------------------------------------- what was measured
+# ---------------------------------------------------------------- what was measured, for the estimate
 
 MIB = 2**20
 # Python, torch and tokenizers in a process that has not sampled yet: CPU build of torch 2.13 on Linux. A past run or a
@@ -46,3 +43,8 @@ HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
 HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
 COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
 SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time
+
+
+def is_on_heap(block_bytes: int, device: str) -> bool:
+    """Whether blocks of this size come from the C library's heap: see `HEAP_BLOCK_BYTES`."""
+    return device == "cpu" and block_bytes < HEAP_BLOCK_BYTES

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.capacity.local_backend import NATIVE
+from retrain.api import ConfigError, Problem, TensorSize
+from retrain_local.sizes import NATIVE
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
 MAX_SIZE = 2**40  # a larger number in config.json is no size of a model
@@ -48,6 +48,11 @@ class ModelShape:
         experts, ups = max(1, self.experts), 2 if self.has_gate else 1
         mlp = ((self.hidden, self.inner, ups * experts), (self.inner, self.hidden, experts))
         return ((self.hidden, attention, 1), (self.hidden, keys, 2), (attention, self.hidden, 1), *mlp)
+
+    def embedding(self, element_bytes: int) -> TensorSize:
+        """The matrix that every phase holds."""
+        size = self.vocabulary * self.hidden * element_bytes
+        return TensorSize(name="embedding", shape=(self.vocabulary, self.hidden), bytes=size)
 
     @property
     def adapted_elements(self) -> int:

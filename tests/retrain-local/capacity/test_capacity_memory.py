@@ -1,21 +1,25 @@
-"""The estimate: its terms by hand, its constants against the backend's own, and that more work never needs less."""
+"""The estimate: its terms by hand, its formulas against the backend's own, and that more work never needs less."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.rooms.capacity import local_backend as local
+from retrain.api import MemoryEstimate, MemoryPhase, Workload
 from retrain.rooms.capacity.advice import SAFETY, advise
-from retrain.rooms.capacity.memory import Estimate, estimate
-from retrain.rooms.capacity.memory_parts import Phase
-from retrain.rooms.capacity.sampling import bytes_per_token
-from retrain.rooms.capacity.shape import ModelShape
-from retrain.rooms.capacity.training import activation_elements, packs_at_a_time
-from retrain.rooms.capacity.workload import Workload
+from retrain_local import sizes, threads
+from retrain_local.capacity.memory import estimate
+from retrain_local.capacity.sampling import bytes_per_token
+from retrain_local.capacity.shape import ModelShape
+from retrain_local.capacity.training import activation_elements, packs_at_a_time
+from retrain_local.decoder import Shape
+from retrain_local.model.architecture import DEFAULTS
+from retrain_local.sampling import pool
+from retrain_local.training import budget
 
 WORK = Workload(
     device="cpu", batch_size=2, group_size=4, max_tokens=16, prompt_tokens=20, lora_rank=4, micro_batch_tokens=2048
@@ -41,7 +45,7 @@ QWEN_STEP = Workload(device="cuda", batch_size=8, group_size=16, max_tokens=1024
 GIB = 2**30
 
 
-def phase(found: Estimate, name: str) -> Phase:
+def phase(found: MemoryEstimate, name: str) -> MemoryPhase:
     (wanted,) = (each for each in found.phases if each.name == name)
     return wanted
 
@@ -55,11 +59,11 @@ def test_what_is_always_there_by_hand() -> None:
         "sampler": SHAPE.adapted_elements * 4,
         "adapter": lora,
         "optimizer": 2 * lora,
-        "host": 8 * 16 * local.HOST_TOKEN_BYTES,
+        "host": 8 * 16 * sizes.HOST_TOKEN_BYTES,
     }
     assert found.phases[0].resident == found.phases[1].resident
     hosted = estimate(replace(SHAPE, is_native=False), WORK).phases[0].resident["runtime"]
-    assert hosted == local.RUNTIME_BYTES["cpu"] + local.HOSTED_BYTES["cpu"]
+    assert hosted == sizes.RUNTIME_BYTES["cpu"] + sizes.HOSTED_BYTES["cpu"]
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
 
@@ -67,10 +71,10 @@ def test_training_by_hand() -> None:
     parts = phase(estimate(SHAPE, WORK), "training").parts
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
     layer = 6 * 8 + 4 * 8 + 2 * 4 + 4 * 16
-    assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * local.HEAP_WASTE)
-    assert parts["logits"] == 8 * 16 * 10 * local.LOGIT_BYTES["cpu"]
+    assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * sizes.HEAP_WASTE)
+    assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES["cpu"]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
-    assert parts["scratch"] == local.SCRATCH_BYTES
+    assert parts["scratch"] == sizes.SCRATCH_BYTES
 
 
 @pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 1)])
@@ -80,7 +84,7 @@ def test_a_small_model_computes_two_packs_at_a_time(
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60)
     parts = phase(estimate(shape, cut), "training").parts
-    tokens = activation_elements(SHAPE, recompute=False) * 4 * local.HEAP_WASTE
+    tokens = activation_elements(SHAPE, recompute=False) * 4 * sizes.HEAP_WASTE
     assert parts["activations"] == int(at_a_time * 60 * tokens)
     assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
     monkeypatch.setattr("os.cpu_count", lambda: None)
@@ -100,7 +104,7 @@ def test_the_pool_by_hand() -> None:
     parts = phase(found, "sampling").parts
     # a prompt of 20 tokens is two blocks, of which the whole one is shared by the 3 blocks of each completion
     assert parts["kv_cache"] == (2 * 2 + 8 * (3 - 1)) * PER_BLOCK
-    assert parts["kv_copy"] == int(8 * 3 * PER_BLOCK * local.COPY_WASTE)
+    assert parts["kv_copy"] == int(8 * 3 * PER_BLOCK * sizes.COPY_WASTE)
     assert found.at_once == 8
     apart = phase(estimate(SHAPE, replace(WORK, is_sharing=False)), "sampling").parts
     assert apart["kv_cache"] == 8 * 3 * PER_BLOCK
@@ -118,29 +122,9 @@ def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
     assert bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind)) == 2 * 2 * vector
 
 
-def test_the_sizes_are_those_of_the_backend() -> None:
-    torch = pytest.importorskip("torch")
-    from retrain_local import threads
-    from retrain_local.decoder import Shape
-    from retrain_local.model import projection
-    from retrain_local.model.architecture import DEFAULTS
-    from retrain_local.sampling import cache, draw, engine, pool
-    from retrain_local.training import budget, head
-
-    assert cache.BLOCK_SIZE == local.BLOCK_SIZE
-    assert cache.CPU_CACHE_BYTES == local.CACHE_BYTES_CPU
-    assert cache.GPU_CACHE_SHARE == local.CACHE_SHARE_GPU
-    assert engine.PREFILL_TOKENS == local.PREFILL_TOKENS
-    assert draw.CHUNK_ELEMENTS == local.DRAW_CHUNK
-    assert budget.TOKEN_BUDGET == local.TOKEN_BUDGET
-    assert budget.FULL_SPEED_TOKENS == local.FULL_SPEED_TOKENS
-    assert budget.ACTIVATION_BYTES_CPU == local.ACTIVATION_BYTES_CPU
-    assert budget.ACTIVATION_SHARE_GPU == local.ACTIVATION_SHARE_GPU
-    assert head.CHUNK_ELEMENTS == local.LOGIT_CHUNK
-    assert projection.MERGE_LIMIT == local.MERGE_LIMIT
-    assert threads.ONE_THREAD_BELOW == local.ONE_THREAD_BELOW
+def test_the_formulas_are_those_of_the_backend() -> None:
     assert packs_at_a_time(SHAPE, WORK) == threads.pack_workers(SHAPE.parameters, torch.device("cpu"))
-    assert frozenset(DEFAULTS) == local.NATIVE
+    assert frozenset(DEFAULTS) == sizes.NATIVE
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
@@ -179,10 +163,10 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
         work = replace(QWEN_STEP, gradient_checkpointing=asked)
         return estimate(qwen, work, device_bytes=gib * GIB).pack_tokens
 
-    assert pack(80) >= local.FULL_SPEED_TOKENS
-    assert pack(80, "on") == local.TOKEN_BUDGET["cuda"] > pack(80)
+    assert pack(80) >= sizes.FULL_SPEED_TOKENS
+    assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
     assert pack(24) == pack(24, "on") > pack(24, "off")
-    assert pack(24, "off") < local.FULL_SPEED_TOKENS
+    assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
 
 
 def test_two_devices_hold_one_phase_each(qwen: ModelShape) -> None:

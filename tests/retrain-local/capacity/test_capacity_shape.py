@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.errors import ConfigError
-from retrain.rooms.capacity.shape import ModelShape, count_parameters, read_shape, shape_of
+from retrain.api import ConfigError
+from retrain_local.capacity.shape import ModelShape, count_parameters, read_shape, shape_of
 
-TINY = Path(__file__).parents[4] / "retrain-local/src/retrain_local/tiny"
+TINY = Path(__file__).parents[3] / "retrain-local/src/retrain_local/tiny"
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.insight.run_files import (
+from retrain.rooms.session.records.reading import (
     BLOCK_BYTES,
     last_record,
     number,

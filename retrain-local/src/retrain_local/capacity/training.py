@@ -6,10 +6,9 @@ import math
 import os
 from collections.abc import Mapping
 
-from retrain.rooms.capacity import local_backend as local
-from retrain.rooms.capacity.memory_parts import Phase, Tensor, biggest_of, embedding, on_heap
-from retrain.rooms.capacity.shape import ModelShape
-from retrain.rooms.capacity.workload import Workload
+from retrain.api import MemoryPhase, TensorSize, Workload
+from retrain_local import sizes
+from retrain_local.capacity.shape import ModelShape
 
 
 def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
@@ -26,30 +25,30 @@ def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
     """How many packs are computed side by side."""
-    is_small = work.device == "cpu" and shape.parameters < local.ONE_THREAD_BELOW
+    is_small = work.device == "cpu" and shape.parameters < sizes.ONE_THREAD_BELOW
     return min(2, os.cpu_count() or 1) if is_small else 1
 
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are computed again; `room_bytes` None = unknown."""
-    element = local.WEIGHT_BYTES[work.device]
+    element = sizes.WEIGHT_BYTES[work.device]
     room: float
     if work.device == "cpu":
-        room = local.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
+        room = sizes.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
     else:
-        room = math.inf if room_bytes is None else int(local.ACTIVATION_SHARE_GPU * room_bytes)
+        room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
     plain = room / (activation_elements(shape, recompute=False) * element)
     asked = work.gradient_checkpointing
-    recompute = asked == "on" or (asked == "auto" and plain < local.FULL_SPEED_TOKENS)
+    recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
     fitting = room / (activation_elements(shape, recompute=recompute) * element)
-    return work.micro_batch_tokens or max(1, int(min(local.TOKEN_BUDGET[work.device], fitting))), recompute
+    return work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting))), recompute
 
 
 def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
-) -> Phase:
+) -> MemoryPhase:
     """The step's largest packs, as many as are computed at a time, with the gradients of the adapter."""
-    element = local.WEIGHT_BYTES[work.device]
+    element = sizes.WEIGHT_BYTES[work.device]
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
     total = work.batch_size * group
@@ -57,21 +56,27 @@ def training_phase(
     at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
     inner = tokens * shape.inner * element
     waste = 1.0
-    if on_heap(inner, work.device):
-        waste = local.HEAP_WASTE_AGAIN if recompute else local.HEAP_WASTE
+    if sizes.is_on_heap(inner, work.device):
+        waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
     living = min(at_a_time * tokens, total) * activation_elements(shape, recompute=recompute) * element
     actions = min(work.completions * work.max_tokens, tokens)
-    logits = min(actions * shape.vocabulary, max(shape.vocabulary, local.LOGIT_CHUNK[work.device]))
+    logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
     parts = {
         "activations": int(living * waste),
-        "logits": at_a_time * logits * local.LOGIT_BYTES[work.device],
-        "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * local.ADAPTER_BYTES,
+        "logits": at_a_time * logits * sizes.LOGIT_BYTES[work.device],
+        "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES,
     }
     if work.device == "cpu":
-        parts["scratch"] = at_a_time * local.SCRATCH_BYTES
+        parts["scratch"] = at_a_time * sizes.SCRATCH_BYTES
     tensors = (
-        Tensor(name="logits", shape=(max(1, logits // shape.vocabulary), shape.vocabulary), bytes=logits * 4),
-        Tensor(name="activations of a layer", shape=(tokens, 2 * shape.inner), bytes=2 * inner),
-        embedding(shape.vocabulary, shape.hidden, element),
+        TensorSize(name="logits", shape=(max(1, logits // shape.vocabulary), shape.vocabulary), bytes=logits * 4),
+        TensorSize(name="activations of a layer", shape=(tokens, 2 * shape.inner), bytes=2 * inner),
+        shape.embedding(element),
     )
-    return Phase(name="training", resident=resident, parts=parts, biggest=biggest_of(tensors), block_bytes=inner)
+    return MemoryPhase(
+        name="training",
+        resident=resident,
+        parts=parts,
+        biggest=max(tensors, key=lambda tensor: tensor.bytes),
+        block_bytes=inner,
+    )

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import group_status
-from retrain.kernel.step_fields import merge_fields, train_fields
 from retrain.kernel.types import Completion, Group, StopReason
 from retrain.rooms.metrics.fields import group_metrics, length_metrics, reward_metrics
 
@@ -41,7 +39,7 @@ def test_without_any_verdict_there_is_no_mean_reward(make_group: MakeGroup) -> N
     assert all(np.isfinite(value) for value in fields.values())
 
 
-def test_useful_groups_and_the_causes_of_the_others(make_group: MakeGroup) -> None:
+def test_useful_groups_and_why_the_others_are_not(make_group: MakeGroup) -> None:
     groups = (make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(1, None))
     assert group_metrics([group_status(group) for group in groups]) == {
         "useful_groups": 1,
@@ -61,28 +59,3 @@ def test_lengths_are_of_all_completions(make_group: MakeGroup, make_completion: 
         "max_tokens_seen": 6,
         "sampled_tokens": 8,
     }
-
-
-def test_a_step_without_training_has_no_loss() -> None:
-    assert train_fields(None) == {
-        "loss": None,
-        "reported_loss": None,
-        "loss_is_placeholder": False,
-        "trained_tokens": 0,
-    }
-
-
-def test_extra_metrics_are_merged_and_faulty_ones_refused() -> None:
-    merged = merge_fields({"a": 1}, {"b": np.float32(2.0), "c": "text"}, source="x")
-    assert merged == {"a": 1, "b": 2.0, "c": "text"}
-    assert type(merged["b"]) is float
-    with pytest.raises(PluginError, match="'a' of x exists already"):
-        merge_fields({"a": 1}, {"a": 2}, source="x")
-    for faulty, shown in (
-        (float("nan"), "is nan"),
-        (np.float32("inf"), "is inf"),
-        ([1.0], "is list"),
-        (None, "NoneType"),
-    ):
-        with pytest.raises(PluginError, match=shown):
-            merge_fields({"a": 1}, {"b": faulty}, source="x")

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from retrain.rooms.capacity import local_backend as local
-from retrain.rooms.capacity.memory_parts import Phase, Tensor, biggest_of, embedding
-from retrain.rooms.capacity.shape import ModelShape
-from retrain.rooms.capacity.workload import Workload
+from retrain.api import MemoryPhase, TensorSize, Workload
+from retrain_local import sizes
+from retrain_local.capacity.shape import ModelShape
 
 STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
 SCALE_BYTES = 4
@@ -17,7 +16,7 @@ SCALE_BYTES = 4
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
     """Of keys and values in all layers; 8-bit ones have a scale for each head."""
-    computed = 2 if work.dtype in ("bf16", "fp8") else local.WEIGHT_BYTES[work.device]
+    computed = 2 if work.dtype in ("bf16", "fp8") else sizes.WEIGHT_BYTES[work.device]
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
     vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
     return shape.layers * shape.kv_heads * vectors
@@ -28,8 +27,8 @@ def cache_budget(work: Workload, free_bytes: int | None) -> int:
     if work.cache_bytes:
         return work.cache_bytes // (2 if work.device == "cpu" else 1)
     if work.device == "cpu":
-        return local.CACHE_BYTES_CPU // 2
-    return int(local.CACHE_SHARE_GPU * (free_bytes or 0))
+        return sizes.CACHE_BYTES_CPU // 2
+    return int(sizes.CACHE_SHARE_GPU * (free_bytes or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +45,10 @@ class Blocks:
     @classmethod
     def needed(cls, work: Workload) -> Blocks:
         """For the rows of a step."""
-        whole = work.prompt_tokens // local.BLOCK_SIZE if work.is_sharing else 0
+        whole = work.prompt_tokens // sizes.BLOCK_SIZE if work.is_sharing else 0
         return cls(
             group=work.group_size,
-            of_prompt=math.ceil(work.prompt_tokens / local.BLOCK_SIZE) if work.is_sharing else 0,
+            of_prompt=math.ceil(work.prompt_tokens / sizes.BLOCK_SIZE) if work.is_sharing else 0,
             of_row=row_blocks(work) - whole,
         )
 
@@ -68,12 +67,12 @@ class Blocks:
 
 def row_blocks(work: Workload) -> int:
     """Blocks of a row of full length."""
-    return math.ceil((work.prompt_tokens + work.max_tokens) / local.BLOCK_SIZE)
+    return math.ceil((work.prompt_tokens + work.max_tokens) / sizes.BLOCK_SIZE)
 
 
-def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> Phase:
+def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
     """All rows at their full length, as many at a time as the pool holds; one always fits."""
-    element, per_block = local.WEIGHT_BYTES[work.device], bytes_per_token(shape, work) * local.BLOCK_SIZE
+    element, per_block = sizes.WEIGHT_BYTES[work.device], bytes_per_token(shape, work) * sizes.BLOCK_SIZE
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
@@ -82,21 +81,27 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     if is_cpu:  # plain PyTorch reads a copy of all rows side by side, which is as large as the pool at most
         rows = max(1, min(rows, pool // row_blocks(work)))
     held = min(pool, needed.of(rows)) if is_cpu else pool  # a CPU's memory is taken when it is first written
-    prefill = min(work.batch_size * work.prompt_tokens, max(local.PREFILL_TOKENS, work.prompt_tokens))
+    prefill = min(work.batch_size * work.prompt_tokens, max(sizes.PREFILL_TOKENS, work.prompt_tokens))
     wide = max(rows, prefill) * (3 * shape.inner + 4 * shape.hidden) * element
-    drawn = min(rows * shape.vocabulary, max(local.DRAW_CHUNK, shape.vocabulary))
+    drawn = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))
     parts = {
         "kv_cache": held * per_block,
         "activations": wide,
-        "draw": drawn * local.DRAW_BYTES + rows * shape.vocabulary * element,
+        "draw": drawn * sizes.DRAW_BYTES + rows * shape.vocabulary * element,
     }
     if is_cpu:
-        plain = 2 * shape.layers * shape.kv_heads * shape.head_size * element * local.BLOCK_SIZE
-        parts["kv_copy"] = int(rows * row_blocks(work) * plain * local.COPY_WASTE)
-    keys = (held, local.BLOCK_SIZE, shape.kv_heads, shape.head_size)
+        plain = 2 * shape.layers * shape.kv_heads * shape.head_size * element * sizes.BLOCK_SIZE
+        parts["kv_copy"] = int(rows * row_blocks(work) * plain * sizes.COPY_WASTE)
+    keys = (held, sizes.BLOCK_SIZE, shape.kv_heads, shape.head_size)
     tensors = (
-        Tensor(name="keys of a layer", shape=keys, bytes=held * per_block // (2 * shape.layers)),
-        Tensor(name="logits", shape=(rows, shape.vocabulary), bytes=rows * shape.vocabulary * element),
-        embedding(shape.vocabulary, shape.hidden, element),
+        TensorSize(name="keys of a layer", shape=keys, bytes=held * per_block // (2 * shape.layers)),
+        TensorSize(name="logits", shape=(rows, shape.vocabulary), bytes=rows * shape.vocabulary * element),
+        shape.embedding(element),
     )
-    return Phase(name="sampling", resident=resident, parts=parts, biggest=biggest_of(tensors), at_once=rows * devices)
+    return MemoryPhase(
+        name="sampling",
+        resident=resident,
+        parts=parts,
+        biggest=max(tensors, key=lambda tensor: tensor.bytes),
+        at_once=rows * devices,
+    )
