@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.report import ReportPlot, ReportSection
     from retrain.kernel.contracts.serving import (
         LogprobRow,
         Measuring,
@@ -26,19 +23,6 @@ if TYPE_CHECKING:
         SamplesAhead,
         TakesWeights,
     )
-    from retrain.kernel.contracts.tasks import (
-        Action,
-        Ask,
-        DataSource,
-        Ending,
-        Environment,
-        EpisodeResult,
-        LoadedData,
-        Observation,
-        Reply,
-        Reward,
-    )
-    from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -81,9 +65,26 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+    from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
+    from retrain.rooms.health.contract import Finding, HealthMonitor
     from retrain.rooms.inference.throttle import Throttle
+    from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.report_parts import ReportPlot, ReportSection
+    from retrain.rooms.tasks.contracts import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
 
 __all__ = [
     "Action",
@@ -190,9 +191,9 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
     "retrain.rooms.doctor.diagnosis",
-    "retrain.kernel.contracts.launching",
+    "retrain.rooms.campaign.launching",
     "retrain.kernel.contracts.pacing",
-    "retrain.kernel.contracts.report",
+    "retrain.rooms.session.report_parts",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
