@@ -182,7 +182,7 @@ __all__ = [
     "resolve",
 ]
 
-_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first
+_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first, rooms last
     "retrain.kernel.declared",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
@@ -190,10 +190,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
-    "retrain.rooms.doctor.diagnosis",
-    "retrain.rooms.campaign.launching",
     "retrain.kernel.contracts.pacing",
-    "retrain.rooms.session.report_parts",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
@@ -201,9 +198,15 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.contracts.backend",
     "retrain.kernel.contracts.tasks",
     "retrain.kernel.contracts.algorithm",
-    "retrain.kernel.contracts.watchers",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
+    "retrain.rooms.tasks.contracts",
+    "retrain.rooms.credit.parts",
+    "retrain.rooms.recorders.contract",
+    "retrain.rooms.health.contract",
+    "retrain.rooms.doctor.diagnosis",
+    "retrain.rooms.campaign.launching",
+    "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
 )
@@ -214,7 +217,12 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a mis
         """The public name, imported now and kept."""
         if name in __all__:
             for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # what is here already goes first
-                value = getattr(import_module(home), name, None)
+                try:
+                    value = getattr(import_module(home), name, None)
+                except ModuleNotFoundError as error:
+                    if not home.startswith(error.name or "?"):
+                        raise
+                    continue  # a room that was taken away
                 if value is not None:
                     globals()[name] = value
                     return value
