@@ -93,7 +93,7 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     )
     advantage_params = _params(parts[0], config, "advantage_params", problems)
     transform_params = _params(parts[1], config, "transform_params", problems)
-    transform = as_transform(parts[1]) if parts[1] else None
+    transform = _transform(parts[1], problems)
     is_whole = bool(algorithm and algorithm.compute_context)
     stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
     if problems or None in parts or transform is None:
@@ -112,6 +112,17 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
         advantage_params=advantage_params,
         transform_params=transform_params,
     )
+
+
+def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | None:
+    """The transform's spec; a fault of it is reported together with the other problems, if there are any."""
+    try:
+        return as_transform(found) if found else None
+    except RetrainError as error:
+        if not problems:
+            raise
+        problems.extend(error.problems)
+        return None
 
 
 def _stages(
