@@ -1,12 +1,16 @@
-"""The smallest change of one key with which a run would fit in memory."""
+"""Which key to change: the smallest change with which a run fits in memory, and where most of its time went."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from retrain.kernel.config.resolved import Config
 from retrain.rooms.capacity.estimate import MemoryEstimate, Workload
+from retrain.rooms.capacity.machine import device_kind
 
+DOMINANT = 0.6  # of the time; sampling and training share it about evenly where both are near their limits
+WAITING = 0.3  # scoring goes on while others are sampled: what is waited for is too much
 Estimated = Callable[[Workload], MemoryEstimate]
 
 # Of the memory there is: on a CPU the estimate may be 15 % low, on a GPU it counts more than a step holds at a time.
@@ -40,6 +44,26 @@ def advise(work: Workload, limit_bytes: int, estimated: Estimated) -> str:
     return "no key is enough: use a smaller [model] model, or a device with more memory"
 
 
+def hint(shares: Mapping[str, float], config: Config) -> str:
+    """`sampling 78 % with engine = 'pytorch': try ...`, or "" where no phase stands out or no key would help."""
+    if shares.get("score", 0.0) >= WAITING:
+        return f"waiting for scores {_percent(shares['score'])}: try [scoring] workers, or a faster [reward]"
+    if config.backend.backend != "local":
+        return ""
+    has_gpu = device_kind(config.backend.devices) == "cuda"
+    engine = config.value("inference.engine", "pytorch")
+    if shares.get("sample", 0.0) >= DOMINANT:
+        said = f"sampling {_percent(shares['sample'])} with engine = {engine!r}"
+        if engine != "pytorch":
+            return f"{said}: try more servers in [inference] url, or [inference] max_concurrent"
+        return f'{said}: try [inference] kv_cache_dtype = "fp8", or engine = "vllm" on another GPU' if has_gpu else ""
+    if shares.get("train", 0.0) >= DOMINANT and has_gpu:
+        options = config.backend.options
+        if not options.get("compile"):
+            return f"training {_percent(shares['train'])}: try [backend.options] compile = true"
+    return ""
+
+
 def _least_change(work: Workload, room: int, estimated: Estimated) -> str:
     values = {label: (name, _largest_that_fits(work, name, room, estimated)) for name, label in KEYS}
     found = [(value / getattr(work, name), f"{label} = {value}") for label, (name, value) in values.items() if value]
@@ -58,3 +82,7 @@ def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimate
         else:
             high = middle - 1
     return low
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -79,7 +79,7 @@ def retrain_run_end(run: RunView, error: BaseException | None) -> None:
     if meter := meter_of(run):
         meter.end()
         if meter.steps >= FEWEST_STEPS:
-            from retrain.rooms.capacity.hint import hint
+            from retrain.rooms.capacity.advice import hint
 
             if text := hint(meter.shares, run.config):
                 LOG.info("Time: %s.", text)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.checkpoints import checkpoint_folders
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.lora_config import CONFIG_FILE, LoraConfig, read_lora_config
-from retrain.rooms.squeeze.remote import REMOTE
-from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo
+from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo, unusable
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 PREFIX = "base_model.model."
+REMOTE = "tinker://"
 LARGEST = 1e70  # products of two, and squares of those, are finite in float64
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
 _LORA = re.compile(r"\.lora_[A-Za-z]")
@@ -95,6 +96,17 @@ def locate_adapter(path: Path | str) -> Path:
             if (checkpoint / CONFIG_FILE).is_file():
                 return checkpoint
     raise unusable(folder, f"holds no {CONFIG_FILE}, and no run's checkpoints", fix="give an adapter folder or a run")
+
+
+def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
+    """The path itself, or the folder of a copy of a `tinker://` path; ConfigError when nobody can fetch that."""
+    if not adapter.startswith(REMOTE):
+        return adapter
+    folder = plugins.notify("retrain_fetch_adapter", path=adapter, config=config)
+    if folder is None:
+        fix = "pip install retrain-tinker, or download the adapter and give its folder"
+        raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)
+    return str(folder)
 
 
 def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], tuple[TensorInfo, ...]]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.rooms.squeeze.adapter import Adapter, LoraPair, read_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
+from retrain.rooms.squeeze.tensor_file import unusable
 
 RETENTION = 0.95
 

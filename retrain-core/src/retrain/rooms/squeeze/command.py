@@ -20,12 +20,11 @@ from retrain.kernel.plugins.check import registered_tables, table_hint
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.terminal_text import printable
 from retrain.rooms.session.configure import split_arguments
-from retrain.rooms.squeeze.adapter import locate_adapter, read_adapter
+from retrain.rooms.squeeze.adapter import REMOTE, local_copy, locate_adapter, read_adapter
 from retrain.rooms.squeeze.analysis import ranks_to_test
 from retrain.rooms.squeeze.compress import compress_adapter
 from retrain.rooms.squeeze.evaluate import Measured, measure
 from retrain.rooms.squeeze.job import SqueezeResult, rank_to_keep, run_job
-from retrain.rooms.squeeze.remote import REMOTE, local_copy
 from retrain.rooms.squeeze.table import SqueezeTable
 
 REPORT = Path("logs/squeeze")

@@ -14,10 +14,9 @@ import numpy as np
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.files import write_folder, write_json
 from retrain.rooms.squeeze.adapter import WEIGHTS_FILE, Adapter, LoraPair, read_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.lora_config import CONFIG_FILE
 from retrain.rooms.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
-from retrain.rooms.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, write_tensor_file
+from retrain.rooms.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, unusable, write_tensor_file
 
 MARK = "squeeze.json"  # tells a folder of ours, which may be replaced, from anybody else's
 

@@ -11,10 +11,10 @@ from retrain.kernel.config.schema import LoggingTable
 from retrain.rooms.session.records.files import write_json
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.rooms.squeeze.compress import CompressedAdapter, compress_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.plot import write_plot
 from retrain.rooms.squeeze.show import analysis_lines, compressed_lines
 from retrain.rooms.squeeze.table import SqueezeTable
+from retrain.rooms.squeeze.tensor_file import unusable
 from retrain.rooms.squeeze.wandb_records import record_analysis
 
 LOG = logging.getLogger("retrain")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.squeeze.faults import unusable
+from retrain.rooms.squeeze.tensor_file import unusable
 
 CONFIG_FILE = "adapter_config.json"
 # Their factors hold a part of the base model's weights, so neither their spectrum nor a truncation means the update.

@@ -9,9 +9,10 @@ from pathlib import Path
 from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.evaluate import eval_metrics
+from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.session.assemble import Parts, assemble
+from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
@@ -41,7 +42,7 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
         why = "every example may have been trained on, and a rate on those says nothing"
         fix = "train with [eval] examples, for instance --eval-examples 64"
         raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
-    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"])))
+    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
     try:
         yield lambda folder: _evaluate(parts, folder)
     finally:
@@ -53,5 +54,5 @@ def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     parts.backend.publish()
     table = parts.config.eval
     with parts.rollouts.batch("squeeze-eval") as batch:
-        batch.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+        batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
         return eval_metrics(batch.scores())

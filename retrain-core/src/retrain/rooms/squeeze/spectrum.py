@@ -14,9 +14,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from retrain.kernel.types import Floats
-from retrain.rooms.squeeze.factors import cleaned, padded
+from retrain.rooms.squeeze.tensor_file import unusable
 
 BLOCK_ROWS = 1024
+EPSILON = float(np.finfo(np.float64).eps)
 
 
 class Solver(Protocol):
@@ -35,7 +36,7 @@ class NumpySolver:
     def singular_values(self, a: Floats, b: Floats) -> Floats:
         """As `Solver`."""
         core = _triangle(b) @ _triangle(a.T).T
-        return cleaned(np.asarray(np.linalg.svd(core, compute_uv=False), np.float64), a, b)
+        return _cleaned(np.asarray(np.linalg.svd(core, compute_uv=False), np.float64), a, b)
 
     def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
         """As `Solver`."""
@@ -45,7 +46,62 @@ class NumpySolver:
         kept = min(rank, len(s))
         roots = np.sqrt(s[:kept])
         small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
-        return *padded(small_a, small_b, rank), cleaned(s, a, b)
+        return *_padded(small_a, small_b, rank), _cleaned(s, a, b)
+
+
+class TorchSolver:
+    """On a torch device, float64 or, where it has no other (Apple's), float32; the one part of core that uses torch."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch: Any = torch
+        name = device.replace("gpu", "cuda")  # `gpu:0`, as in [backend] devices
+        try:
+            self._device = torch.device(name)
+            self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
+            torch.zeros(1, device=self._device, dtype=self._dtype)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise unusable("[squeeze] device", f"{device!r} cannot be used: {reason}", fix='device = "cpu"') from error
+
+    def singular_values(self, a: Floats, b: Floats) -> Floats:
+        """As `Solver`."""
+        _, r_b = self._torch.linalg.qr(self._to(b), mode="r")
+        _, r_a = self._torch.linalg.qr(self._to(a.T), mode="r")
+        return _cleaned(self._back(self._torch.linalg.svdvals(r_b @ r_a.T)), a, b)
+
+    def truncate(self, a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
+        """As `Solver`."""
+        q_b, r_b = self._torch.linalg.qr(self._to(b))
+        q_a, r_a = self._torch.linalg.qr(self._to(a.T))
+        u, s, vt = self._torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+        kept = min(rank, len(s))
+        roots = s[:kept].sqrt()
+        small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
+        return *_padded(self._back(small_a), self._back(small_b), rank), _cleaned(self._back(s), a, b)
+
+    def _to(self, values: Floats) -> Any:
+        return self._torch.from_numpy(np.ascontiguousarray(values)).to(self._dtype).to(self._device)
+
+    def _back(self, tensor: Any) -> Floats:
+        values: Floats = tensor.cpu().double().numpy()
+        return values
+
+
+def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
+    """Singular values, one per rank: those that a matrix of this shape cannot have, and pure rounding, are 0."""
+    rank = len(a)
+    noise = EPSILON * rank * float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    full = np.zeros(rank)
+    full[: len(s)] = np.where(s > noise, s, 0.0)
+    return full
+
+
+def _padded(a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats]:
+    """Factors with zero rows and columns up to `rank`, where the module itself is narrower than that."""
+    missing = rank - len(a)
+    return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
 
 
 def _triangle(matrix: Floats) -> Floats:
@@ -85,11 +141,7 @@ def one_thread() -> Iterator[None]:
 
 def solver_for(device: str) -> Solver:
     """The solver of a device: `cpu` is numpy's, any other one torch's, which is imported for it."""
-    if device == "cpu":
-        return NumpySolver()
-    from retrain.rooms.squeeze.torch_solver import TorchSolver
-
-    return TorchSolver(device)
+    return NumpySolver() if device == "cpu" else TorchSolver(device)
 
 
 def variance_kept(s: Floats) -> Floats:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Floats
-from retrain.rooms.squeeze.faults import unusable
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # the dtypes that an adapter's factors may have
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -135,3 +136,8 @@ def write_tensor_file(
             written = sum(stream.write(chunk) for chunk in contents(info))
             if written != info.num_bytes:  # the header promises it: better no file than a file that lies
                 raise ValueError(f"{info.name}: {written} bytes instead of {info.num_bytes}")
+
+
+def unusable(path: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:
+    """The error for an adapter or an output folder that cannot be used, with untrusted names made printable."""
+    return ConfigError(Problem(where=printable(str(path)), what=printable(what), why=printable(why), fix=fix))
