@@ -15,13 +15,13 @@ All of it is a constant for the gradient. Arrays hold action tokens only; lists 
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.informative import GroupStatus, group_status
+from retrain.rooms.credit.algorithm import train_rows
 from retrain.rooms.credit.public import (
     amplify_planning,
     compute_composable_advantages,
     gtpo_weights,
     top_rho_threshold,
 )
-from retrain.rooms.credit.rows import train_rows
 from retrain.rooms.credit.specs import (
     AdvantageContext,
     AdvantageSpec,

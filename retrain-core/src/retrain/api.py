@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
-    from retrain.kernel.contracts.backend import Backend, Deliver, Engine
+    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
@@ -26,7 +26,18 @@ if TYPE_CHECKING:
         SamplesAhead,
         TakesWeights,
     )
-    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
+    from retrain.kernel.contracts.tasks import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
@@ -42,6 +53,7 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.installed import installed_dependents, installed_version
     from retrain.kernel.plugins.manager import Plugins, load_plugins
     from retrain.kernel.plugins.resolve import Found, resolve
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
@@ -74,6 +86,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.throttle import Throttle
 
 __all__ = [
+    "Action",
     "ActionRow",
     "Ask",
     "Backend",
@@ -89,12 +102,14 @@ __all__ = [
     "CreditError",
     "DataSource",
     "Deliver",
+    "DeliversEarly",
     "Determinism",
     "Diagnosis",
     "Ending",
     "Engine",
     "EngineTraits",
     "Environment",
+    "EpisodeResult",
     "Example",
     "Finding",
     "Floats",
@@ -115,6 +130,7 @@ __all__ = [
     "MetricSpec",
     "Needs",
     "NonFiniteError",
+    "Observation",
     "OutOfMemoryError",
     "Outcome",
     "OverlapsTraining",
@@ -158,6 +174,8 @@ __all__ = [
     "diagnose_server",
     "generator",
     "hookimpl",
+    "installed_dependents",
+    "installed_version",
     "key",
     "load_plugins",
     "resolve",
@@ -168,6 +186,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
     "retrain.rooms.doctor.diagnosis",

@@ -14,6 +14,7 @@ from retrain.api import (
     EngineTraits,
     PluginSpec,
     Problem,
+    TableTraits,
     hookimpl,
 )
 
@@ -30,6 +31,13 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
 )
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """`[backend] backend = "local"` unless a configuration says otherwise."""
+    default = TableTraits(extends=True, defaults={"backend": "local"})
+    register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
 
 
 @hookimpl

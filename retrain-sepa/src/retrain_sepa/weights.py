@@ -23,7 +23,9 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
     After GTPO (arXiv:2508.04349), from which it differs: sampled-token uncertainty rather than entropy, no separate
     rule for wrong answers, multiplicative, normalised over the completion rather than across answers.
     """
-    bounded_T = np.minimum(uncertainty_T, MAX_UNCERTAINTY)
+    bounded_T = np.asarray(uncertainty_T)
+    if not bounded_T.max(initial=0.0) <= MAX_UNCERTAINTY:  # asking costs less than half of clamping
+        bounded_T = np.minimum(bounded_T, MAX_UNCERTAINTY)
     mean = bounded_T.mean() if bounded_T.size else 0.0
     if beta == 0.0 or mean < FLAT_UNCERTAINTY:
         return np.ones(bounded_T.shape)

@@ -43,7 +43,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def retrain_register_config_tables(register: Register) -> None:
-    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its `TableTraits`.
+
+    With `TableTraits(extends=True)` the model's keys are added to a table that another plugin offers.
+    """
 
 
 @hookspec
@@ -97,7 +100,10 @@ def retrain_register_advantages(register: Register) -> None:
 
 @hookspec
 def retrain_register_transforms(register: Register) -> None:
-    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`."""
+    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
+
+    The transforms `gtpo` and `gtpo_hicra` also carry the stages that the flags of every `TransformSpec` switch on.
+    """
 
 
 @hookspec
@@ -107,7 +113,11 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookspec
 def retrain_register_algorithms(register: Register) -> None:
-    """Offer an `algorithm_mode`, a whole pipeline that replaces advantage and transform: an `AlgorithmSpec`."""
+    """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
+
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, asked once per step for the
+    credit of all groups, with a state that checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    """
 
 
 @hookspec
@@ -208,7 +218,7 @@ def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) ->
 
 @hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
     """

@@ -65,6 +65,8 @@ class PytorchEngine:
     tokens and are taken up again; each time that memory runs out, the pool is halved.
     """
 
+    delivers_early = True
+
     def __init__(
         self,
         policy: LocalPolicy,

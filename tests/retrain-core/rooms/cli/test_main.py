@@ -84,7 +84,7 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         (("--versio",), ("no such option: --versio", "fix: use --version")),
         (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
         (("completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
-        (("init", "-i", "--json"), ("give one of them", "fix: ")),
+        (("init", "-i", "--json"), ("exclude each other", "fix: ")),
         (("trian",), ("did you mean `retrain train`?", "fix: ")),
         (("",), ("'' is neither a command nor a file", "fix: ")),
     ],

@@ -20,7 +20,7 @@ from retrain.rooms.credit.specs import CreditStage
 
 GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
 CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
-DISCOVERY_SETTINGS = ("RETRAIN_PLUGINS", "RETRAIN_BLOCK")
+Settings = tuple[str | None, str | None]  # RETRAIN_PLUGINS and RETRAIN_BLOCK
 
 
 def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> CreditStage:
@@ -50,23 +50,33 @@ def optional_stage(plugins: Plugins, name: str) -> CreditStage | None:
     return as_transform(found).stages.get(name)
 
 
-def public_stage(name: str) -> CreditStage:
-    """The stage `name` for a call outside of a run, from whatever is installed now."""
-    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by="this function")
+def public_stage(name: str, *, needed_by: str) -> CreditStage:
+    """The stage `name` for a call outside of a run, from whatever is installed."""
+    return _public_stage(name, needed_by, _settings(), tuple(sys.path))
 
 
 def installed_plugins() -> Plugins:
-    """Everything that is plugged in, discovered again only when the answer could be another one.
+    """Everything that is plugged in, discovered again only when the answer could have changed.
 
-    That is: when `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path` changes, or a folder on that path does, as it does
-    when a distribution is installed. For reading: a run gets its own from `load_plugins`.
+    That is: when `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path` has, or a folder on that path, as it does when a
+    distribution is installed. To be read only: a run discovers its own with `load_plugins`.
     """
-    settings = tuple(os.environ.get(name) for name in DISCOVERY_SETTINGS)
-    return _discovered(settings, tuple((folder, _changed_at(folder)) for folder in sys.path))
+    return _discovered(_settings(), tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+def _settings() -> Settings:
+    return os.environ.get("RETRAIN_PLUGINS"), os.environ.get("RETRAIN_BLOCK")
+
+
+@lru_cache(maxsize=16)
+def _public_stage(name: str, needed_by: str, settings: Settings, path: tuple[str, ...]) -> CreditStage:
+    """Keyed by what decides which plugins are found; a missing stage raises, so it is looked for again."""
+    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by=needed_by)
 
 
 @lru_cache(maxsize=4)
-def _discovered(settings: tuple[str | None, ...], path: tuple[tuple[str, int], ...]) -> Plugins:
+def _discovered(settings: Settings, path: tuple[tuple[str, int], ...]) -> Plugins:
+    """Keyed by what decides which plugins are found."""
     return load_plugins()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
 
@@ -23,6 +24,14 @@ RECORDERS = (
         "retrain.rooms.recorders.tensorboard",
     ),
 )
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of recorder `wandb`, in the kernel's `[logging]`."""
+    factory = "retrain.rooms.recorders.table:WandbKeys"
+    traits = TableTraits(extends=True)
+    register(PluginSpec(name="logging", summary="Where wandb files the run.", factory=factory, traits=traits))
 
 
 @hookimpl

@@ -81,7 +81,7 @@ def assemble(
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
         watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
-        options = backend_options(config)
+        options = backend_options(config, plugins)
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
         )

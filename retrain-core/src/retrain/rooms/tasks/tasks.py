@@ -12,7 +12,7 @@ from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Kind
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
 from retrain.rooms.tasks.scoring.build import build_rewards
 from retrain.rooms.tasks.scoring.service import ScoringService
@@ -69,7 +69,7 @@ def _from_source(context: PluginContext) -> Tasks:
 
 def _from_environment(provider: str, context: PluginContext) -> Tasks:
     config = context.config
-    environment = HostedEnvironment(
+    environment = EnvironmentProcess(
         build_part(Kind.ENVIRONMENT, provider, "environment.provider", context),
         name=str(config.value("environment.id", "") or provider),
         timeout_s=config.value("environment.timeout_s", 60.0),
