@@ -1,4 +1,4 @@
-"""A few real steps of a configuration, in a process of their own, to measure instead of estimate.
+"""Measures a few real steps of a configuration in a process of its own.
 
 That process is `python -m retrain.rooms.capacity.pilot RESULT.json [CONFIG] [overrides]`.
 """
@@ -20,7 +20,7 @@ from retrain.rooms.capacity.history import Past
 from retrain.rooms.session.configure import load_checked
 
 TAIL_LINES = 12
-# A pilot leaves nothing behind: no records, no checkpoint, nothing sent anywhere; and every step is of the same size.
+# A pilot leaves nothing behind: no records, no checkpoint, nothing sent. Every step has the same size.
 QUIET = (
     *("--eval-examples", "0", "--save-every", "0", "--set", "backend.adapter_path=", "--set", "logging.recorders=[]"),
     *("--wandb-project", "", "--set", "resume.from="),
@@ -28,7 +28,7 @@ QUIET = (
 
 
 def run_pilot(arguments: Sequence[str], steps: int) -> Past:
-    """What `steps` steps of `[CONFIG] [overrides]` took; BackendError with the end of its output when it fails."""
+    """Measure `steps` steps of `[CONFIG] [overrides]`; BackendError with the end of the output if the pilot fails."""
     with tempfile.TemporaryDirectory(prefix="retrain-pilot-") as temporary:
         result, log_dir = Path(temporary) / "measured.json", Path(temporary) / "run"
         own = ["--max-steps", str(steps), "--log-dir", str(log_dir), *QUIET]
@@ -37,7 +37,7 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
         if done.returncode or not result.is_file():
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
-            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="mend that, then ask again"))
+            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
         measured = json.loads(result.read_text(encoding="utf-8"))
     return Past(
         runs=1,
@@ -49,7 +49,7 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
 
 
 def main(result: Path, arguments: list[str]) -> int:
-    """Train as the arguments say and write what was measured; the exit code of the error otherwise."""
+    """Train with the arguments and write the measurements; returns 0, or the exit code of the error."""
     plugins = load_plugins()
     if not plugins.pluggy.is_registered(plugin):
         plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.rooms.capacity.plugin"))

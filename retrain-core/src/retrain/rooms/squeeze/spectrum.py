@@ -21,7 +21,7 @@ EPSILON = float(np.finfo(np.float64).eps)
 
 
 class Solver(Protocol):
-    """Where the decomposition is computed."""
+    """Computes the decomposition on some device."""
 
     def singular_values(self, a: Floats, b: Floats) -> Floats:
         """The singular values of B A, largest first, one per rank: A is (rank, in), B (out, rank)."""
@@ -90,7 +90,7 @@ class TorchSolver:
 
 
 def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
-    """Singular values, one per rank: those that a matrix of this shape cannot have, and pure rounding, are 0."""
+    """Singular values, one per rank; 0 for those beyond the matrix's shape and for rounding noise."""
     rank = len(a)
     noise = EPSILON * rank * float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     full = np.zeros(rank)
@@ -99,13 +99,13 @@ def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
 
 
 def _padded(a: Floats, b: Floats, rank: int) -> tuple[Floats, Floats]:
-    """Factors with zero rows and columns up to `rank`, where the module itself is narrower than that."""
+    """Factors padded with zero rows and columns up to `rank`, if the module is narrower than that."""
     missing = rank - len(a)
     return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
 
 
 def _triangle(matrix: Floats) -> Floats:
-    """R of the thin QR, block of rows by block of rows: a tall matrix does not fit the cache, and that halves the time.
+    """R of the thin QR, computed by blocks of rows: a tall matrix does not fit the cache, and blocks halve the time.
 
     Each block's R is stacked and factored again (tall-skinny QR, arXiv:0808.2664).
     """
@@ -114,14 +114,14 @@ def _triangle(matrix: Floats) -> Floats:
 
 
 def _thin_qr(matrix: Floats) -> tuple[Floats, Floats]:
-    """Q and R, likewise."""
+    """Q and R of the thin QR, computed in the same way."""
     parts = [np.linalg.qr(block) for block in _blocks(matrix)]
     if len(parts) == 1:
         return parts[0].Q, parts[0].R
     inner_q, r = _thin_qr(np.concatenate([part.R for part in parts]))
     ends = np.cumsum([len(part.R) for part in parts])[:-1]
-    pieces = [part.Q @ inner for part, inner in zip(parts, np.split(inner_q, ends), strict=True)]
-    return np.concatenate(pieces), r
+    q_blocks = [part.Q @ inner for part, inner in zip(parts, np.split(inner_q, ends), strict=True)]
+    return np.concatenate(q_blocks), r
 
 
 def _blocks(matrix: Floats) -> list[Floats]:
@@ -131,23 +131,23 @@ def _blocks(matrix: Floats) -> list[Floats]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block, the linear algebra of numpy stays in this thread.
+    """Limit numpy's linear algebra to this thread within the block.
 
-    Its matrices are too small for more: on two busy cores, two threads that wait for each other take ten times as long.
+    The matrices are too small for more: on two busy cores, two threads that wait for each other take ten times as long.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
 
 def solver_for(device: str) -> Solver:
-    """The solver of a device: `cpu` is numpy's, any other one torch's, which is imported for it."""
+    """The solver of a device: numpy for `cpu`, torch (imported on demand) for any other."""
     return NumpySolver() if device == "cpu" else TorchSolver(device)
 
 
 def variance_kept(s: Floats) -> Floats:
-    """V(k) = sum_{i<=k} s_i^2 / sum s_i^2 for k = 1 ... rank; rising, the last one exactly 1.
+    """V(k) = sum_{i<=k} s_i^2 / sum s_i^2 for k = 1 ... rank; increasing, the last one exactly 1.
 
-    `s` must not be all zero: a module that learned nothing has no V.
+    `s` must not be all zero: V is undefined for a module that learned nothing.
     """
     energy = np.cumsum(np.square(s / s.max()))
     kept: Floats = energy / energy[-1]
