@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Floats, Mask
+from retrain.rooms.text.terminal_text import printable
 
 GAMMA = 0.6  # keeps completions with little credit visible beside those with much
 FLOOR = 0.25  # keeps the weakest token of a completion visible
