@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
-from retrain_rewards.deadline import TimeUp, time_limit
-from retrain_rewards.limits import time_limit_of
+from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
 from retrain_rewards.match import collapsed
 from retrain_rewards.math_size import refusal
 
@@ -31,6 +30,7 @@ class MathReward:
     than `time_limit_s` seconds or runs out of memory. RewardError on an empty reference.
     """
 
+    needs_reference: ClassVar[bool] = True
     time_limit_s: float
 
     def prepare(self) -> None:
@@ -40,7 +40,7 @@ class MathReward:
         _equal(r"\frac{1}{2}", "0.5")
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion."""
+        """Score one completion."""
         reference, answer = collapsed(example.reference), last_boxed(text)
         if not reference:
             raise RewardError(f"example {example.id} has an empty reference: nothing can equal it")

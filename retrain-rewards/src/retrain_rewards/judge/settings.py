@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from retrain.api import Config, ConfigError, Problem
+from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.judge.prompt import DEFAULT_RUBRIC, problem_with_rubric
-from retrain_rewards.limits import time_limit_of
 from retrain_rewards.tables import RewardTable
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -8,8 +8,7 @@ from typing import Any
 from retrain.kernel.contracts.tasks import Action, Environment, EpisodeResult, LoadedData, Observation
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Score
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
-from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildTimeout
 
 LOAD_TIMEOUT_S = 1800.0  # it may install a package and fetch a data set
 GRACE_S = 10.0  # beyond the environment's own limit, by which it should have cut off whatever hangs
