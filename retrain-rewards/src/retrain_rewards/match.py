@@ -11,7 +11,7 @@ from retrain_rewards.boxed import boxed, last_boxed
 
 @dataclass(frozen=True, slots=True)
 class MatchReward:
-    """1.0 when the last box of a completion equals the reference, else 0.0; both trimmed, white space collapsed.
+    """1.0 when the last box of a completion equals the reference, else 0.0; both are trimmed, white space collapsed.
 
     A completion without a box scores 0.0. Nothing is normalised beyond white space: `0.5` is not `1/2`.
     RewardError on an empty reference, which would make silence correct.

@@ -149,8 +149,8 @@ def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> 
     ("word", "detail"),
     [
         ("judge raises", "judged raised KeyError: 'no such verdict'"),
-        ("nan", "judged gave nan"),
-        ("infinite", "judged gave inf"),
+        ("nan", "judged returned nan"),
+        ("infinite", "judged returned inf"),
         ("text", "judged raised ValueError: could not convert string to float"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The `verifiers` environment: tasks, interaction and scoring as an environment of that library defines them."""
+"""The `verifiers` environment: tasks, interaction and scoring of any environment of that library."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from retrain_rewards.verifiers.locate import check_library, find_module
 from retrain_rewards.verifiers.settings import Settings
 from retrain_rewards.verifiers.stage import Stage, reason_of
 
-LOAD_SEED = 0  # of the global generators while tasks are made: the tasks are the same in every run
+LOAD_SEED = 0  # of the global generators while tasks are made, so that they are the same in every run
 
 
 class Generation(Protocol):
-    """What each generation of the library does in its own way."""
+    """One generation of the library, classic or v1."""
 
     def load(self) -> LoadedData:
         """Make the environment and its tasks; ConfigError when it cannot be trained on."""
@@ -107,7 +107,7 @@ class VerifiersEnvironment:
 
 
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
-    """The environment that `[environment]` names; ConfigError on what can be told without importing the library."""
+    """The environment that `[environment]` names; ConfigError on faults found without importing the library."""
     settings = Settings.of(context)
     check_library(settings)
     return VerifiersEnvironment(settings)

@@ -1,4 +1,4 @@
-"""Plays many episodes side by side in one event loop, until every one of them waits for the policy or is over."""
+"""Plays many episodes side by side in one event loop, until each of them waits for the policy or is over."""
 
 from __future__ import annotations
 
