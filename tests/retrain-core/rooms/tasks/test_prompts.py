@@ -17,7 +17,12 @@ from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.prompts import PromptPool, build_pool, encode_prompt, split_examples
+from retrain.rooms.tasks.prompts import PromptPool, build_pool, encode_prompts, split_examples
+
+
+def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Any:
+    """Token ids of one example's prompt."""
+    return encode_prompts([example], tokenizer, config)[0]
 
 
 def make_pool(size: int, root: int = 0) -> PromptPool:

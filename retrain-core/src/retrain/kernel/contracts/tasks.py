@@ -1,4 +1,4 @@
-"""Where tasks come from and who judges the rollouts: data source, reward, environment, and what a step sees of them."""
+"""Tasks and their verifiers: data source, reward, environment, and the prompts and rollouts that a step works with."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Streams:
 
 
 class RolloutBatch(Protocol):
-    """The rollouts of one step or evaluation: sampled first, then asked for their scores."""
+    """The rollouts of one step or evaluation: `sample` first, then `scores`, then `metrics`."""
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         """`group_size` completions of every prompt; BackendError when they cannot be sampled."""
@@ -157,9 +157,9 @@ class Rollouts(Protocol):
     """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step."""
 
     def batch(self, label: str, failures: Path | None = None) -> AbstractContextManager[RolloutBatch]:
-        """Open the rollouts of a step or an evaluation; whatever is still under way at its end is abandoned.
+        """Open the rollouts of a step or an evaluation; work that is unfinished when the block ends is abandoned.
 
-        Texts whose scoring failed are kept in the folder `failures`, by `label`.
+        Texts whose scoring failed are kept in the folder `failures`, under `label`.
         """
 
     def close(self) -> None:

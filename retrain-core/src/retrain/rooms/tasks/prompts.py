@@ -132,11 +132,6 @@ def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) 
     return [np.asarray(row, dtype=np.int64) for row in ids]
 
 
-def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Tokens:
-    """Token ids of one example's prompt; see `encode_prompts`."""
-    return encode_prompts([example], tokenizer, config)[0]
-
-
 def _messages(example: Example, config: Config) -> list[Mapping[str, Any]]:
     if not isinstance(example.prompt, str):
         return [dict(message) for message in example.prompt]

@@ -24,7 +24,7 @@ LOG = logging.getLogger("retrain")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tasks:
-    """The prompts of a run and their verifier; `notes` tell what was read and what was left out."""
+    """The prompts of a run and their verifier; `notes` say what was read and what was left out."""
 
     pool: PromptPool
     verifier: Verifier
