@@ -12,9 +12,9 @@ from typing import Any
 
 from retrain.api import LoadedData, Score
 from retrain_rewards.verifiers.episode import MODEL, Episode, score_of
+from retrain_rewards.verifiers.episode_loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.stage import reason_of
 from retrain_rewards.verifiers.tasks import Tasks
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
