@@ -11,11 +11,12 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Prompt, TimedScore
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import RewardError
 from retrain.kernel.plugins.manager import Plugins, load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
+from retrain.rooms.tasks.contracts import TimedScore
 
 PROMPTS = tuple(
     Prompt(example=Example(id=f"e{i}", prompt=f"{i} + 1?", reference=str(i + 1)), tokens_T=np.arange(3))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import EpisodeResult, Prompt, Streams
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
-from retrain.rooms.credit.batch import assign
+from retrain.rooms.credit.algorithm import CreditAlgorithm
+from retrain.rooms.tasks.contracts import EpisodeResult
 from retrain.rooms.tasks.episodes import Episodes
 from tests.playing import Counting
 
@@ -147,7 +148,7 @@ def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ..
     example = Counting().load().examples[0]
     groups = (Group(example=example, completions=group, scores=scores),)
     flow = build_flow(checked.config, plugins)
-    return assign(groups, flow, None, step=0, sepa_lambda=0.0, temperature=1.0).batch.rows
+    return CreditAlgorithm(flow=flow).assign(0, groups).rows
 
 
 def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer: Any) -> None:

@@ -10,10 +10,10 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Verifier
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, SamplingParams
+from retrain.rooms.tasks.contracts import Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.service import ScoringService

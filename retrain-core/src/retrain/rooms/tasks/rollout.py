@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.backend import Backend, Deliver
+from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
@@ -94,8 +93,8 @@ def draw_samples(
         if deliver is not None:
             deliver(group, index, sample)
 
-    if deliver is not None and "deliver" in inspect.signature(backend.sample).parameters:
-        samples = backend.sample(requests, params, take)  # type: ignore[call-arg]
+    if deliver is not None and isinstance(backend, DeliversEarly) and backend.delivers_early:
+        samples = backend.sample(requests, params, take)
     else:
         samples = backend.sample(requests, params)
     counts = [len(request.seeds_G) for request in requests]
