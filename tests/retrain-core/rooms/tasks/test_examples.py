@@ -1,4 +1,4 @@
-"""Which examples of a source are used: each once, and none that the reward cannot judge."""
+"""Which examples of a source are used: each once, and none that the rewards cannot score."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.config.schema import DataTable
 from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.types import Example, Score
 from retrain.rooms.tasks.contracts import LoadedData
@@ -29,7 +30,7 @@ class Verifier:
 def config(**reward: Any) -> Config:
     """A configuration whose `[reward]` was written in a file."""
     origins = {f"reward.{name}": Origin(layer=Layer.FILE, place="retrain.toml:3") for name in reward}
-    return Config(tables={"reward": RewardTable(**reward)}, origins=origins)
+    return Config(tables={"reward": RewardTable(**reward), "data": DataTable(source="math")}, origins=origins)
 
 
 def usable(data: LoadedData, config: Config, **more: Any) -> Any:
