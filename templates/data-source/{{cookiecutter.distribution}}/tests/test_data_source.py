@@ -1,4 +1,4 @@
-"""What retrain asks of every data source, and what these tasks promise besides."""
+"""The conformance checks for data sources, and tests of these tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import ConfigError
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import Carrying, Options, carries

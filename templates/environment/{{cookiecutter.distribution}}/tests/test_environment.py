@@ -1,4 +1,4 @@
-"""What retrain asks of every environment, and how this game goes."""
+"""The conformance checks for environments, and tests of this game."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import Reply, StopReason
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import Arguments, GuessNumber
@@ -24,7 +24,7 @@ def test_conforms(check: Check) -> None:
 
 
 def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
-    """One game with these replies."""
+    """Play one game with these guesses."""
     environment = GuessNumber(Arguments(highest=20, tasks=20), max_turns)
     example = next(example for example in environment.load().examples if example.reference == str(secret))
     environment.begin([example])
