@@ -37,6 +37,6 @@ def test_more_tasks_than_exist_are_refused() -> None:
         Carrying(Options(digits=1, size=46), "test").load()
 
 
-@pytest.mark.parametrize(("left", "right", "wanted"), [(11, 22, 0), (47, 38, 1), (99, 1, 2), (0, 0, 0)])
-def test_carries_are_counted(left: int, right: int, wanted: int) -> None:
-    assert carries(left, right) == wanted
+@pytest.mark.parametrize(("left", "right", "expected"), [(11, 22, 0), (47, 38, 1), (99, 1, 2), (0, 0, 0)])
+def test_carries_are_counted(left: int, right: int, expected: int) -> None:
+    assert carries(left, right) == expected

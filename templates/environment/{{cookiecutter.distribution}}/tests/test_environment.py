@@ -38,13 +38,13 @@ def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
 
 
 @pytest.mark.parametrize(
-    ("guesses", "wanted"),
+    ("guesses", "expected"),
     [(["7"], 0.7 + 0.3 * 3 / 4), (["10", "what?", "5", "7"], 0.7), (["1", "2", "3", "4"], 0.0)],
 )
-def test_the_score_is_finding_it_and_finding_it_soon(guesses: list[str], wanted: float) -> None:
+def test_the_score_is_finding_it_and_finding_it_soon(guesses: list[str], expected: float) -> None:
     (ending,) = play(7, guesses).finish()
-    assert ending.score.value == pytest.approx(wanted)
-    assert ending.hit_turn_limit == (wanted == 0.0)
+    assert ending.score.value == pytest.approx(expected)
+    assert ending.hit_turn_limit == (expected == 0.0)
 
 
 def test_hints_say_where_the_number_is() -> None:

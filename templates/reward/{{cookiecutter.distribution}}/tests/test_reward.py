@@ -24,7 +24,7 @@ def test_conforms(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "text", "wanted"),
+    ("reference", "text", "expected"),
     [
         ("0.5", r"so it is \boxed{1/2}", 1.0),
         ("0.3333333", r"\boxed{1/3}", 1.0),
@@ -35,8 +35,8 @@ def test_conforms(check: Check) -> None:
         ("4", r"\boxed{4/0}", 0.0),
     ],
 )
-def test_the_last_box_counts(reference: str, text: str, wanted: float) -> None:
-    assert CloseNumber().score(Example(id="1", prompt="?", reference=reference), text).value == wanted
+def test_the_last_box_counts(reference: str, text: str, expected: float) -> None:
+    assert CloseNumber().score(Example(id="1", prompt="?", reference=reference), text).value == expected
 
 
 def test_a_reference_that_is_not_a_number_gives_no_verdict() -> None:
