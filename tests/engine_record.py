@@ -37,6 +37,8 @@ def replaying(context: PluginContext, policy: Policy) -> Engine:
 
 
 class _Recording:
+    delivers_early = True
+
     def __init__(self, context: PluginContext, policy: Policy, engine: Any) -> None:
         self._context, self._policy, self._engine = context, policy, engine
         self.metrics, self.close = engine.metrics, engine.close
@@ -64,6 +66,8 @@ def _write(path: Path, line: dict[str, Any]) -> None:
 
 
 class _Replaying:
+    delivers_early = True
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lines = iter(SAMPLES.read_text(encoding="utf-8").splitlines())

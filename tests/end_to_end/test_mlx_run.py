@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
     folder: Path, exact_model: Path, url: str
 ) -> None:
@@ -65,6 +66,7 @@ def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
             assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_path: Path) -> None:
     with mlx_serving(TINY, tmp_path) as url:
         done = retrain("--inference-engine", "mlx", "--inference-url", url, *FEW, "--max-steps", "1", cwd=folder)

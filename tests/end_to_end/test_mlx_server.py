@@ -111,6 +111,7 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
         assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
     process, url = start(exact_model, tmp_path)
     try:
@@ -130,6 +131,7 @@ def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
         make_backend(prefix_caching=False)
 
 
+@pytest.mark.slow
 def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
     make_backend, exact_model, url, tmp_path
 ) -> None:
@@ -174,6 +176,7 @@ def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, 
     assert body["model"] == str(exact_model)
 
 
+@pytest.mark.slow
 def test_completions_follow_the_models_distribution_whatever_the_servers_defaults(make_backend) -> None:
     """Batched requests without a seed are independent draws: the first tokens have the frequencies they should."""
     backend, engine = make_backend()

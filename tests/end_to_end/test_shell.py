@@ -149,9 +149,11 @@ def modern_bash() -> str | None:
 def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
     (tmp_path / "exotic.toml").write_text("")
     path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+    # the prompt that is waited for is ours, whatever the shell of whoever runs the tests exports
+    environ = {"PATH": path, "PS1": "first> ", "PROMPT_COMMAND": "", "INPUTRC": os.devnull}
     setup = 'PS1="> "; bind "set enable-bracketed-paste off"; eval "$(retrain completion bash)"; echo rea""dy\n'
     exchange = [
-        ("bash-", setup),
+        ("first> ", setup),
         ("ready", "retrain expl\t --transform-mo\tgtpo_s\t --max-steps 3 --json | grep transform_mode\n"),
         (
             '"transform_mode": "gtpo_sepa"',
@@ -161,7 +163,7 @@ def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
         ('"config": "exotic.toml"', "exit\n"),
     ]
     argv = [str(modern_bash()), "--norc", "--noprofile", "-i"]
-    code, printed = converse(argv, exchange, cwd=tmp_path, environ={"PATH": path})
+    code, printed = converse(argv, exchange, cwd=tmp_path, environ=environ)
     assert code == 0, printed
     assert '"config": "exotic.toml"' in printed
 

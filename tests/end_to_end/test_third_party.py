@@ -149,7 +149,12 @@ BROKEN: dict[str, tuple[Edits, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+QUICK = "import error"  # one fault at every change, the others by `nox -s slow`
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=() if fault == QUICK else pytest.mark.slow) for fault in BROKEN]
+)
 def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
     fault: str, stranger: Stranger, toml: Callable[[str], str]
 ) -> None:

@@ -24,6 +24,8 @@ from tests.end_to_end.running import retrain
 from tests.toy_policy import ToyPolicy
 from tests.transformers_server import transformers_serving
 
+pytestmark = pytest.mark.slow  # starting the server takes as long as twenty other tests
+
 TINY = BUILTIN_MODELS["tiny"]
 
 

@@ -271,7 +271,7 @@ def test_a_reader_that_has_enough_is_no_error(script: Script, tmp_path: Path) ->
 
 LINES = """
 import logging
-from retrain.rooms.cli.console import run_console
+from retrain.rooms.terminal.console import run_console
 from retrain.kernel.plugins.manager import load_plugins
 with run_console(load_plugins()):
     for number in range(100_000):

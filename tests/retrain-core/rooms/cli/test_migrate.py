@@ -10,8 +10,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.config.legacy import LEGACY_KEYS
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.cli.legacy import LEGACY_KEYS
 from retrain.rooms.cli.migrate_toml import migrate
 
 WITH_COMMENTS = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from retrain.api import (
     BackendError,
     ConfigError,
+    DeliversEarly,
     LogprobRow,
     Measuring,
     Publishing,
@@ -190,7 +190,8 @@ def test_what_an_engine_can_do_is_said(make_engine, server) -> None:
     assert isinstance(engine, Publishing)
     assert isinstance(engine, TakesWeights)
     assert isinstance(engine, Measuring)
-    assert "deliver" in inspect.signature(engine.sample).parameters
+    assert isinstance(engine, DeliversEarly)
+    assert engine.delivers_early
 
 
 def test_all_weights_can_be_replaced_by_a_trainer_elsewhere(

@@ -108,6 +108,7 @@ def test_a_resumed_session_goes_on_with_the_same_run_and_keeps_adapters_if_asked
     assert second.artifacts == []
 
 
+@pytest.mark.slow
 def test_a_run_resumed_by_the_script_goes_on_in_both_recorders(
     tmp_path: Path,
     train: Train,
@@ -172,7 +173,11 @@ def test_a_fault_of_wandb_is_told_once_and_stops_nothing(
     ("environ", "reason"),
     [
         ({}, "no API key"),
-        ({"WANDB_API_KEY": "4711" * 10, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}, "refused"),
+        pytest.param(
+            {"WANDB_API_KEY": "4711" * 10, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"},
+            "refused",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["no-key", "no-server"],
 )

@@ -1,4 +1,4 @@
-"""Where tasks come from and who judges the rollouts: data source, reward, environment, and what a step sees of them."""
+"""What a step sees of the tasks: prompts in a seeded order, and rollouts with their scores."""
 
 from __future__ import annotations
 
@@ -6,98 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Message, Score, StopReason, Tokens
-
-
-class Reward(Protocol):
-    """A verifier of text answers.
-
-    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
-    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
-    `concurrency` at a time, each cancelled at its time limit.
-
-    Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
-    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
-    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, asked once per step;
-    `concurrency: int` of an async reward, 16 when absent.
-    """
-
-    def score(self, example: Example, text: str) -> Score:
-        """Judge one completion. A number will do for a Score; an exception becomes a failed score, never a number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedData:
-    """What a data source found: the examples, lines worth telling the user, and its own verifier if it has one."""
-
-    examples: tuple[Example, ...]
-    notes: tuple[str, ...] = ()
-    reward: Reward | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What an episode wants of the policy: the whole conversation so far, up to the answer, or plain text.
-
-    `tools` are JSON schemas that the chat template shows to the model.
-    """
-
-    prompt: str | Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What the policy said: its text without special tokens, and why it stopped."""
-
-    text: str
-    stop_reason: StopReason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How an episode went: its score, and why it ended when that was not of its own accord."""
-
-    score: Score
-    hit_turn_limit: bool = False
-
-
-class Environment(Protocol):
-    """Tasks with an interaction and a verifier of their own, played by many episodes side by side.
-
-    Everything that goes in and out is plain data (JSON): the environment is built in the run's process and sent,
-    pickled, to a process that can be killed, so hold plain data and make what is heavy in `load`, which is called there
-    first. Token ids are the kernel's business; the environment sees text.
-    """
-
-    def load(self) -> LoadedData:
-        """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
-
-    def begin(self, examples: Sequence[Example]) -> None:
-        """Start one episode per entry, numbered by place; the same example again and again is a group.
-
-        Episodes that were still open are dropped.
-        """
-
-    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
-        """Go on with the episodes that got a reply, or from the beginning when none did.
-
-        Returns once every open episode waits for the policy or has ended: what each of those that wait asks. An
-        episode that cannot go on ends with a failed score; it does not raise.
-        """
-
-    def finish(self) -> Sequence[Ending]:
-        """The endings of all episodes, in order; called once when none asks any more. A group is scored together."""
-
-
-class DataSource(Protocol):
-    """Where tasks come from."""
-
-    def load(self) -> LoadedData:
-        """All examples, in a fixed order. Called once per run, before the model loads; ConfigError on bad data."""
+from retrain.kernel.types import Completion, Example, Score, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

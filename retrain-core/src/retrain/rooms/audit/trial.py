@@ -8,23 +8,16 @@ from heapq import nsmallest
 
 from retrain.kernel.informative import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
 from retrain.rooms.audit.probes import Probe, Severity, wrong_texts
 from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
+from retrain.rooms.tasks.contracts import TimedScore
+from retrain.rooms.text.terminal_text import printable
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
 DETAIL_CHARS = 300
 DRAW = Seeds(0)  # the same examples whatever the run's seed: `retrain audit` finds what the run would find
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedScore:
-    """A score and the seconds that the scorer took for it, queueing not counted."""
-
-    score: Score
-    seconds: float
 
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -13,9 +12,10 @@ from retrain import __version__
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.manager import GROUP, KERNEL, Plugins
+from retrain.kernel.plugins.installed import KERNEL, offered_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
-from retrain.rooms.cli.streams import is_interactive
+from retrain.rooms.session.streams import is_interactive
 
 TRAIN = "train"
 MISSPELT = 0.8  # similarity above which a word counts as a misspelt option
@@ -105,13 +105,13 @@ class RetrainGroup(click.Group):
 
     def _key_flags(self) -> set[str]:
         from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
-        from retrain.kernel.plugins.check import registered_tables
+        from retrain.rooms.session.check import registered_tables
 
         return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
 
     def _command_for(self, args: list[str]) -> str:
-        from retrain.kernel.terminal_text import QUIET_FLAGS
         from retrain.rooms.session.configure import claim_of  # not needed for `--help` and completion
+        from retrain.rooms.text.terminal_text import QUIET_FLAGS
 
         claim = claim_of([word for word in args if word not in QUIET_FLAGS], self.plugins)
         return claim.command if claim else TRAIN
@@ -136,7 +136,7 @@ def _is_init_wanted() -> bool:
 
 
 def _show_versions(*, as_json: bool) -> None:
-    installed = {e.dist.name: e.dist.version for e in entry_points(group=GROUP) if e.dist}
+    installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
     versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
     if as_json:
         click.echo(json.dumps(versions, indent=2))

@@ -12,9 +12,9 @@ import click
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
-from retrain.kernel.plugins.check import declared_capabilities, registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities
+from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.session.records.secrets import hide
 
@@ -115,7 +115,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,
         "adapter_path": config.backend.adapter_path or f"{config.logging.log_dir}/adapter",
-        "wandb_project": config.logging.wandb_project or "(disabled)",
+        "wandb_project": config.value("logging.wandb_project", "") or "(disabled)",
     }
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         content |= {name: value for name, value in (rows or {}).items() if name not in content}

@@ -11,7 +11,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
-from retrain.rooms.cli.streams import is_interactive
+from retrain.rooms.session.streams import is_interactive
 
 DEFAULT_FILE = "retrain.toml"
 DEFAULT_TEMPLATE = "default"

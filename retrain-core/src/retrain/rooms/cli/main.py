@@ -11,12 +11,19 @@ from pathlib import Path
 
 import click
 
-from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, Problem, RetrainError
+from retrain.kernel.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_RESUMABLE,
+    EXIT_USAGE,
+    Problem,
+    RetrainError,
+    StopRequested,
+)
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.rooms.cli.completion import VARIABLE, answer
 from retrain.rooms.cli.dispatch import RetrainGroup
-from retrain.rooms.cli.streams import drop_stdout, prepare_streams, wants_color
-from retrain.rooms.session.interrupts import StopRequested
+from retrain.rooms.session.streams import drop_stdout, prepare_streams, wants_color
 
 EXIT_INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -72,8 +79,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_error(label: str, text: str) -> None:
-    from retrain.kernel.terminal_text import printable  # only errors need these
     from retrain.rooms.session.records.secrets import hide_text
+    from retrain.rooms.text.terminal_text import printable  # only errors need these
 
     color = wants_color()
     click.secho(f"retrain: {label}", fg="red", bold=True, err=True, color=color)

@@ -12,7 +12,7 @@ import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.rooms.cli.migrate_toml import Migration, migrate
-from retrain.rooms.session.records.files import write_bytes
+from retrain.rooms.text.whole_file import write_bytes
 
 STDIN = "<stdin>"
 EPILOG = """\b

@@ -14,8 +14,8 @@ from tomlkit.container import Container
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable, Comment, InlineTable, Null, Whitespace
 
-from retrain.kernel.config.legacy import LEGACY_KEYS, legacy_names, merged_options
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.cli.legacy import LEGACY_KEYS, legacy_names, merged_options
 
 BOM = "\ufeff"
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # TOML ends a line at LF and nowhere else

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
+from retrain.rooms.cli.legacy import MOVED
 
 COMMANDS = (
     ("train", "Train with a TOML file (the default command).", "retrain.rooms.cli.train:command"),
@@ -44,6 +46,13 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """The core commands."""
     for name, summary, factory in COMMANDS:
         register(PluginSpec(name=name, summary=summary, factory=factory))
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of [backend] that `migrate-config` rewrites."""
+    traits = TableTraits(extends=True, legacy_keys=MOVED)
+    register(PluginSpec(name="backend", summary="Its keys of earlier versions.", factory=None, traits=traits))
 
 
 @hookimpl

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import click
 
 from retrain.kernel.plugins.manager import Plugins
@@ -36,8 +38,7 @@ def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> Non
         from retrain.rooms.session.configure import load_checked
 
         checked = load_checked(arguments, plugins)
-        from retrain.rooms.cli.console import run_console  # only after the checks
-        from retrain.rooms.session.session import train
+        from retrain.rooms.session.session import train  # only after the checks
 
-        with run_console(plugins, is_quiet=is_quiet):
+        with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():
             train(checked.config, plugins, checked.flow, checked.keys)

@@ -1,12 +1,15 @@
-"""What an advantage, transform, uncertainty or algorithm plugin is made of; public as `retrain.advantages`."""
+"""Specs and contexts of advantage, transform, uncertainty and algorithm plugins; public as `retrain.advantages`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.types import Floats, Mask
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
 
 Numbers = Sequence[float] | Floats
 Params = Mapping[str, Any]
@@ -14,7 +17,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdvantageContext:
-    """What an episode advantage may look at: the scores of one group, and its own parameters."""
+    """Input of an episode advantage: the scores of one group, and its own parameters."""
 
     rewards_G: Floats
     params: Params = field(default_factory=dict)
@@ -30,7 +33,7 @@ class AdvantageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UncertaintyContext:
-    """What an uncertainty kind may look at: the action tokens of one completion; all in nats."""
+    """Input of an uncertainty kind: the action tokens of one completion; all values in nats."""
 
     logprobs_T: Floats
     entropies_T: Floats | None = None
@@ -42,7 +45,7 @@ class UncertaintyContext:
 class UncertaintySpec:
     """An uncertainty kind: `compute(ctx)` returns one finite number >= 0 per action token.
 
-    `needs_entropy` makes a configuration whose engine cannot give entropies an error before the model loads.
+    With `needs_entropy`, a configuration whose engine cannot report entropies is refused before the model loads.
     """
 
     name: str
@@ -52,7 +55,7 @@ class UncertaintySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransformContext:
-    """What a whole-transform function `f(ctx)` may look at: one group, one array per completion.
+    """Input of a whole-transform function `f(ctx)`: one group, one array per completion.
 
     `advantages_G` are the episode advantages, `uncertainties_G` the configured uncertainty before any pooling.
     """
@@ -71,10 +74,23 @@ class TransformContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransformOutput:
-    """One array of token advantages per completion, and numbers worth logging (averaged over the step's groups)."""
+    """One array of token advantages per completion, and metrics, which are averaged over the step's groups."""
 
     token_advs: Sequence[Numbers]
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditStage:
+    """The function of one stage of credit, and the strength that the configuration sets.
+
+    `apply` depends on the stage: `gtpo` is `f(uncertainty_T, strength) -> weights_T`; `hicra` is `f(advantages_T,
+    planning_T, strength) -> advantages_T`; `top_rho` is `f(uncertainties, strength) -> threshold`, over one array per
+    completion of the step. `strength(config)` reads the owner's table, or returns its default when there is none.
+    """
+
+    apply: Callable[..., Any]
+    strength: Callable[[Config], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +99,10 @@ class TransformSpec:
 
     `entropy_transform(uncertainty_T, planning_T, sepa_lambda)` returns new uncertainties; `post_process(advs_T,
     planning_T, params)` returns new advantages, after HICRA if `apply_hicra`. `compute_context(ctx)` replaces all
-    stages by one function of the group. `needs_planning` asks for planning masks (all False otherwise);
-    `uses_sepa_controller` asks the controller named `controller` for lambda (0 otherwise). `params` is handed to
-    `post_process` and `compute_context`.
+    stages by one function of the group. `use_gtpo` and `apply_hicra` switch on the stages `gtpo` and `hicra`, which
+    retrain-sepa provides. `needs_planning` asks for planning masks (all False otherwise); `uses_sepa_controller` asks
+    the controller named `controller` for lambda (0 otherwise). `params` is passed to `post_process` and
+    `compute_context`. `stages` are those that this transform's distribution provides to every transform, by name.
     """
 
     name: str
@@ -97,6 +114,7 @@ class TransformSpec:
     post_process: Callable[[Floats, Mask, Params], Numbers] | None = None
     compute_context: Callable[[TransformContext], TransformOutput | Sequence[Numbers]] | None = None
     controller: str = "sepa"
+    stages: Mapping[str, CreditStage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class ServerEngine:
     an error, never a sample.
     """
 
+    delivers_early = True
+
     def __init__(
         self, context: PluginContext, table: InferenceTable, caller: Caller, adapters: Adapters, behaviour: Behaviour
     ) -> None:

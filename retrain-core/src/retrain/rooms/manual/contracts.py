@@ -15,14 +15,17 @@ from retrain.rooms.manual.public import described, signature
 
 PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),
-    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput"),
+    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput", "CreditStage"),
     Kind.UNCERTAINTY: ("UncertaintySpec", "UncertaintyContext"),
-    Kind.ALGORITHM: ("AlgorithmSpec", "TransformContext", "TransformOutput"),
+    Kind.ALGORITHM: (
+        *("AlgorithmSpec", "TransformContext", "TransformOutput"),
+        *("Algorithm", "Needs", "Credit", "TokenCredit"),
+    ),
     Kind.PLANNING_DETECTOR: ("PlanningDetector",),
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),
     Kind.DATA_SOURCE: ("DataSource", "LoadedData", "Example"),
-    Kind.ENVIRONMENT: ("Environment", "Ask", "Reply", "Ending"),
+    Kind.ENVIRONMENT: ("Environment", "Observation", "Action", "EpisodeResult"),
     Kind.BACKEND: ("Backend", "Capabilities", "TrainBatch", "TrainReport"),
     Kind.INFERENCE_ENGINE: ("Engine", "SampleRequest", "SamplingParams", "Sample"),
     Kind.RECORDER: ("Recorder",),

@@ -14,12 +14,13 @@ from pydantic.json_schema import models_json_schema
 
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-OURS = frozenset({"flag", "names", "pending", "aliases", "free_on_resume"})  # stored by `key`
+# What `key` keeps in json_schema_extra.
+OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume"})
 DEFS = "#/$defs/"
 # Open tables that belong to a named part: (table, key of the name, key of the parameters, kind).
 PARAMS = (

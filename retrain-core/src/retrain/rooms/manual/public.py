@@ -60,7 +60,9 @@ def _text(annotation: Any) -> Any:
 
 def _entry(name: str, value: Any) -> str:
     lines = [f"### {markdown.anchor(name)}"]
-    if inspect.isclass(value):
+    if inspect.isclass(value) and value.__name__ != name:
+        lines.append(f"The former name of {markdown.code(value.__name__)}, kept for plugins that use it.")
+    elif inspect.isclass(value):
         lines += [f"```python\n{_class_line(name, value)}\n```", markdown.prose(_own_doc(value)), *_members(value)]
     elif inspect.isfunction(value):
         lines += [f"```python\ndef {name}{signature(value)}\n```", markdown.prose(value.__doc__)]

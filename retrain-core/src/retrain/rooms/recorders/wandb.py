@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.recorders.installed import require
 from retrain.rooms.recorders.names import named_config, named_metrics
 from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 RUN_ID = "wandb_run_id"
@@ -25,10 +25,9 @@ SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "
 def build(context: PluginContext) -> WandbRecorder:
     """The recorder; ConfigError when wandb is not installed. wandb itself is imported at `start`."""
     config = context.config
-    require(
-        "wandb", where=config.place("logging.wandb_project" if config.logging.wandb_project else "logging.recorders")
-    )
-    return WandbRecorder(artifacts=config.logging.checkpoint_artifacts)
+    asked_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
+    require("wandb", where=config.place(asked_by))
+    return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
 
 
 class WandbRecorder:

@@ -244,11 +244,12 @@ def test_without_an_effect_single_comparisons_hold_as_well() -> None:
     assert abs(false / 4000 - 12 / 256) <= 0.007
 
 
-@pytest.mark.parametrize("d", [1.0, 1.2])
+@pytest.mark.parametrize("d", [1.0, pytest.param(1.2, marks=pytest.mark.slow)])
 def test_a_true_effect_is_found_in_eighty_of_a_hundred_studies_of_the_computed_size(d: float) -> None:
     assert 0.76 <= detection(d, others=0) <= 0.84
 
 
+@pytest.mark.slow
 def test_where_few_seeds_are_coarse_more_than_eighty_are_found() -> None:
     assert power.seeds_needed(1.5, ALPHA) == 7  # six find 67 %, a t-test would ask for six
     assert detection(1.5, others=0) >= 0.76

@@ -1,0 +1,63 @@
+"""Held-out evaluation: correct rate with a 95 % interval and unbiased pass@k, on examples never trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retrain.kernel.informative import CORRECT_ABOVE
+from retrain.kernel.types import Score
+
+Z_95 = 1.959963984540054
+
+
+def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:
+    """`eval_*` fields from the scores of each held-out example's completions; no verdict and failures count as wrong.
+
+    pass@k = mean over examples of 1 - C(n - c, k) / C(n, k), n samples of which c are right, k = 1, 2, 4, ... <= n
+    (arXiv:2107.03374).
+    """
+    samples = len(scores[0])
+    right_E = np.array([sum(_is_right(score) for score in example) for example in scores])
+    rate = float(right_E.mean() / samples)
+    low, high = rate_interval(right_E / samples, samples)
+    metrics: dict[str, float | int] = {
+        "eval_correct_rate": rate,
+        "eval_ci_low": low,
+        "eval_ci_high": high,
+        "eval_examples": len(scores),
+        "eval_samples": samples,
+    }
+    k = 1
+    while k <= samples:
+        metrics[f"eval_pass_at_{k}"] = float(np.mean([pass_at_k(samples, int(right), k) for right in right_E]))
+        k *= 2
+    return metrics
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Unbiased chance that at least one of k completions is right, from `right` of `samples`; needs k <= samples."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def rate_interval(rates_E: np.ndarray, samples: int) -> tuple[float, float]:
+    """95 % Wilson interval of the mean rate, at the effective number of independent answers.
+
+    Completions of one example resemble each other, so n is not examples x samples but
+    n_eff = p (1 - p) / (variance of the mean over examples), kept between the two extremes; with no variance at all
+    n_eff is the number of examples, which is the cautious end.
+    """
+    examples = len(rates_E)
+    mean = float(rates_E.mean())
+    spread = float(rates_E.var(ddof=1)) / examples if examples > 1 else 0.0
+    effective = mean * (1.0 - mean) / spread if spread > 0.0 else float(examples)
+    n = min(max(effective, float(examples)), float(examples * samples))
+    centre = (mean + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n * n)) / (1 + Z_95**2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _is_right(score: Score) -> bool:
+    return score.value is not None and score.value > CORRECT_ABOVE
