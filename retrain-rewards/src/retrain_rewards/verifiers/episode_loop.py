@@ -1,4 +1,4 @@
-"""Plays many episodes side by side in one event loop, until every one of them waits for the policy or is over."""
+"""Plays many episodes side by side in one event loop, until each of them waits for the policy or is over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 GRACE_S = 1.0  # for an episode that was cut to clean up after itself
 
 
-class Stage:
+class EpisodeLoop:
     """An event loop in a thread of its own, and the episodes in it.
 
     Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
