@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import Deliver, Engine, Sample, SampleRequest, SamplingParams, StopReason
-from retrain_local.split.dealer import Dealer, Seat, Torn
+from retrain_local.split import Cancellation, DeviceEngine, ParallelEngine
 
 PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 
@@ -64,8 +64,10 @@ def requests(count: int) -> list[SampleRequest]:
     return [SampleRequest(prompt_T=np.array([n]), seeds_G=tuple(range(n % 3 + 1))) for n in range(count)]
 
 
-def dealer(*engines: Engine, torn: Torn | None = None) -> Dealer:
-    return Dealer([Seat(engine=engine, at_work=nullcontext) for engine in engines], torn or Torn())
+def dealer(*engines: Engine, torn: Cancellation | None = None) -> ParallelEngine:
+    return ParallelEngine(
+        [DeviceEngine(engine=engine, on_device=nullcontext) for engine in engines], torn or Cancellation()
+    )
 
 
 @given(count=st.integers(0, 12), engines=st.integers(1, 4))
@@ -114,13 +116,13 @@ def test_of_several_errors_the_first_engines_is_raised_whoever_is_faster() -> No
     subject = dealer(Numbered(0, late), Numbered(1, early))
     with pytest.raises(ValueError, match="first"):
         subject.sample(requests(4), PARAMS)
-    subject._seats[0].engine.meanwhile = subject._seats[1].engine.meanwhile = lambda: None  # type: ignore[attr-defined]
+    subject._engines[0].engine.meanwhile = subject._engines[1].engine.meanwhile = lambda: None  # type: ignore[attr-defined]
     assert len(subject.sample(requests(4), PARAMS)) == 4
     subject.close()
 
 
 def test_an_interrupted_caller_ends_all_engines_before_it_goes_on() -> None:
-    torn, ended = Torn(), []
+    torn, ended = Cancellation(), []
 
     def endless() -> None:
         try:

@@ -1,4 +1,4 @@
-"""`[inference] attention_kernel`: which code computes attention on this device."""
+"""Selects the attention kernels for a device by `[inference] attention_kernel`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
+from retrain_local.attention.kernel_check import packed_fault, paged_fault
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import STORED, PagedKernels
-from retrain_local.attention.proof import packed_fault, paged_fault
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Shape
 
@@ -23,14 +23,14 @@ log = logging.getLogger("retrain")
 T = TypeVar("T")
 KEY = "inference.attention_kernel"
 MakeAttend = Callable[[Spans, torch.device], Attend]
-LARGEST_GROUP = 64  # query heads of a key head that one program holds
+LARGEST_GROUP = 64  # query heads per key head that one Triton program can hold
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
 KITTENS = "thunderkittens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Attention of one device: `packed` for training and prompts, `paged` for tokens that rows get one at a time.
+    """Attention of one device: `packed` for training and prompts, `paged` for decoding, one token per row.
 
     `paged` None is the engine's own reader in plain PyTorch.
     """
@@ -57,7 +57,7 @@ class Site:
 def kernels_for(
     config: Config, device: torch.device, dtype: torch.dtype, shape: Shape, *, exact: bool = True
 ) -> Kernels:
-    """The kernels that `attention_kernel` names, each proven on small cases here before it is used.
+    """The kernels that `attention_kernel` names, each checked on small cases on this device before it is used.
 
     `default` takes the best at hand and plain PyTorch where none is, with a warning where one should have worked; any
     other name is had or refused with a ConfigError that says why.
@@ -77,11 +77,11 @@ def kernels_for(
 
 
 class _RefusedError(Exception):
-    """Why a kernel is not to be had."""
+    """Why a kernel is unavailable."""
 
 
 class _WrongError(_RefusedError):
-    """It should have worked, and does not."""
+    """A kernel that should work here, but does not."""
 
 
 def _at_hand(name: str, get: Callable[[Site], T], site: Site) -> T | None:
@@ -145,7 +145,7 @@ def _kittens(site: Site) -> MakeAttend:
     _need_cuda(site, (9, 0), "ThunderKittens' attention")
     if not _is_installed(KITTENS):
         raise _RefusedError(f"looked for the module {KITTENS}, built from HazyResearch/ThunderKittens: not installed")
-    from retrain_local.attention.kittens import KittensAttend, kittens_refusal
+    from retrain_local.attention.thunderkittens_attention import KittensAttend, kittens_refusal
 
     if refusal := kittens_refusal(site.dtype, site.shape):
         raise _RefusedError(refusal)
@@ -170,5 +170,5 @@ def _need_cuda(site: Site, least: tuple[int, int], what: str) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ImportError:  # a parent that is not there
+    except ImportError:  # a parent package that is not installed
         return False

@@ -1,4 +1,4 @@
-"""Prefixes: rows of tokens whose keys and values are in the pool, for others to begin with."""
+"""Prefix cache: finished rows whose keys and values stay in the pool for rows that continue them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from retrain.api import Tokens
 from retrain_local.sampling.blocks import Blocks
 
-TAIL = 16  # last tokens of a prefix by which it is looked up
+TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefix:
-    """Tokens and the blocks that hold the keys and values of all of them but the last."""
+    """Tokens, and the blocks with the keys and values of all but the last."""
 
     tokens_T: Tokens
     blocks: list[int]
@@ -25,11 +25,10 @@ class Prefix:
         return len(self.tokens_T) - 1
 
 
-class Kept:
-    """Rows that have ended, prompt and completion, until their blocks are needed: an episode's next turn continues one.
+class PrefixCache:
+    """Finished rows, prompt and completion, until their blocks are needed: the next turn of an episode continues one.
 
-    Only a whole row is ever found, so what is computed depends on the requests alone and not on how blocks happen to
-    be cut.
+    Only whole rows match, so what is computed depends on the requests alone and not on block boundaries.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -41,7 +40,7 @@ class Kept:
         return len(self._prefixes)
 
     def add(self, prefix: Prefix) -> None:
-        """Take over the blocks of a row that has ended; equal tokens are kept once."""
+        """Take over the blocks of a finished row; equal tokens are stored once."""
         key = prefix.tokens_T.tobytes()
         if key in self._prefixes:
             self._blocks.release(prefix.blocks)
@@ -50,7 +49,7 @@ class Kept:
         self._by_tail.setdefault(_tail(prefix.tokens_T), []).append(prefix)
 
     def longest(self, prompt_T: Tokens) -> Prefix | None:
-        """The longest kept row that the prompt begins with."""
+        """The longest cached row that is a prefix of the prompt."""
         for length in sorted({length for length, _ in self._by_tail if length <= len(prompt_T)}, reverse=True):
             for prefix in self._by_tail.get(_tail(prompt_T[:length]), ()):
                 if np.array_equal(prefix.tokens_T, prompt_T[:length]):
@@ -58,7 +57,7 @@ class Kept:
         return None
 
     def drop_oldest(self) -> bool:
-        """Give the blocks of the oldest row back; False when there is none."""
+        """Release the blocks of the oldest row; False when there is none."""
         if not self._prefixes:
             return False
         prefix = self._prefixes.pop(next(iter(self._prefixes)))
@@ -70,7 +69,7 @@ class Kept:
         return True
 
     def clear(self) -> None:
-        """Give all blocks back."""
+        """Release all blocks."""
         while self.drop_oldest():
             pass
 

@@ -1,4 +1,4 @@
-"""Files of a base model, in a folder or out of the hub's cache, and what goes wrong with them in one message."""
+"""Files of a base model, from a folder or the hub's cache, with clear errors when they cannot be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """`document` is config.json; `name` what the user wrote, `where` in which place."""
+    """`document` is config.json; `name` is what the user wrote, `where` the place it was written."""
 
     source: Source
     document: dict[str, Any]
@@ -51,7 +51,7 @@ class Folder:
 
     @contextmanager
     def refusals(self, device: torch.device) -> Iterator[None]:
-        """Turns whatever goes wrong while reading the model into a refusal that says what to do."""
+        """Turn any error while reading the model into one that says what to do."""
         try:
             yield
         except (ConfigError, BackendError):
@@ -61,7 +61,7 @@ class Folder:
             what = f"{self.source.path} {lacking}"
             fix = "use a complete checkpoint of a causal language model"
             raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from None
-        except Exception as error:  # whatever a reader or an architecture raises, the fault is the model that was named
+        except Exception as error:  # whatever a reader or an architecture raises, the configured model is at fault
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 what = f"the model does not fit on {device}: {first_line(error)}"
                 raise BackendError(Problem(what=what, fix="use a smaller model or a larger GPU")) from error
@@ -70,7 +70,7 @@ class Folder:
 
 
 def open_folder(config: Config, source: Source) -> Folder:
-    """Read config.json; ConfigError for layers that keep another state than keys and values."""
+    """Read config.json; ConfigError for layers whose state is not keys and values."""
     where, trust = config.place(KEY), config.model.trust_remote_code
     folder = Folder(source=source, document={}, name=config.model.model, where=where, trust_remote_code=trust)
     with folder.refusals(torch.device("cpu")):
@@ -106,7 +106,7 @@ def _fetched(source: Source, name: str, *, required: bool) -> Path | None:
 
     try:
         return Path(hf_hub_download(source.path, name, local_files_only=source.offline))
-    except LocalEntryNotFoundError:  # not in the cache: the hub was not asked, or did not answer
+    except LocalEntryNotFoundError:  # not cached, and the hub was not asked or did not answer
         if required or not source.offline:
             raise
     except EntryNotFoundError:

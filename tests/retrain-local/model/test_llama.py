@@ -24,7 +24,7 @@ from transformers import (
 from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.family import FamilyDecoder
+from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.pair import Pair
 
 MakePair = Callable[..., Pair]
@@ -100,7 +100,7 @@ def test_it_computes_what_transformers_computes(
     pair = make_pair(folder)
     with torch.no_grad():
         for decoder in (pair.sampler, pair.trained):
-            assert isinstance(decoder, FamilyDecoder)
+            assert isinstance(decoder, LlamaDecoder)
             assert relative(logits_of(decoder, ids_N), own_logits(model, ids_N)) < 1e-5
 
 

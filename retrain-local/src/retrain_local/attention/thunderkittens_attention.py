@@ -1,4 +1,4 @@
-"""ThunderKittens' causal attention under `PaddedAttend`: the buckets of rows that begin with their own first token."""
+"""ThunderKittens' causal attention for the buckets of `PaddedAttend` without a prefix."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LENGTH_STEP = 768  # its forward pass takes multiples of 192 tokens, its backwar
 
 
 class KittensAttend(PaddedAttend):
-    """`Attend` that leaves to `PaddedAttend` what the kernel has not: prefixes, windows, scales of one's own, sinks."""
+    """`Attend` that falls back to `PaddedAttend` for prefixes, windows, custom scales and sinks."""
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         is_plain = scores.window is None and scores.softcap is None and scores.sinks_H is None
         length, size = q.shape[2:]
         if not is_plain or k.shape[2] != length or scores.scale != size**-0.5:
             return super()._attended(number, q, k, v, scores)
-        # tokens behind the last are seen by none before it
+        # causal attention: padding after the last token is never attended to
         more = -length % LENGTH_STEP
         longer = (functional.pad(x, (0, 0, 0, more)).contiguous() for x in (q, k, v))
         out: Tensor = _Kittens.apply(*longer)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.kept import Kept, Prefix
+from retrain_local.sampling.prefix_cache import Prefix, PrefixCache
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)
 
@@ -15,7 +15,7 @@ def test_the_longest_whole_row_is_found_among_those_that_are_left(
     rows: list[list[int]], prompt: list[int], dropped: int
 ) -> None:
     blocks = Blocks(64)
-    kept = Kept(blocks)
+    kept = PrefixCache(blocks)
     for row in rows:
         kept.add(Prefix(tokens_T=np.array(row), blocks=blocks.take(1)))
     distinct = list(dict.fromkeys(map(tuple, rows)))

@@ -7,7 +7,7 @@ import torch
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.threads import ONE_THREAD_BELOW, limited_threads, pack_workers, threads_for
+from retrain_local.torch_modes import ONE_THREAD_BELOW, limited_threads, pack_workers, threads_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""Computes the keys and values that rows begin with."""
+"""Prefill: computes the keys and values of the tokens that rows start from."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import torch
 
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Decoder
-from retrain_local.sampling.attends import Continued, Written, slots_of
 from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.schedule import Fill
+from retrain_local.sampling.pool_attention import ContinuedAttention, FreshAttention, slots_of
+from retrain_local.sampling.schedule import Prefill
 
 Packed = Callable[[Spans, torch.device], Attend]
 
 
 def fill(
-    fills: Sequence[Fill],
+    fills: Sequence[Prefill],
     decoder: Decoder,
     pool: Pool,
     packed: Packed,
     *,
-    most_tokens: int,
-    note: Callable[[Sequence[Fill]], None],
+    max_tokens: int,
+    note: Callable[[Sequence[Prefill]], None],
 ) -> None:
-    """Copy the blocks that these begin with, then compute the rest, `most_tokens` or one row in a forward.
+    """Copy the partial blocks, then compute the rest in forward passes of at most `max_tokens` tokens or one row.
 
-    Rows that begin with their own first token attend as `packed` makes it, those behind keys of the pool by
-    `Continued`. `note` is told what each forward is about to take on.
+    Rows without a cached prefix use the attention that `packed` makes, the others `ContinuedAttention`. `note` is
+    called with the rows of each forward pass before it starts.
     """
     pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
     work = [f for f in fills if len(f.tokens_T)]
     for is_fresh in (True, False):
-        for part in _parts([f for f in work if (f.past == 0) == is_fresh], most_tokens):
+        for part in _split([f for f in work if (f.past == 0) == is_fresh], max_tokens):
             note(part)
             _forward(part, decoder, pool, packed)
 
 
-def _parts(fills: Sequence[Fill], most_tokens: int) -> Iterator[list[Fill]]:
-    part: list[Fill] = []
+def _split(fills: Sequence[Prefill], max_tokens: int) -> Iterator[list[Prefill]]:
+    part: list[Prefill] = []
     for each in fills:
-        if part and sum(len(f.tokens_T) for f in part) + len(each.tokens_T) > most_tokens:
+        if part and sum(len(f.tokens_T) for f in part) + len(each.tokens_T) > max_tokens:
             yield part
             part = []
         part.append(each)
@@ -49,8 +49,8 @@ def _parts(fills: Sequence[Fill], most_tokens: int) -> Iterator[list[Fill]]:
         yield part
 
 
-def _forward(fills: Sequence[Fill], decoder: Decoder, pool: Pool, packed: Packed) -> None:
-    """One pass over the packed tokens; only what its layers write into the pool is wanted."""
+def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Packed) -> None:
+    """One forward pass over the packed tokens, for the keys and values that its layers write to the pool."""
     lengths, pasts = [len(f.tokens_T) for f in fills], [f.past for f in fills]
 
     def on_device(parts: Sequence[np.ndarray]) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _forward(fills: Sequence[Fill], decoder: Decoder, pool: Pool, packed: Packed
     positions_N = on_device([np.arange(past, end) for past, end in zip(pasts, ends, strict=True)])
     attend: Attend
     if pasts[0]:
-        attend = Continued(pool, slots_N, [f.blocks for f in fills], pasts, lengths)
+        attend = ContinuedAttention(pool, slots_N, [f.blocks for f in fills], pasts, lengths)
     else:
-        attend = Written(pool, slots_N, packed(Spans.apart(lengths), decoder.device))
+        attend = FreshAttention(pool, slots_N, packed(Spans.apart(lengths), decoder.device))
     decoder.hidden(on_device([f.tokens_T for f in fills]), positions_N, attend)

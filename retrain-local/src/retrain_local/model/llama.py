@@ -1,4 +1,4 @@
-"""Decoder of the Llama family for packed rows: few operations to a layer, and nothing that waits on the GPU."""
+"""Llama-family decoder for packed rows: few operations per layer, and no GPU synchronisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrain_local.model.weights import LayerWeights, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projections:
-    """The four fused products of a layer."""
+    """The four fused projections of a layer."""
 
     qkv: Projection
     output: Projection
@@ -28,7 +28,7 @@ class Projections:
     down: Projection
 
 
-class FamilyDecoder:
+class LlamaDecoder:
     """Llama, Qwen2, Qwen3, Mistral; see `Decoder`.
 
     `recompute` keeps one activation per layer in a pass that is differentiated and makes the others again.
@@ -55,7 +55,7 @@ class FamilyDecoder:
         self._operations = compiled()
 
     def fuse(self) -> None:
-        """For a decoder that samples: single kernels between the products, where there are any for this device."""
+        """Use fused kernels between the products where this device has them; for decoders that only sample."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:

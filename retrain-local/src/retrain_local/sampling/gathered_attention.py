@@ -1,4 +1,4 @@
-"""Decoding in plain PyTorch: keys and values of the rows that run, put side by side."""
+"""Decoding in plain PyTorch: the keys and values of the running rows, gathered into one padded copy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.padded import dense_attention
 from retrain_local.decoder import Scores
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.rows import Row
 
-COLUMNS = 32  # tokens for which a copy has room: more are gathered less often, and dragged along when rows are dropped
+COLUMNS = 32  # tokens a copy has room for: more means fewer gathers, and more to move when rows are dropped
 
 
-class Copied:
-    """`Attend` of one token per row and step, over a copy of what the pool holds of these rows.
+class GatheredAttention:
+    """`Attend` of one token per row and step, over a copy of the keys and values of these rows.
 
-    Reading the pool anew for every token would move all keys and values twice as often as attention itself. The copy
-    is made once, a column is added by every step, the same for all rows whatever their lengths, and rows that have
-    ended are dropped; it is made again when another row joins or its `columns` are full.
+    Gathering from the pool for every token would move all keys and values twice as often as attention itself does. The
+    copy is made once; every step appends one column, the same for all rows whatever their lengths, and finished rows
+    are dropped. It is made again when a row joins or its `columns` are full.
     """
 
     def __init__(self, pool: Pool, rows: Sequence[Row], batch: Batch, columns: int) -> None:
@@ -42,7 +42,7 @@ class Copied:
         self._first = self._seen = past  # columns in use when the segment began, and now
 
     def continues(self, rows: Sequence[Row], steps: int) -> bool:
-        """Make ready for another segment of these rows; False where the copy has to be made again."""
+        """Prepare another segment of these rows; False if the copy has to be made again."""
         places = {id(row): place for place, row in enumerate(self._rows)}
         kept = [places.get(id(row)) for row in rows]
         if None in kept or self._seen + steps > self._mask_BC.shape[1]:
@@ -73,7 +73,7 @@ class Copied:
         return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
-        """End a segment: write its columns into these slots of the pool."""
+        """End a segment: write its columns to these slots of the pool."""
         slots_N = slots_SB[: self._seen - self._first].flatten()
         for layer, copies in self._layers.items():
             new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)
@@ -91,7 +91,7 @@ class Copied:
 
 
 def _plain(queries_BHD: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """`dense_attention` of one query per head, in the three calls that this takes: most of decoding a small model."""
+    """`dense_attention` of one query per head, in three calls; this is most of the time of decoding a small model."""
     rows, heads, size = queries_BHD.shape
     kv_heads = keys.shape[1]
     queries = queries_BHD.reshape(rows * kv_heads, heads // kv_heads, size)

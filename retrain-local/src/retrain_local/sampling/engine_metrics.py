@@ -1,4 +1,4 @@
-"""What the engine measures of its own work, and what that is called in a step's line."""
+"""What the engine measures about its work, and the names of these metrics."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ ABSENT = "nothing was sampled by engine pytorch"
 METRICS = [
     MetricSpec(
         name="engine_prompt_reuse",
-        meaning="Share of prompt tokens whose keys and values were there already, of the group's prompt or of an "
-        "earlier turn.",
+        meaning="Share of prompt tokens whose keys and values were cached, from the group's prompt or an earlier turn.",
         absent=ABSENT,
     ),
     MetricSpec(
         name="engine_rows_put_aside",
-        meaning="How often a completion had to wait in its middle because keys and values of all did not fit.",
+        meaning="How often a running completion was preempted because the keys and values of all did not fit.",
         absent=ABSENT,
     ),
     MetricSpec(
         name="engine_live_rows_mean",
-        meaning="Completions being decoded together, mean over the tokens that were drawn one after another.",
+        meaning="Completions decoded together, mean over decoding steps.",
         absent=ABSENT,
     ),
 ]
 
 
 @dataclass(slots=True)
-class Measured:
-    """Counts since they were last asked for."""
+class EngineCounters:
+    """Counts since the metrics were last read."""
 
     steps: int = 0
     row_steps: int = 0
-    put_aside: int = 0
+    preempted: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
 
     def add(self, schedule: Schedule) -> None:
-        """Take in what a schedule counted."""
-        self.put_aside += schedule.put_aside
+        """Add the counts of a schedule."""
+        self.preempted += schedule.preempted
         self.prompt_tokens += schedule.prompt_tokens
         self.computed_tokens += schedule.computed_tokens
 
@@ -54,6 +53,6 @@ class Measured:
             return {}
         return {
             "engine_prompt_reuse": 1.0 - self.computed_tokens / max(1, self.prompt_tokens),
-            "engine_rows_put_aside": float(self.put_aside),
+            "engine_rows_put_aside": float(self.preempted),
             "engine_live_rows_mean": self.row_steps / self.steps,
         }

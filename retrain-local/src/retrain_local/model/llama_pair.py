@@ -1,4 +1,4 @@
-"""The pair of a model of the Llama family: one set of frozen tensors under two decoders."""
+"""The decoder pair of a Llama-family model: trainer and samplers over one set of frozen tensors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from retrain_local.model import projection
 from retrain_local.model.adapter import adapter_config, create_adapters
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.family import FamilyDecoder, Projections
-from retrain_local.model.folder import Folder
+from retrain_local.model.llama import LlamaDecoder, Projections
+from retrain_local.model.model_files import Folder
 from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
 from retrain_local.model.quantised import SampledFp8, takes_fp8
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
 
 
-def create_native(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
-    """See `create_pair`; neither transformers nor PEFT is imported."""
+def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
+    """The pair for a Llama-family model, see `create_pair`; imports neither transformers nor PEFT."""
     with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
         weights = read_weights(reader, architecture)
     adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
@@ -29,7 +29,7 @@ def create_native(folder: Folder, architecture: Architecture, lora: Lora, place:
     is_merged = _is_merged(weights)
     kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
     trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], total)
-    samplers: list[FamilyDecoder] = []
+    samplers: list[LlamaDecoder] = []
     published: list[list[Sampled]] = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -58,7 +58,7 @@ def create_native(folder: Folder, architecture: Architecture, lora: Lora, place:
 
 
 def _is_merged(weights: Weights) -> bool:
-    """Whether both sides compute with W + scale B A: small and in fp32, where nothing of the update is rounded away."""
+    """Whether both sides compute with W + scale B A: small models in fp32, where rounding loses none of the update."""
     adapted = sum(linear.weight.numel() for linear in _linears(weights))
     return bool(weights.embedding.dtype == torch.float32 and adapted <= projection.MERGE_LIMIT)
 
@@ -77,7 +77,7 @@ def _linears(weights: Weights) -> list[Linear]:
 
 def _decoder(
     architecture: Architecture, weights: Weights, projections: Sequence[Projection], parameters: int
-) -> FamilyDecoder:
+) -> LlamaDecoder:
     grouped = zip(*[iter(projections)] * 4, strict=True)
     layers = [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]
-    return FamilyDecoder(architecture, weights, layers, parameters=parameters)
+    return LlamaDecoder(architecture, weights, layers, parameters=parameters)

@@ -1,4 +1,4 @@
-"""Is a kernel right here? Small cases against plain PyTorch, on the device and with the sizes that it would serve."""
+"""Checks a kernel on small cases against plain PyTorch, on the device and with the sizes it will be used for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, zeros
-from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Scores, Shape
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest element
-TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half of the last place, and what bf16 adds to it
+TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half a unit in the last place, plus the rounding of bf16
 CASE = Spans(lengths=(40, 1, 19, 130, 3, 5), prefixes=(-1, 0, 0, -1, 3, 3))
 ROW_LENGTHS = 1, 16, 45, 300, 0
 BLOCK_SIZE = 16
@@ -25,14 +25,14 @@ WINDOWS = None, 7
 def packed_fault(
     make: Callable[[Spans, torch.device], Attend], shape: Shape, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """What is wrong with the attention and the gradients of these `Attend`s; None if they agree with `PaddedAttend`."""
+    """What is wrong with the outputs and gradients of these `Attend`s; None if they agree with `PaddedAttend`."""
     return _first(_packed_faults(make, shape, device, dtype))
 
 
 def paged_fault(
     kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
 ) -> str | None:
-    """What is wrong with these kernels over a pool of `stored`; None if they agree with reading every row's keys."""
+    """What is wrong with these kernels over a pool of `stored`; None if they agree with the reference."""
     return _first(_paged_faults(kernels, shape, device, dtype, stored))
 
 
@@ -51,7 +51,7 @@ def _packed_faults(
 def _differentiated(
     attend: Attend, shape: Shape, device: torch.device, dtype: torch.dtype, scores: Scores
 ) -> tuple[Tensor, ...]:
-    """What the packed tokens gather, and the gradients of queries, keys and values."""
+    """Attention output of the packed tokens, and the gradients of queries, keys and values."""
     tokens = CASE.num_tokens
     sizes = (shape.heads, shape.head_size), (shape.kv_heads, shape.head_size), (shape.kv_heads, shape.value_size)
     inputs = [_numbers((tokens, *size), dtype, device, at).requires_grad_() for at, size in enumerate(sizes)]
@@ -66,7 +66,7 @@ def _paged_faults(
     kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
 ) -> Iterator[str]:
     blocks = [-(-length // BLOCK_SIZE) for length in ROW_LENGTHS]
-    table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is nobody's
+    table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is scratch
     tables_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)
     lengths_B = torch.tensor(ROW_LENGTHS, dtype=torch.int32, device=device)
     cells = 1 + sum(blocks), BLOCK_SIZE, shape.kv_heads
@@ -99,17 +99,17 @@ def _paged_faults(
 
 def _difference(name: str, got: Tensor, wanted: Tensor, tolerance: float) -> Iterator[str]:
     gap, largest = float((got.float() - wanted.float()).abs().max()), float(wanted.float().abs().max())
-    if not gap <= tolerance * largest:  # a NaN is a fault
+    if not gap <= tolerance * largest:  # True for a NaN as well
         yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
 
 
 def _numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device, at: int) -> Tensor:
-    """Between -1 and 1, without a pattern that a wrong index would fall into, the same on every device."""
+    """Numbers between -1 and 1, equal on every device, without a pattern that could hide a wrong index."""
     return torch.sin(torch.arange(math.prod(size), dtype=torch.float64) * (1.7 + at)).view(size).to(device, dtype)
 
 
 def _first(faults: Iterator[str]) -> str | None:
-    """What a library of kernels raises when it cannot compile or launch is of any class."""
+    """Kernel libraries raise exceptions of any class when they cannot compile or launch."""
     try:
         return next(faults, None)
     except torch.OutOfMemoryError:

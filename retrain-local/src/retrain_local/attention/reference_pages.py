@@ -1,17 +1,17 @@
-"""`PagedKernels` in plain PyTorch, row by row: slow, and what the fast ones are held against."""
+"""`PagedKernels` in plain PyTorch, row by row: the slow reference for the fast kernels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.padded import dense_attention
 from retrain_local.attention.pages import LARGEST, as_bytes
 from retrain_local.decoder import Scores
 
 
 class PlainPages:
-    """Computes in fp32 and waits for the device."""
+    """Computes in fp32 and synchronises with the device."""
 
     def write(
         self,

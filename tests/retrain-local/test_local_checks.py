@@ -16,7 +16,7 @@ from retrain_local.checks import GPU_ONLY, problems_of
 
 def configured(devices: str, **inference: str) -> Config:
     tables = {
-        "backend": schema.BackendTable(devices=devices),
+        "backend": schema.BackendTable(backend="local", devices=devices),
         "inference": InferenceTable.model_validate(inference),
     }
     return Config(tables=tables)

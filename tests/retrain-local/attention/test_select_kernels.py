@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from retrain.api import ConfigError
-from retrain_local.attention import choose, varlen
-from retrain_local.attention.choose import Kernels, kernels_for
+from retrain_local.attention import select_kernels, varlen
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.decoder import Shape
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -49,9 +49,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("retrain_local.attention.paged_triton")
     module.TritonPages = TritonPages  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(choose, "find_spec", lambda name: name if name in facts["installed"] else None)
-    monkeypatch.setattr(choose, "packed_fault", lambda *_: facts["packed"])
-    monkeypatch.setattr(choose, "paged_fault", lambda *given: facts.update(stored=given[-1]) or facts["paged"])
+    monkeypatch.setattr(select_kernels, "find_spec", lambda name: name if name in facts["installed"] else None)
+    monkeypatch.setattr(select_kernels, "packed_fault", lambda *_: facts["packed"])
+    monkeypatch.setattr(select_kernels, "paged_fault", lambda *given: facts.update(stored=given[-1]) or facts["paged"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: facts["capability"])
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
@@ -161,7 +161,7 @@ def test_kernels_are_proven_on_the_pool_that_they_will_read(
 
 
 def test_kittens_are_used_when_they_are_there(hopper: dict[str, Any]) -> None:
-    from retrain_local.attention.kittens import KittensAttend
+    from retrain_local.attention.thunderkittens_attention import KittensAttend
 
     hopper["installed"] |= {"thunderkittens"}
     assert chosen("tk").packed is KittensAttend
@@ -174,7 +174,7 @@ def test_cutlass_takes_the_place_of_flash_attention(
     calls: list[Any] = []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", calls.append)
     monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", lambda: calls.append(None))
-    hopper["installed"] |= {choose.FA4}
+    hopper["installed"] |= {select_kernels.FA4}
     hopper["packed"] = fault
     if fault:
         with pytest.raises(ConfigError, match=fault):
@@ -189,6 +189,6 @@ def test_a_package_that_does_not_register_is_refused(hopper: dict[str, Any], mon
         raise ImportError("no module named cutlass")
 
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
-    hopper["installed"] |= {choose.FA4}
+    hopper["installed"] |= {select_kernels.FA4}
     with pytest.raises(ConfigError, match="no module named cutlass"):
         chosen("cutlass")

@@ -10,11 +10,11 @@ from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores, Shape
-from retrain_local.sampling import attends
-from retrain_local.sampling.attends import Continued, Written, slots_of
-from retrain_local.sampling.copied import Copied
+from retrain_local.sampling import pool_attention
 from retrain_local.sampling.decode import Batch
+from retrain_local.sampling.gathered_attention import GatheredAttention
 from retrain_local.sampling.pool import Pool
+from retrain_local.sampling.pool_attention import ContinuedAttention, FreshAttention, slots_of
 from retrain_local.sampling.rows import Row, new_rows
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
@@ -86,14 +86,14 @@ def packed(rows: list[tuple[torch.Tensor, ...]], cuts: list[slice]) -> list[torc
 def test_prompts_and_what_continues_them(
     rows: list[tuple[torch.Tensor, ...]], kind: str, mask_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attends, "MASK_ELEMENTS", mask_elements)
+    monkeypatch.setattr(pool_attention, "MASK_ELEMENTS", mask_elements)
     scores, pool = KINDS[kind], new_pool()
     wanted = [plainly(*row, scores) for row in rows]
     pasts = [5, 0, 4, 12]
     fresh = [(row, table, past) for row, table, past in zip(rows, tables(), pasts, strict=True) if past]
     slots = torch.from_numpy(np.concatenate([slots_of(table, 0, past, BLOCK) for _, table, past in fresh]))
     spans = Spans.apart([past for *_, past in fresh])
-    written = Written(pool, slots, PaddedAttend(spans, CPU))
+    written = FreshAttention(pool, slots, PaddedAttend(spans, CPU))
     found = written(0, *packed([row for row, *_ in fresh], [slice(0, past) for *_, past in fresh]), scores)
     for part, row, (_, _, past) in zip(
         found.split(list(spans.lengths)), [w for w, p in zip(wanted, pasts, strict=True) if p], fresh, strict=True
@@ -104,7 +104,7 @@ def test_prompts_and_what_continues_them(
     slots = torch.from_numpy(
         np.concatenate([slots_of(t, p, n, BLOCK) for t, p, n in zip(tables(), pasts, LENGTHS, strict=True)])
     )
-    continued = Continued(pool, slots, tables(), pasts, lengths)
+    continued = ContinuedAttention(pool, slots, tables(), pasts, lengths)
     found = continued(0, *packed(rows, [slice(past, None) for past in pasts]), scores)
     for part, row, past in zip(found.split(lengths), wanted, pasts, strict=True):
         torch.testing.assert_close(part, row[past:], atol=1e-5, rtol=1e-5)
@@ -130,13 +130,13 @@ def test_one_token_at_a_time_while_rows_end_and_the_copy_is_made_again(
         slots = torch.from_numpy(slots_of(row.blocks, 0, start, BLOCK))
         pool.write(0, slots, states[1][:start], states[2][:start])
     at = dict(zip((row.request for row in live), starts, strict=True))
-    copied: Copied | None = None
+    copied: GatheredAttention | None = None
     made = 0
     while live:
         batch = Batch.allocate(len(live), 7, 2, CPU)
         batch.load(live, 1.0, 2, BLOCK)
         if copied is None or not copied.continues(live, 2):
-            copied, made = Copied(pool, live, batch, 6), made + 1
+            copied, made = GatheredAttention(pool, live, batch, 6), made + 1
         for step in range(2):
             tokens = [min(at[row.request] + step, LENGTHS[row.request] - 1) for row in live]
             read = [(rows[row.request], token) for row, token in zip(live, tokens, strict=True)]
@@ -158,7 +158,7 @@ def test_rows_that_joined_need_another_copy(rows: list[tuple[torch.Tensor, ...]]
     live = decoding_rows([4, 0, 1, 9])
     batch = Batch.allocate(2, 7, 2, CPU)
     batch.load(live[:2], 1.0, 2, BLOCK)
-    copied = Copied(pool, live[:2], batch, 6)
+    copied = GatheredAttention(pool, live[:2], batch, 6)
     assert copied.continues(live[:2], 2)
     assert not copied.continues(live[1:3], 2)
     assert not copied.continues(live[:2], 7)

@@ -1,4 +1,4 @@
-"""Our attention behind transformers' AttentionInterface: every layer calls what the forward pass was given."""
+"""Our attention behind transformers' AttentionInterface: every layer calls the `Attend` of the forward pass."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from retrain_local.decoder import Attend, Scores
 ATTENTION, KEYWORD = "retrain", "retrain_attend"
 
 
-class UnservedError(Exception):
-    """The architecture needs something that `Attend` does not give."""
+class UnsupportedAttentionError(Exception):
+    """The architecture needs something that `Attend` does not provide."""
 
 
 def attention(
@@ -25,9 +25,9 @@ def attention(
     """
     attend: Attend | None = given.get(KEYWORD)
     if attend is None:
-        raise UnservedError("it hands no keyword arguments on to its attention")
+        raise UnsupportedAttentionError("it hands no keyword arguments on to its attention")
     if attention_mask is not None:
-        raise UnservedError("it builds attention masks of its own")
+        raise UnsupportedAttentionError("it builds attention masks of its own")
     scale = given.get("scaling")
     scores = Scores(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -40,7 +40,7 @@ def attention(
 
 
 def register() -> None:
-    """Make the name `ATTENTION` known to transformers."""
+    """Register the name `ATTENTION` with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attention)

@@ -1,4 +1,4 @@
-"""`Attend`s that write keys and values into the pool and read them there."""
+"""Implementations of `Attend` that write keys and values to the pool and read them from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrain_local.attention.dense import dense_attention
+from retrain_local.attention.padded import dense_attention
 from retrain_local.decoder import Attend, Scores
 from retrain_local.sampling.pool import Pool
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from retrain_local.attention.pages import PagedKernels
     from retrain_local.sampling.decode import Batch
 
-MASK_ELEMENTS = 2**24  # queries x keys of rows that are read side by side
+MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
 
 
-class Written:
-    """Packed rows that begin with their own first token: whatever attends to them, their keys and values are kept."""
+class FreshAttention:
+    """Packed rows without a cached prefix: another `Attend` computes them, and their keys and values are stored."""
 
     def __init__(self, pool: Pool, slots_N: Tensor, attend: Attend) -> None:
         self._pool = pool
@@ -37,8 +37,8 @@ class Written:
         return self._attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-class Continued:
-    """Packed rows of which `pasts[r]` tokens are in the pool already: `lengths[r]` new ones follow them."""
+class ContinuedAttention:
+    """Packed rows with a cached prefix: `pasts[r]` tokens are in the pool, and `lengths[r]` new ones follow."""
 
     def __init__(
         self, pool: Pool, slots_N: Tensor, tables: Sequence[Sequence[int]], pasts: Sequence[int], lengths: Sequence[int]
@@ -70,8 +70,8 @@ class Continued:
         return self._pool.read(layer, self._pool.vectors_of(slots.to(self._slots_N.device)))
 
 
-class Paged:
-    """One token per row and step, by kernels that read the pool's blocks where they are."""
+class PagedAttention:
+    """One token per row and step, by kernels that read the blocks of the pool in place."""
 
     def __init__(self, pool: Pool, batch: Batch, kernels: PagedKernels) -> None:
         self._pool = pool
@@ -98,7 +98,7 @@ def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int) -> T
 
 
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, at_Q: Tensor, scores: Scores) -> Tensor:
-    """Of queries at these positions of one row, [1, heads, length, size]."""
+    """Attention of queries at these positions of one row, [1, heads, length, size]."""
     distance = at_Q[:, None] - torch.arange(keys.shape[2], device=at_Q.device)[None, :]
     hidden = distance < 0
     if scores.window is not None:
