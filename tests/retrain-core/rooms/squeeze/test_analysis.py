@@ -167,7 +167,7 @@ def test_nothing_heavy_is_imported_for_it(make_adapter: Make, documented_factors
     program = (
         "import sys, retrain.squeeze\n"
         "assert not {'numpy', 'safetensors'} & set(sys.modules)\n"
-        f"assert retrain.rooms.squeeze.analyze_adapter({str(folder)!r}).recommended_rank == 4\n"
+        f"assert retrain.squeeze.analyze_adapter({str(folder)!r}).recommended_rank == 4\n"
         "assert not {'torch', 'transformers', 'plotly', 'wandb'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from retrain.rooms.text.terminal_text import ABSENT
 from retrain.rooms.insight.compare.metric import HELD_OUT
 from retrain.rooms.insight.report.lines import PASS_PREFIX
 
@@ -121,3 +123,12 @@ FIELDS = tuple(
         )
     )
 )
+
+
+def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
+    """A value of a chart."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if unit is Unit.SHARE:
+        return f"{100 * value:.1f}%"
+    return f"{value:.3g} s" if unit is Unit.SECONDS else f"{value:.4g}"

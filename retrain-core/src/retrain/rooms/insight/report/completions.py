@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from retrain.rooms.insight.report.chart_specs import value_text
 from retrain.rooms.insight.report.gather import Material, ReportRun, evaluated_steps
 from retrain.rooms.insight.report.markup import Links, attribute, details, note, section
-from retrain.rooms.insight.report.numbers import plural, value_text
 from retrain.rooms.insight.report.sample import Sample
 from retrain.rooms.insight.report.samples import StepSamples, read_samples, shown_steps
-from retrain.rooms.insight.report.text import long_text, text
+from retrain.rooms.insight.report.text import long_text, plural, text
 
 OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones of a step: of one run, and of each of several conditions
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}

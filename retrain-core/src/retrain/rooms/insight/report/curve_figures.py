@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.insight.report.chart_specs import Unit
+from retrain.rooms.insight.report.chart_specs import Unit, value_text
 from retrain.rooms.insight.report.charts import Chart, ConditionCurve
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.grid import packed
 from retrain.rooms.insight.report.markup import note, plot, section, table
-from retrain.rooms.insight.report.numbers import value_text
 from retrain.rooms.insight.report.text import text
 
 

@@ -39,6 +39,19 @@ def joined(parts: Iterable[object], separator: str = ", ") -> str:
     return separator.join(text(part) for part in parts)
 
 
+def amount(value: float) -> str:
+    """A count in three digits: `12.3 million`."""
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:,.0f}"
+
+
+def plural(count: int, name: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
 def _marked(shown: str) -> str:
     if shown.isprintable():
         return escape(shown, quote=True)

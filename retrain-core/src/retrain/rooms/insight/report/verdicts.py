@@ -20,8 +20,7 @@ from retrain.rooms.insight.compare.words import (
 )
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
-from retrain.rooms.insight.report.numbers import plural
-from retrain.rooms.insight.report.text import plain, text
+from retrain.rooms.insight.report.text import plain, plural, text
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.CANNOT_TELL: "●"}
 KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.CANNOT_TELL: "open"}
