@@ -15,7 +15,7 @@ Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData LogprobRow
 NonFiniteError Outcome OutOfMemoryError Pacer PaceView PlanningDetector PluginContext PluginError Plugins PluginSpec
 Policy Problem Publishing Recorder Reply ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
 SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights Throttle Tokens TrainBatch TrainReport
-TrainRow diagnose_extra diagnose_server generator hookimpl installed_dependents installed_version key
+TrainRow diagnose_extra diagnose_server generator hookimpl install_line installed_dependents installed_version key
 load_plugins resolve
 """
 ADVANTAGES = """

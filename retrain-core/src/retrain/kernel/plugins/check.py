@@ -11,7 +11,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.config.schema import PrimeRlOptions
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.first_party import provider
+from retrain.kernel.plugins.first_party import install_line, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import problem_with
@@ -49,7 +49,7 @@ def table_hint(plugins: Plugins, table: str) -> str:
     installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
     if distribution in installed:
         return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
-    return f"pip install {distribution}  (it reads [{table}])"
+    return f"{install_line(distribution)}  (it reads [{table}])"
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:

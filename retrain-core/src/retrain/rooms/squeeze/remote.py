@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.squeeze.faults import unusable
 
@@ -15,6 +16,6 @@ def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
         return adapter
     folder = plugins.notify("retrain_fetch_adapter", path=adapter, config=config)
     if folder is None:
-        fix = "pip install retrain-tinker, or download the adapter and give its folder"
+        fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
         raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)
     return str(folder)
