@@ -19,9 +19,8 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
-        raise ConfigError(
-            Problem(where=where, what=what, why=str(error), fix=install_line("retrain-rewards", "reasoning-gym"))
-        ) from error
+        fix = install_line("retrain-rewards", "reasoning-gym")
+        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
     return dict(DATASETS)
 
 
