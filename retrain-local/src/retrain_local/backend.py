@@ -34,8 +34,8 @@ from retrain.api import (
     TrainBatch,
     TrainReport,
 )
-from retrain_local.capabilities import CAPABILITIES
 from retrain_local.attention.select_kernels import Kernels, kernels_for
+from retrain_local.capabilities import CAPABILITIES
 from retrain_local.devices import Devices, choose_devices, working_on
 from retrain_local.locate import find_model
 from retrain_local.memory import MemoryLimits

@@ -96,7 +96,9 @@ class Schedule:
             self._queue.append(run)
 
     def _launch(self) -> None:
-        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential campaigns finish the follow-up before the next run
+        is_waiting = (
+            self._workers == 1 and self._follow_ups.num_open
+        )  # sequential campaigns finish the follow-up before the next run
         while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
             if time.monotonic() < self._next_launch:
                 return

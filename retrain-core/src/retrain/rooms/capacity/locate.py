@@ -35,7 +35,9 @@ def _on_the_hub(name: str, where: str, *, fetch: bool) -> Path:
         if not isinstance(cached, str):
             if not fetch:
                 what = f"config.json of {name!r} is not in the hub's cache"
-                raise ConfigError(Problem(where=where, what=what, fix="`retrain capacity` downloads it: a few kilobytes"))
+                raise ConfigError(
+                    Problem(where=where, what=what, fix="`retrain capacity` downloads it: a few kilobytes")
+                )
             cached = hf_hub_download(name, "config.json", etag_timeout=FETCH_S)
     except ConfigError:
         raise

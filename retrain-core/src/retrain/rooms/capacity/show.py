@@ -24,7 +24,9 @@ def text(forecast: Forecast) -> str:
     """Memory by phase, time, and what to change."""
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
-    prompt = " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
+    prompt = (
+        " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
+    )
     lines = [
         f"Model    {model.parameters:,d} parameters ({counted}), LoRA {model.lora_parameters:,d}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "

@@ -148,7 +148,9 @@ class _Writer:
             small_a, small_b = a[:rank], np.zeros((b.shape[0], rank))
         kept = float(variance_kept(s)[rank - 1]) if s.any() else None
         layer = CompressedLayer(module=pair.module, rank=rank, source_rank=pair.rank, kept=kept)
-        if layer not in self.layers:  # factors of different dtypes are not adjacent in the file, so a pair may be computed twice
+        if (
+            layer not in self.layers
+        ):  # factors of different dtypes are not adjacent in the file, so a pair may be computed twice
             self.layers.append(layer)
         self._last = (pair.module, small_a, small_b)
         return small_a, small_b

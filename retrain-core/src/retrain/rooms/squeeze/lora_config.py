@@ -58,7 +58,9 @@ class LoraConfig:
         alpha = self.alpha_at(self.alpha, self.rank, rank)
         ranks: dict[str, int] = {}
         alphas: dict[str, float] = {}
-        for module, smaller in sorted(modules, key=lambda pair: -len(pair[0])):  # longest first: one name may be the ending of another
+        for module, smaller in sorted(
+            modules, key=lambda pair: -len(pair[0])
+        ):  # longest first: one name may be the ending of another
             pattern = f"^{re.escape(module)}"
             own = self.alpha_at(self.alpha_of(module), self.rank_of(module), smaller)
             if smaller != rank:

@@ -64,7 +64,9 @@ def _recommendation(analysis: SqueezeAnalysis) -> list[str]:
     if analysis.learned_nothing:
         return ["No update learned: B A is zero in every layer, so no rank can be recommended."]
     if analysis.recommended_rank is None:
-        return [f"Recommended rank: none of the tested ones ({threshold}); source rank {analysis.source_rank} keeps all"]
+        return [
+            f"Recommended rank: none of the tested ones ({threshold}); source rank {analysis.source_rank} keeps all"
+        ]
     row = next(row for row in analysis.rows if row.rank == analysis.recommended_rank)
     lines = [f"Recommended rank: {row.rank} ({threshold})"]
     if row.min_variance < analysis.min_variance_retention:

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.text.terminal_text import printable
 from retrain.kernel.types import Floats
+from retrain.rooms.text.terminal_text import printable
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # dtypes allowed for the factors of an adapter
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}

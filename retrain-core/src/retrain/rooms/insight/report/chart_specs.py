@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retrain.rooms.text.terminal_text import ABSENT
 from retrain.rooms.insight.compare.metric import HELD_OUT
 from retrain.rooms.insight.report.lines import PASS_PREFIX
+from retrain.rooms.text.terminal_text import ABSENT
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from retrain.rooms.text.terminal_text import duration
 from retrain.rooms.insight.report.chart_specs import Unit, value_text
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, details, note, section, table
 from retrain.rooms.insight.report.text import plural, text
+from retrain.rooms.text.terminal_text import duration
 
 MOST_EPISODES = 200
 MOST_RUNS = 2000
