@@ -64,7 +64,7 @@ class ModelShape:
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
     def sampler_adapter_elements(self, rank: int) -> int:
-        """Elements of a sampler's unmerged adapter: layers with the same input share a product with block-diagonal B."""
+        """Elements of a sampler's unmerged adapter: layers with one input share a product with block-diagonal B."""
         if self.experts:
             return self.lora_parameters(rank)
         attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1

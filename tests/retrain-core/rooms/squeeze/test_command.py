@@ -129,7 +129,7 @@ def test_which_files_are_claimed(document: dict[str, Any], is_claimed: bool) -> 
         (("squeeze", "adapter", "second"), "unexpected argument 'second'"),
         (("squeeze",), "no configuration in this folder"),
         (("squeeze", "--lr", "1e-4"), "no adapter is named"),
-        (("squeeze", "adapter", "--eval"), "no run folder stands above this adapter"),
+        (("squeeze", "adapter", "--eval"), "no parent folder is a run"),
         (("squeeze", "adapter", "--squeeze-output-path", "adapter"), "is the adapter to compress"),
     ],
 )

@@ -57,7 +57,7 @@ def read_conditions(
     conditions: list[Condition] = []
     problems: list[Problem] = []
     for number, entries in enumerate(given, start=1):
-        condition, found = _read(number, entries, names, places)
+        condition, found = _read(number, entries, names, lines)
         problems += found
         if twin := next((other for other in conditions if other.label == condition.label), None):
             what = f"is the same as condition {twin.number}: {condition.label}"

@@ -18,7 +18,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
-from retrain.rooms.campaign.condition_lines import ConditionPlaces
+from retrain.rooms.campaign.condition_lines import ConditionLines
 from retrain.rooms.campaign.conditions import Condition, read_conditions
 from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
@@ -109,7 +109,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     config, problems = load()
     table = config.table("campaign", CampaignTable)
     problems += _base_problems(config, table, plugins)
-    conditions, found = read_conditions(table.conditions, keys, ConditionPlaces(file, len(table.conditions)))
+    conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
     problems += found
     checked = []
     for condition in conditions:

@@ -69,7 +69,7 @@ class Schedule:
             self._sort_in(run)
 
     def run(self) -> None:
-        """Return when all runs have ended, or after a requested stop, when every run has saved its state or was killed."""
+        """Return when all runs have ended; after a stop request, when each has saved its state or was killed."""
         while (self._queue or self._active or self._follow_ups.num_open) and not self._stops.reason:
             self._launch()
             self._collect()
@@ -96,9 +96,7 @@ class Schedule:
             self._queue.append(run)
 
     def _launch(self) -> None:
-        is_waiting = (
-            self._workers == 1 and self._follow_ups.num_open
-        )  # sequential campaigns finish the follow-up before the next run
+        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
         while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
             if time.monotonic() < self._next_launch:
                 return
@@ -117,7 +115,7 @@ class Schedule:
             ended=None,
             returncode=None,
         )
-        self._manifest.save()  # before the process starts, so that the attempt is counted even if this one is killed now
+        self._manifest.save()  # before the process starts: counts the attempt even if this process dies now
         try:
             if not continues and has_records(run):
                 move_aside(run.folder)

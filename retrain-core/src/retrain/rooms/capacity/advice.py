@@ -26,7 +26,7 @@ FLOORS = {"group_size": 2}  # a group of one carries no signal
 
 
 def advise(work: Workload, limit_bytes: int, estimated: Estimated) -> str:
-    """One sentence, "" if it fits: of all keys that suffice the one that changes least, with its largest value that fits.
+    """One sentence, "" if it fits: of the keys that suffice the one that changes least, with its largest such value.
 
     A second key is named only if no single one suffices, and a smaller model only if two do not either.
     """

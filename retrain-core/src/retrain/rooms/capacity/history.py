@@ -46,7 +46,7 @@ class Past:
 
 
 def past_runs(config: Config, folder: Path) -> Past:
-    """Read the `run.json` files below a folder for runs that agree with this configuration; damaged ones are skipped."""
+    """Read the `run.json` files below a folder for runs of this configuration; damaged ones are skipped."""
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
     now = config.as_dict()

@@ -56,7 +56,7 @@ class Adapter:
         return max(pair.rank for pair in self.pairs)
 
     def factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
-        """A as (rank, in) and B as (out, rank), in float64, read from disk; ConfigError for a number that is not finite."""
+        """A as (rank, in) and B as (out, rank), in float64, from disk; ConfigError for numbers that are not finite."""
         a, b = self.file.values(pair.a.name), self.file.values(pair.b.name)
         if max(np.abs(a).max(), np.abs(b).max()) > LARGEST:
             what = f"the factors of {pair.module} are too large to be multiplied"

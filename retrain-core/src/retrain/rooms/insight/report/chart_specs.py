@@ -1,4 +1,4 @@
-"""The curves of a report: which fields, in which order, under which titles."""
+"""The curves of a report: fields, order, titles and units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW, HIGH = "eval_ci_low", "eval_ci_high"
 
 
 class Unit(StrEnum):
-    """How a value is written, and which axis it gets."""
+    """Unit of a chart: the format of its values and its axis."""
 
     SHARE = "share"
     NUMBER = "number"
@@ -26,7 +26,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSpec:
-    """One chart: the first of `fields` that the runs have. Charts of one `scale` get the same vertical axis."""
+    """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis."""
 
     title: str
     note: str
@@ -95,7 +95,7 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     ),
     UPDATE: (
         ChartSpec(title="Gradient norm", note="", fields=("grad_norm",)),
-        ChartSpec(title="Loss", note="of a policy gradient: says little", fields=("loss",)),
+        ChartSpec(title="Loss", note="of a policy gradient: not a measure of quality", fields=("loss",)),
         ChartSpec(
             title="Log-probability gap, mean", note="trainer against sampler, nats", fields=("logprob_gap_mean",)
         ),
@@ -126,7 +126,7 @@ FIELDS = tuple(
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
-    """A value of a chart."""
+    """Format a value of a chart."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if unit is Unit.SHARE:

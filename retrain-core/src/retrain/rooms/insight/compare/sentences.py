@@ -1,11 +1,11 @@
-"""A comparison in sentences, the same for terminal, Markdown and JSON."""
+"""Sentences about a comparison, the same for terminal, Markdown and JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from retrain.rooms.insight.compare.budget import Align
-from retrain.rooms.insight.compare.family import Cause, Comparison
+from retrain.rooms.insight.compare.family import Comparison, VerdictReason
 from retrain.rooms.insight.compare.metric import Metric, shown_difference
 from retrain.rooms.insight.compare.power import MOST_SEEDS
 from retrain.rooms.insight.compare.study import Study
@@ -17,13 +17,13 @@ FISHER_NOTE = (
 
 
 def explanation(comparison: Comparison, metric: Metric) -> str:
-    """Why the verdict is what it is, and what it would take."""
+    """The reason for the verdict, and what it would take to change it."""
     match comparison.cause:
-        case Cause.FOUND:
+        case VerdictReason.FOUND:
             return f"p = {probability(comparison.p_holm)}, at most {comparison.alpha:g}; the interval leaves out zero"
-        case Cause.TOO_FEW:
+        case VerdictReason.TOO_FEW:
             return _too_few(comparison)
-        case Cause.DISAGREE:
+        case VerdictReason.DISAGREE:
             return f"p = {probability(comparison.p_holm)}, but the interval does not leave out zero on the same side"
     parts = [f"p = {probability(comparison.p_holm)} is above {comparison.alpha:g}"]
     if comparison.detectable is not None:
@@ -40,11 +40,14 @@ def probability(p: float | None) -> str:
 
 
 def runs_sentence(study: Study) -> str:
-    """How many of the runs take part, and what became of the others."""
-    compared, asked = sum(len(each.seeds) for each in study.conditions), sum(each.num_runs for each in study.conditions)
+    """How many runs are compared, and why the others are left out."""
+    compared, requested = (
+        sum(len(each.seeds) for each in study.conditions),
+        sum(each.num_runs for each in study.conditions),
+    )
     others = Counter(each.reason for each in study.left_out)
-    told = "".join(f", {count} left out ({reason})" for reason, count in others.most_common())
-    return f"{len(study.conditions)} conditions, {asked} runs: {compared} compared{told}"
+    left_out = "".join(f", {count} left out ({reason})" for reason, count in others.most_common())
+    return f"{len(study.conditions)} conditions, {requested} runs: {compared} compared{left_out}"
 
 
 def budget_sentence(study: Study) -> str:
@@ -52,12 +55,12 @@ def budget_sentence(study: Study) -> str:
     cut = f"Cut at {study.budget:,.6g} {study.align}"
     if study.shortest:
         more = f" and {len(study.shortest) - 1} more" if len(study.shortest) > 1 else ""
-        return f"{cut}: no further goes {study.shortest[0]}{more}"
+        return f"{cut}: the end of {study.shortest[0]}{more}"
     return cut + (", which every compared run has" if study.align is Align.STEPS else " of every compared run")
 
 
 def metric_sentence(study: Study) -> str:
-    """What decides."""
+    """The metric that decides."""
     planned = f", plan {study.plan.sha256[:12]}" if study.plan else ""
     return f"Decides: {study.metric}, {study.direction} is better, alpha {study.alpha:g}{planned}"
 
@@ -70,9 +73,9 @@ def standing(study: Study) -> str:
 
 
 def survivors(study: Study) -> list[str]:
-    """A warning for each condition that lost runs: what is left may be the luckier ones."""
+    """A warning for each condition that lost runs: the remaining ones may be the luckier ones."""
     return [
-        f"{each.label}: {len(each.seeds)} of {each.num_runs} runs are compared; those that ended early may be the worse"
+        f"{each.label}: {len(each.seeds)} of {each.num_runs} runs are compared; those that ended early may be worse"
         for each in study.conditions
         if 0 < len(each.seeds) < each.num_runs
     ]
