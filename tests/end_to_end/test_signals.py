@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
+from tests.shared import mostly_slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -19,7 +20,6 @@ PHASES = ("sampling", "scoring", "training", "eval")
 SIGNALS = {"sampling": ("SIGTERM", "SIGINT", "SIGUSR1"), "scoring": ("SIGTERM",), "training": ("SIGTERM", "SIGINT")}
 SIGNALS["eval"] = ("SIGTERM", "SIGUSR1")
 CASES = [(phase, name) for phase in PHASES for name in SIGNALS[phase]]
-QUICK = ("training", "SIGTERM")  # proved at every change, the others by `nox -s slow`
 
 # The run tells that it has entered the phase and waits inside of it, in the work of that phase, for the signal.
 WAIT_IN_PHASE = """
@@ -104,9 +104,7 @@ def newest(run: Path) -> int:
     return int(next_step)
 
 
-@pytest.mark.parametrize(
-    ("phase", "name"), [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize(("phase", "name"), mostly_slow(CASES, ("training", "SIGTERM")))
 def test_a_signal_in_any_phase_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
     phase: str, name: str, work: Path
 ) -> None:
