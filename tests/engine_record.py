@@ -19,7 +19,8 @@ import numpy as np
 
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
 from retrain.kernel.types import StopReason
-from retrain.rooms.inference.gap import measure
+from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
+from retrain.rooms.session.logprob_gap import measure_gap
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 
@@ -36,6 +37,8 @@ def replaying(context: PluginContext, policy: Policy) -> Engine:
 
 
 class _Recording:
+    delivers_early = True
+
     def __init__(self, context: PluginContext, policy: Policy, engine: Any) -> None:
         self._context, self._policy, self._engine = context, policy, engine
         self.metrics, self.close = engine.metrics, engine.close
@@ -43,8 +46,8 @@ class _Recording:
     def publish(self) -> None:
         self._engine.publish()
         sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
-        temperature, limit = self._context.config.training.temperature, self._policy.context_limit
-        gap = measure(sides, self._context.tokenizer, temperature, context_limit=limit)
+        params = SamplingParams(max_tokens=PROBE_TOKENS, temperature=self._context.config.training.temperature)
+        gap = measure_gap(sides, probe_prompts(self._context.tokenizer, self._policy.context_limit), params)
         assert gap is not None
         _write(GAPS, {"version": self._policy.version, "gap": gap.max, "tokens": gap.num_tokens})
 
@@ -63,6 +66,8 @@ def _write(path: Path, line: dict[str, Any]) -> None:
 
 
 class _Replaying:
+    delivers_early = True
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lines = iter(SAMPLES.read_text(encoding="utf-8").splitlines())

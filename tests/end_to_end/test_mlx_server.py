@@ -26,8 +26,8 @@ from retrain.api import (
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.inference.engine import ServerEngine
-from retrain.rooms.inference.gap import probe_prompts
 from retrain.rooms.inference.mlx_adapter import convert
+from retrain.rooms.inference.probes import probe_prompts
 from retrain.rooms.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS

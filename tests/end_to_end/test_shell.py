@@ -91,7 +91,7 @@ def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Pat
     ]
     code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
     assert code == 0, printed
-    for told in ("a seed is named twice", "not negative", "'0' is not a whole number of at least 1", "'nonsense'"):
+    for told in ("a seed is given twice", "non-negative", "'0' is not a whole number of at least 1", "'nonsense'"):
         assert told in printed
     assert "  retrain explain campaign.toml\n  retrain campaign.toml\n" in printed
     explained = json.loads(retrain("explain", "campaign.toml", "--json", cwd=tmp_path).out)
@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_no_dialog(tmp_path: Path) -> None:
     outcome = retrain("init", "-i", cwd=tmp_path)
     assert (outcome.code, outcome.out) == (2, "")
-    assert "there is no terminal to ask on" in outcome.err
+    assert "there is no terminal for the questions" in outcome.err
     assert "fix: `retrain init --template NAME`" in outcome.err
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,7 @@ settings.register_profile("retrain-core", deadline=None)  # a busy machine is no
 settings.load_profile("retrain-core")
 
 TOYS = Path(__file__).parent / "toys" / "toy_parts.py"
-TOYS_AHEAD = TOYS.with_name("toy_ahead.py")
+TOYS_OVERLAP = TOYS.with_name("toy_overlap.py")
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 Loaded = tuple[Config, list[Problem]]
@@ -187,14 +187,14 @@ def make_group(make_completion: Callable[..., Completion]) -> Callable[..., Grou
 @pytest.fixture
 def disturbed(toys: Path, distribution: Callable[..., Path]) -> Any:
     """Where the tests put what is to happen in either half."""
-    distribution("retrain-ahead", {"toy_ahead": TOYS_AHEAD.read_text(encoding="utf-8")})
-    return importlib.import_module("toy_ahead").Disturbed
+    distribution("retrain-overlap", {"toy_overlap": TOYS_OVERLAP.read_text(encoding="utf-8")})
+    return importlib.import_module("toy_overlap").Disturbed
 
 
 @pytest.fixture
-def run_ahead(command: Callable[..., Any], disturbed: Any, tokenizer_folder: Path) -> Callable[..., Any]:
-    """`run_ahead("--seed", "2")`: a short run that samples while it trains; returns the command's result."""
-    base = ["--model", str(tokenizer_folder), "--backend", "toy_ahead", "--data-source", "toy"]
+def run_overlapped(command: Callable[..., Any], disturbed: Any, tokenizer_folder: Path) -> Callable[..., Any]:
+    """`run_overlapped("--seed", "2")`: a short run that samples while it trains; returns the command's result."""
+    base = ["--model", str(tokenizer_folder), "--backend", "toy_overlap", "--data-source", "toy"]
     base += [
         "--reward-type",
         "toy_wordy",

@@ -14,7 +14,7 @@ import torch
 from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, SampleRequest, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.plugin import CAPABILITIES
-from retrain_local.training.budget import TOKEN_BUDGET
+from retrain_local.sizes import TOKEN_BUDGET
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

@@ -62,6 +62,7 @@ class NotingEngine:
     version: int = 0
     is_stuck: bool = False
     is_closed: bool = False
+    delivers_early = True
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams, deliver=None) -> list[list[Sample]]:
         def drawn() -> Sample:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
-from retrain.kernel.config.schema import PrimeRlOptions as Documented
 from retrain.kernel.plugins.check import registered_tables
+from retrain.kernel.plugins.first_party import promised_options
 from retrain.rooms.session.assemble import check
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
@@ -55,8 +55,10 @@ def refused(plugins: Plugins) -> Callable[[Config], str]:
 
 def test_defaults_are_those_of_the_documentation():
     ours = PrimeRlOptions()
-    for name, field in Documented.model_fields.items():
-        assert getattr(ours, name) == field.default, name
+    documented = promised_options()["prime_rl"]
+    assert len(documented) == 7
+    for name, default in documented.items():
+        assert getattr(ours, name) == default, name
 
 
 def test_strict_advantages_cannot_be_turned_off():

@@ -99,7 +99,9 @@ def test_parameters_reach_the_advantage():
     ],
 )
 def test_algorithms_are_pairs(name, advantage, transform):
-    table = AlgorithmTable(algorithm_mode=name, advantage_mode="grpo", transform_mode="gtpo")
+    table = AlgorithmTable(
+        algorithm_mode=name, advantage_mode="grpo", transform_mode="gtpo", uncertainty_kind="surprisal"
+    )
     flow = build_flow(Config(tables={"algorithm": table}), load_plugins({"RETRAIN_PLUGINS": "retrain-sepa"}))
     assert (flow.advantage.name, flow.transform.name, flow.condition) == (advantage, transform, name)
     assert flow.controller == ("sepa" if transform == "gtpo_sepa" else "")

@@ -17,6 +17,8 @@ from retrain.rooms.inference.vllm import create_engine
 class Recording:
     """The vLLM engine, with a line in a file for each completion."""
 
+    delivers_early = True
+
     def __init__(self, context: PluginContext, policy: Policy) -> None:
         self._engine = create_engine(context, policy)
         self.publish, self.metrics, self.close = self._engine.publish, self._engine.metrics, self._engine.close

@@ -9,26 +9,41 @@ uncertainty and planning mask and answers with how much of that advantage each t
     w_T = max(0, 1 + beta (U_T / mean U - 1))        GTPO weight, 1 when `use_gtpo` is off
     A_T = post_process(A_i w_T)                      e.g. HICRA; then the top-rho mask
 
+A plugin that wants none of these stages registers a whole `Algorithm` instead: `assign(step, groups) -> Credit`.
 All of it is a constant for the gradient. Arrays hold action tokens only; lists and numpy arrays both work in plugins.
 """
 
-from retrain.rooms.credit.public import compute_composable_advantages
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
+from retrain.kernel.informative import GroupStatus, group_status
+from retrain.rooms.credit.algorithm import train_rows
+from retrain.rooms.credit.public import (
+    amplify_planning,
+    compute_composable_advantages,
+    gtpo_weights,
+    top_rho_threshold,
+)
 from retrain.rooms.credit.specs import (
     AdvantageContext,
     AdvantageSpec,
     AlgorithmSpec,
+    CreditStage,
     TransformContext,
     TransformOutput,
     TransformSpec,
     UncertaintyContext,
     UncertaintySpec,
 )
-from retrain.rooms.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
 
 __all__ = [
     "AdvantageContext",
     "AdvantageSpec",
+    "Algorithm",
     "AlgorithmSpec",
+    "Credit",
+    "CreditStage",
+    "GroupStatus",
+    "Needs",
+    "TokenCredit",
     "TransformContext",
     "TransformOutput",
     "TransformSpec",
@@ -36,6 +51,8 @@ __all__ = [
     "UncertaintySpec",
     "amplify_planning",
     "compute_composable_advantages",
+    "group_status",
     "gtpo_weights",
     "top_rho_threshold",
+    "train_rows",
 ]

@@ -12,14 +12,34 @@ if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
-    from retrain.kernel.contracts.backend import Backend, Deliver, Engine
+    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.serving import LogprobRow, Measuring, Policy, Publishing, SamplesAhead, TakesWeights
-    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
+    from retrain.kernel.contracts.report import ReportPlot, ReportSection
+    from retrain.kernel.contracts.serving import (
+        LogprobRow,
+        Measuring,
+        OverlapsTraining,
+        Policy,
+        Publishing,
+        SamplesAhead,
+        TakesWeights,
+    )
+    from retrain.kernel.contracts.tasks import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
     from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
-    from retrain.kernel.declared import EngineTraits
+    from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -33,6 +53,7 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.installed import installed_dependents, installed_version
     from retrain.kernel.plugins.manager import Plugins, load_plugins
     from retrain.kernel.plugins.resolve import Found, resolve
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
@@ -60,10 +81,12 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.inference.throttle import Throttle
 
 __all__ = [
+    "Action",
     "ActionRow",
     "Ask",
     "Backend",
@@ -79,12 +102,14 @@ __all__ = [
     "CreditError",
     "DataSource",
     "Deliver",
+    "DeliversEarly",
     "Determinism",
     "Diagnosis",
     "Ending",
     "Engine",
     "EngineTraits",
     "Environment",
+    "EpisodeResult",
     "Example",
     "Finding",
     "Floats",
@@ -98,11 +123,17 @@ __all__ = [
     "LogprobRow",
     "Mask",
     "Measuring",
+    "MemoryEstimate",
+    "MemoryModel",
+    "MemoryPhase",
     "Message",
     "MetricSpec",
+    "Needs",
     "NonFiniteError",
+    "Observation",
     "OutOfMemoryError",
     "Outcome",
+    "OverlapsTraining",
     "PaceView",
     "Pacer",
     "PlanningDetector",
@@ -115,6 +146,8 @@ __all__ = [
     "Publishing",
     "Recorder",
     "Reply",
+    "ReportPlot",
+    "ReportSection",
     "ResumeError",
     "RetrainError",
     "Reward",
@@ -130,15 +163,19 @@ __all__ = [
     "Table",
     "TableTraits",
     "TakesWeights",
+    "TensorSize",
     "Throttle",
     "Tokens",
     "TrainBatch",
     "TrainReport",
     "TrainRow",
+    "Workload",
     "diagnose_extra",
     "diagnose_server",
     "generator",
     "hookimpl",
+    "installed_dependents",
+    "installed_version",
     "key",
     "load_plugins",
     "resolve",
@@ -149,11 +186,13 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
     "retrain.rooms.doctor.diagnosis",
     "retrain.kernel.contracts.launching",
     "retrain.kernel.contracts.pacing",
+    "retrain.kernel.contracts.report",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
@@ -165,6 +204,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.inference.throttle",
+    "retrain.rooms.capacity.estimate",
 )
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a misspelt name

@@ -140,6 +140,8 @@ class LocalBackend:
     Same machine and same seed: bit-identical tokens and adapters, if the engine can keep that; `capabilities` say so.
     """
 
+    delivers_early = True  # as far as its engine does
+
     def __init__(
         self,
         *,

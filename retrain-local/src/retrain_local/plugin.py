@@ -14,11 +14,12 @@ from retrain.api import (
     EngineTraits,
     PluginSpec,
     Problem,
+    TableTraits,
     hookimpl,
 )
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis, MetricSpec, Plugins
+    from retrain.api import Config, Diagnosis, MemoryModel, MetricSpec, Plugins
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
@@ -30,6 +31,13 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
 )
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """`[backend] backend = "local"` unless a configuration says otherwise."""
+    default = TableTraits(extends=True, defaults={"backend": "local"})
+    register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
 
 
 @hookimpl
@@ -109,3 +117,13 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]
     from retrain_local.doctor import diagnose
 
     return diagnose(config, plugins)
+
+
+@hookimpl
+def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+    """Peak memory of sampling and training in this process."""
+    if config.backend.backend != "local":
+        return None
+    from retrain_local.capacity.memory import memory_model
+
+    return memory_model(model_folder(), config.model.lora_rank, where=config.place("model.model"))

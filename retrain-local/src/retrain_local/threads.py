@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-ONE_THREAD_BELOW = 10_000_000  # parameters
+from retrain_local.sizes import ONE_THREAD_BELOW as ONE_THREAD_BELOW
+
 PACKS_AT_A_TIME = 2  # of a small model, where there are as many cores
 
 

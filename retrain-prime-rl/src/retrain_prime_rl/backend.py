@@ -12,6 +12,7 @@ from retrain.api import (
     BackendError,
     Capabilities,
     Deliver,
+    DeliversEarly,
     Engine,
     Measuring,
     Problem,
@@ -41,6 +42,8 @@ class PrimeRlBackend:
     so that what is sampled next is on-policy; `sync_timeout = "stale"` lets a run go on with older ones, counted.
     The loss in a report is a placeholder: the trainer keeps its own.
     """
+
+    delivers_early = True
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class PrimeRlBackend:
         if not self._has_looked:  # the trainer has gone ahead in an earlier life of this run
             self._newest = self._await_weights()
             self.publish()
-        samples = self._engine.sample(requests, params, deliver)  # type: ignore[call-arg]
+        if isinstance(self._engine, DeliversEarly) and self._engine.delivers_early:
+            samples = self._engine.sample(requests, params, deliver)
+        else:
+            samples = self._engine.sample(requests, params)
         versions = {sample.policy_version for group in samples for sample in group}
         if versions - {self._policy.version}:
             what = f"completions of policy version {sorted(versions)} instead of {self._policy.version}"

@@ -25,6 +25,8 @@ def retrain_register_config_tables(register: Register) -> None:
                 traits=TableTraits(flag_prefix=f"{name}_"),
             )
         )
+    default = TableTraits(extends=True, defaults={"source": "math"})
+    register(PluginSpec(name="data", summary="The default source.", factory=None, traits=default))
 
 
 @hookimpl

@@ -18,6 +18,8 @@ TABLES = (
     ("sepa", "When and how far the uncertainty of execution tokens is pooled.", "tables:SepaTable"),
     ("planning", "Which tokens count as planning.", "tables:PlanningTable"),
 )
+# What [algorithm] says when nobody says otherwise: the condition of the paper.
+DEFAULTS = {"advantage_mode": "maxrl", "transform_mode": "gtpo_sepa", "uncertainty_kind": "surprisal"}
 TRANSFORMS = (
     ("none", "Every token receives the advantage of its completion.", "NONE"),
     ("gtpo", "Tokens are weighted by their uncertainty.", "GTPO"),
@@ -58,6 +60,8 @@ def retrain_register_config_tables(register: Register) -> None:
     for name, summary, factory in TABLES:
         traits = TableTraits(flag_prefix=f"{name}_")
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", traits=traits))
+    defaults = TableTraits(extends=True, defaults=DEFAULTS)
+    register(PluginSpec(name="algorithm", summary="The default condition.", factory=None, traits=defaults))
 
 
 @hookimpl

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrain.advantages import AlgorithmSpec, TransformSpec
-from retrain.api import CreditError, Floats, Mask, Problem
+from retrain.advantages import AlgorithmSpec, CreditStage, TransformSpec
+from retrain.api import Config, CreditError, Floats, Mask, Problem
+from retrain_sepa.tables import GtpoTable, HicraTable
+from retrain_sepa.weights import amplify_planning, gtpo_weights, top_rho_threshold
 
 
 def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) -> Floats:
@@ -34,9 +36,34 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     return pooled_T
 
 
+def _beta(config: Config) -> float:
+    return config.table("gtpo", GtpoTable).beta
+
+
+def _alpha(config: Config) -> float:
+    return config.table("hicra", HicraTable).alpha
+
+
+def _rho(config: Config) -> float:
+    return config.algorithm.surprisal_mask_rho
+
+
 NONE = TransformSpec(name="none")
-GTPO = TransformSpec(name="gtpo", use_gtpo=True)
-GTPO_HICRA = TransformSpec(name="gtpo_hicra", use_gtpo=True, needs_planning=True, apply_hicra=True)
+GTPO = TransformSpec(
+    name="gtpo",
+    use_gtpo=True,
+    stages={
+        "gtpo": CreditStage(apply=gtpo_weights, strength=_beta),
+        "top_rho": CreditStage(apply=top_rho_threshold, strength=_rho),
+    },
+)
+GTPO_HICRA = TransformSpec(
+    name="gtpo_hicra",
+    use_gtpo=True,
+    needs_planning=True,
+    apply_hicra=True,
+    stages={"hicra": CreditStage(apply=amplify_planning, strength=_alpha)},
+)
 GTPO_SEPA = TransformSpec(
     name="gtpo_sepa", use_gtpo=True, needs_planning=True, uses_sepa_controller=True, entropy_transform=pool_execution
 )

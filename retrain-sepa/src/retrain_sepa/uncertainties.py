@@ -15,7 +15,8 @@ def surprisal(ctx: UncertaintyContext) -> Floats:
     """-log p of the sampled token, nats in [0, 50], `[T]`; the clamp takes -inf too. CreditError when log p > 0."""
     surprisal_T = -_logprobs(ctx)
     np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding may put a certain token's log p a hair above 0
-    return np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
+    is_bounded = surprisal_T.max(initial=0.0) <= MAX_SURPRISAL  # asking costs less than half of clamping
+    return surprisal_T if is_bounded else np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
 
 
 def predictive_variance(ctx: UncertaintyContext) -> Floats:

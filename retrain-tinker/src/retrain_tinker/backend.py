@@ -96,6 +96,7 @@ class TinkerBackend:
     """One training client on the service, and the sampling client of its last published version."""
 
     capabilities = CAPABILITIES
+    delivers_early = True
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ STEPS = 5
 TIMEOUT_S = 30
 
 
-def test_a_step_is_drawn_with_the_policy_before_the_last_update(run_ahead: Run, tmp_path: Path) -> None:
-    result = run_ahead("--eval-examples", "0")
+def test_a_step_is_drawn_with_the_policy_before_the_last_update(run_overlapped: Run, tmp_path: Path) -> None:
+    result = run_overlapped("--eval-examples", "0")
     assert (result.code, result.err) == (0, "")
     found = steps(tmp_path / "logs/train")
     assert [line["staleness_mean"] for line in found] == [0, 1, 1, 1, 1]
@@ -38,7 +38,7 @@ def test_a_step_is_drawn_with_the_policy_before_the_last_update(run_ahead: Run, 
 
 
 def test_both_halves_are_at_work_at_once_and_drawing_stays_in_the_main_thread(
-    run_ahead: Run, disturbed: Any, tmp_path: Path
+    run_overlapped: Run, disturbed: Any, tmp_path: Path
 ) -> None:
     meeting, threads = threading.Barrier(2, timeout=TIMEOUT_S), set()
 
@@ -53,7 +53,7 @@ def test_both_halves_are_at_work_at_once_and_drawing_stays_in_the_main_thread(
         return here
 
     disturbed.train, disturbed.sample = meet("train"), meet("sample")
-    assert run_ahead("--eval-examples", "0").code == 0
+    assert run_overlapped("--eval-examples", "0").code == 0
     assert threads == {("train", False), ("sample", True)}
     found = steps(tmp_path / "logs/train")
     assert all(line["overlap_time_s"] > 0.0 for line in found[:-1])
@@ -61,14 +61,14 @@ def test_both_halves_are_at_work_at_once_and_drawing_stays_in_the_main_thread(
 
 
 @pytest.mark.parametrize("slow", ["train", "sample"])
-def test_who_is_faster_changes_nothing(run_ahead: Run, disturbed: Any, tmp_path: Path, slow: str) -> None:
-    assert run_ahead("--log-dir", "plain", "--eval-examples", "2", "--eval-every", "2").code == 0
+def test_who_is_faster_changes_nothing(run_overlapped: Run, disturbed: Any, tmp_path: Path, slow: str) -> None:
+    assert run_overlapped("--log-dir", "plain", "--eval-examples", "2", "--eval-every", "2").code == 0
     setattr(disturbed, slow, lambda backend, what: time.sleep(0.05))
-    assert run_ahead("--log-dir", "slow", "--eval-examples", "2", "--eval-every", "2").code == 0
+    assert run_overlapped("--log-dir", "slow", "--eval-examples", "2", "--eval-every", "2").code == 0
     assert outcome(tmp_path / "slow") == outcome(tmp_path / "plain")
 
 
-def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_ahead: Run, disturbed: Any) -> None:
+def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_overlapped: Run, disturbed: Any) -> None:
     versions = []
 
     def watch(backend: Any, requests: Any) -> None:
@@ -76,7 +76,7 @@ def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_ahead: R
             versions.append(backend.sampler.version)
 
     disturbed.sample = watch
-    assert run_ahead("--eval-examples", "3", "--eval-every", "2").code == 0
+    assert run_overlapped("--eval-examples", "3", "--eval-every", "2").code == 0
     assert versions == [0, 2, 4, 5]
 
 
@@ -98,11 +98,11 @@ def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_an_error_ends_the_run_at_its_own_step_and_is_told_once(
-    run_ahead: Run, disturbed: Any, tmp_path: Path, half: int
+    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
     error = BackendError(Problem(what="the device is gone", fix="put it back"))
     setattr(disturbed, ("train", "sample")[half], failing(2, error)[half])
-    result = run_ahead("--eval-examples", "0")
+    result = run_overlapped("--eval-examples", "0")
     assert result.code == 1
     assert result.err.count("the device is gone") == 1
     assert [line["step"] for line in steps(tmp_path / "logs/train")] == [0, 1]
@@ -112,32 +112,32 @@ def test_an_error_ends_the_run_at_its_own_step_and_is_told_once(
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_number_that_is_not_finite_rejects_its_own_step_and_the_next_is_on_policy(
-    run_ahead: Run, disturbed: Any, tmp_path: Path, half: int
+    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
     error = NonFiniteError(Problem(what="the loss is nan", fix="lower lr"))
     setattr(disturbed, ("train", "sample")[half], failing(2, error)[half])
-    assert run_ahead("--eval-examples", "0").code == 0
+    assert run_overlapped("--eval-examples", "0").code == 0
     found = steps(tmp_path / "logs/train")
     assert [line.get("rejected") for line in found] == [None, None, "the loss is nan", None, None]
     assert [line.get("staleness_max") for line in found] == [0, 1, (1, None)[half], 0, 1]
 
 
-def test_steps_that_teach_nothing_are_drawn_in_turn(run_ahead: Run, tmp_path: Path) -> None:
-    assert run_ahead("--eval-examples", "0", "--reward-type", "toy_never").code == 0
+def test_steps_that_teach_nothing_are_drawn_in_turn(run_overlapped: Run, tmp_path: Path) -> None:
+    assert run_overlapped("--eval-examples", "0", "--reward-type", "toy_never").code == 0
     found = steps(tmp_path / "logs/train")
     assert [line["staleness_max"] for line in found] == [0] * STEPS
     assert [line["sample_time_s"] > 0.0 for line in found] == [True] * STEPS
 
 
-def test_a_backend_that_takes_turns_knows_nothing_of_all_this(run_ahead: Run, tmp_path: Path) -> None:
-    assert run_ahead("--eval-examples", "0", "--backend", "toy").code == 0
+def test_a_backend_that_takes_turns_knows_nothing_of_all_this(run_overlapped: Run, tmp_path: Path) -> None:
+    assert run_overlapped("--eval-examples", "0", "--backend", "toy").code == 0
     fields = {name for line in steps(tmp_path / "logs/train") for name in line}
     assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
 
 
-def test_the_same_seed_gives_the_same_run(run_ahead: Run, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run(run_overlapped: Run, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert run_ahead("--log-dir", name).code == 0
+        assert run_overlapped("--log-dir", name).code == 0
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
     logits = json.loads((tmp_path / "a/adapter/final/logits.json").read_text())
     assert np.abs(logits).max() > 0.0
@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_run(run_ahead: Run, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("half", ["train", "sample"])
 def test_out_of_memory_in_either_half_passes_over_no_prompt(
-    run_ahead: Run, disturbed: Any, tmp_path: Path, half: str
+    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: str
 ) -> None:
     """A step that does not fit is drawn again with fewer prompts, and what had been drawn after it is given up."""
     failed = []
@@ -157,7 +157,7 @@ def test_out_of_memory_in_either_half_passes_over_no_prompt(
             raise OutOfMemoryError(Problem(what="out of memory", fix="less"))
 
     setattr(disturbed, half, once)
-    result = run_ahead("--eval-examples", "0", "--bp-enabled", "true", "--bp-max-batch-size", "4")
+    result = run_overlapped("--eval-examples", "0", "--bp-enabled", "true", "--bp-max-batch-size", "4")
     assert result.code == 0, result.err
     assert failed
     found = steps(tmp_path / "logs/train")

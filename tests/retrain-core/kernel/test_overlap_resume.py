@@ -47,11 +47,11 @@ TIMEOUT_S = 30
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("half", ["train", "sample"])
 def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
-    run_ahead: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, after: bool
+    run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, after: bool
 ) -> None:
     """Before or `after` the other half has ended; the update of a training that goes on is not made."""
     arguments = ("--eval-examples", "2", "--eval-every", "2")
-    assert run_ahead("--log-dir", "never", *arguments).code == 0
+    assert run_overlapped("--log-dir", "never", *arguments).code == 0
     sampled = threading.Event()
 
     def stop(backend: Any, what: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     setattr(disturbed, half, stop)
     if half == "train":
         disturbed.sample = other
-    result = run_ahead("--log-dir", "stopped", "--grace-s", "60", *arguments)
+    result = run_overlapped("--log-dir", "stopped", "--grace-s", "60", *arguments)
     assert result.code == 75, result.err
     (checkpoint,) = (tmp_path / "stopped/adapter").iterdir()
     steps_in_it = json.loads((checkpoint / "trained.json").read_text())
@@ -86,9 +86,9 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
-def test_a_run_that_is_extended_is_the_longer_run(run_ahead: Run, command: Command, tmp_path: Path) -> None:
-    assert run_ahead("--log-dir", "never", "--eval-examples", "0").code == 0
-    assert run_ahead("--log-dir", "longer", "--eval-examples", "0", "--max-steps", "3").code == 0
+def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: Command, tmp_path: Path) -> None:
+    assert run_overlapped("--log-dir", "never", "--eval-examples", "0").code == 0
+    assert run_overlapped("--log-dir", "longer", "--eval-examples", "0", "--max-steps", "3").code == 0
     assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
     assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
 
@@ -98,7 +98,7 @@ QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("training", 1, "SI
 
 @pytest.mark.parametrize(("phase", "step", "action"), mostly_slow(CASES, *QUICK))
 def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
-    run_ahead: Run,
+    run_overlapped: Run,
     command: Command,
     distribution: Callable[..., Path],
     tmp_path: Path,
@@ -108,18 +108,18 @@ def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
 ) -> None:
     distribution("retrain-acting", {"acting": ACTING})
     arguments = ("--eval-examples", "2", "--eval-every", "2", "--save-every", "2")
-    assert run_ahead("--log-dir", "never", *arguments).code == 0
+    assert run_overlapped("--log-dir", "never", *arguments).code == 0
     (tmp_path / "act.json").write_text(json.dumps({"phase": phase, "step": step, "action": action}))
-    result = run_ahead("--log-dir", "stopped", *arguments)
+    result = run_overlapped("--log-dir", "stopped", *arguments)
     assert result.code == (75 if action == "SIGTERM" else 1), result.err
     assert not (tmp_path / "act.json").exists()
     assert command("--resume", "stopped").code == 0
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
-def test_episodes_are_played_ahead_too(run_ahead: Run, command: Command, disturbed: Any, tmp_path: Path) -> None:
+def test_episodes_are_played_ahead_too(run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path) -> None:
     turns = ("--environment-provider", "toy_turns", "--eval-examples", "2", "--eval-every", "2")
-    assert run_ahead("--log-dir", "never", *turns).code == 0
+    assert run_overlapped("--log-dir", "never", *turns).code == 0
     assert [line["staleness_max"] for line in steps(tmp_path / "never")] == [0, 1, 1, 1, 1]
     asked: list[int] = []
 
@@ -130,7 +130,7 @@ def test_episodes_are_played_ahead_too(run_ahead: Run, command: Command, disturb
                 os.kill(os.getpid(), signal.SIGTERM)
 
     disturbed.sample = stop
-    assert run_ahead("--log-dir", "stopped", *turns).code == 75
+    assert run_overlapped("--log-dir", "stopped", *turns).code == 75
     disturbed.sample = lambda backend, what: None
     assert command("--resume", "stopped").code == 0
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")

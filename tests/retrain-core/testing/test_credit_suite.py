@@ -14,6 +14,7 @@ SOUND = (
     ("uncertainty", "NEEDS_THEM"),
     ("algorithm", "whole"),
     ("algorithm", "PAIR"),
+    ("algorithm", "WHOLE"),
 )
 BROKEN = (
     ("advantage", "sorted_ones", "follows_the_order_of_completions", "in the order"),
@@ -31,6 +32,15 @@ BROKEN = (
     ("uncertainty", "negative", "measures_every_token", "must not be negative"),
     ("uncertainty", "needs_them_secretly", "declares_that_it_needs_entropies", "TypeError"),
     ("algorithm", "forgets_one", "gives_one_finite_number_per_token", "has 3 entries, expected 4"),
+    ("algorithm", "NO_CONDITION", "names_its_condition", "has no label 'condition'"),
+    ("algorithm", "NUMBER_LABEL", "names_its_condition", "its labels are"),
+    ("algorithm", "FORGETFUL", "goes_on_after_a_resume", "credit and metrics from step 3 on"),
+    ("algorithm", "MOVES_IN_ASSIGN", "repeats_its_credit", "other numbers when called again"),
+    ("algorithm", "NOT_FINITE", "gives_one_finite_number_per_token", "must be finite"),
+    ("algorithm", "ONE_SHORT", "gives_one_finite_number_per_token", "has length 5, expected 6"),
+    ("algorithm", "TRAINS_NOTHING", "trains_informative_groups", "0 rows do not carry"),
+    ("algorithm", "WRITES_LOGPROBS", "leaves_its_inputs_alone", "have changed after the call"),
+    ("algorithm", "RETURNS_ROWS", "gives_one_finite_number_per_token", "returned tuple, not Credit"),
     ("algorithm", "BROKEN_PAIR", "gives_one_finite_number_per_token", "'no_such_advantage'"),
 )
 

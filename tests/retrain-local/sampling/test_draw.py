@@ -65,7 +65,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(10, 50, generator=generator)
     u = torch.rand(10, generator=generator, dtype=torch.float64)
     whole = draw_tokens(logits, 0.9, u, entropy=True)
-    monkeypatch.setattr(draw, "CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(draw, "DRAW_CHUNK", 100)
     parts = draw_tokens(logits, 0.9, u, entropy=True)
     assert torch.equal(whole.tokens_B, parts.tokens_B)
     assert torch.equal(whole.logprobs_B, parts.logprobs_B)

@@ -20,6 +20,8 @@ PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 class Numbered:
     """An engine whose every sample says who drew it, of which prompt, with which seed."""
 
+    delivers_early = True
+
     def __init__(self, number: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.number, self.meanwhile, self.closed, self.versions = number, meanwhile, 0, 0
 

@@ -13,7 +13,7 @@ VOCABULARY = 40
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("chunk", [2**20, 100, 1])
 def test_value_and_gradient_equal_autograds(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", chunk)
     drawn = torch.Generator().manual_seed(0)
     linear = nn.Linear(12, VOCABULARY).requires_grad_(False)
     tokens, weights = torch.randint(0, VOCABULARY, (11,), generator=drawn), torch.randn(11, generator=drawn)
@@ -32,7 +32,7 @@ def test_value_and_gradient_equal_autograds(temperature: float, chunk: int, monk
 
 
 def test_the_head_never_sees_more_rows_than_a_chunk_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", 4 * VOCABULARY)
+    monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", 4 * VOCABULARY)
     linear, seen = nn.Linear(3, VOCABULARY), []
 
     def watched(hidden: Tensor) -> Tensor:

@@ -5,8 +5,10 @@ The standard library is all that this module needs, so that `retrain --help` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 
 class Kind(StrEnum):
@@ -86,13 +88,32 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableTraits:
-    """`flag_prefix` stands before each key's name on the command line (`gtpo_` makes `--gtpo-beta`).
+class Needs:
+    """What an algorithm asks of the sampler, known before anything loads.
 
+    As `traits` of a `PluginSpec` it also says that the factory returns a whole `Algorithm`.
+    """
+
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTraits:
+    """How a table is read; `traits` of its `PluginSpec`.
+
+    `flag_prefix` stands before each key's name on the command line (`eval_` makes `--eval-every`).
     `pending` refuses the whole table, with that text, because the feature is not built yet. `starts_runs` says that
     the table tells how runs are started, not what a run is: it is left out of the records of a run.
+
+    `extends` says that the table belongs to another plugin and gets the keys of this model besides (`factory=None`
+    adds none). Two plugins that define one key are an error. `defaults` supplies values for keys whose own default is
+    empty. `legacy_keys` maps keys of earlier versions to where they stand now in the same table (`options.port`):
+    they are refused, with the lines to write instead. These three concern extensions alone.
     """
 
     flag_prefix: str = ""
     pending: str = ""
     starts_runs: bool = False
+    extends: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    legacy_keys: Mapping[str, str] = field(default_factory=dict)

@@ -145,3 +145,16 @@ class ResumeError(RetrainError, RuntimeError):
 
     exit_code = EXIT_USAGE
     label = "resume error"
+
+
+class StopRequested(BaseException):
+    """Raised in the run's thread when it is to stop; not an Exception, so that no plugin swallows it.
+
+    `failure` is why the run cannot be called merely interrupted; `folder` that of the run or campaign, once it exists.
+    """
+
+    def __init__(self, reason: str, failure: RetrainError | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.failure = failure
+        self.folder: Path | None = None

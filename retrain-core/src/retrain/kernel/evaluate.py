@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
-from retrain.kernel.contracts.serving import Measuring
 from retrain.kernel.informative import CORRECT_ABOVE
-from retrain.kernel.overlap import samples_ahead
 from retrain.kernel.types import Score
 
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.backend import Backend
-
 Z_95 = 1.959963984540054
-
-
-def measured_by(backend: Backend) -> Mapping[str, float]:
-    """What the backend measured since it was last asked.
-
-    Asked before an evaluation and after it, so that a step's fields are about that step alone: a resumed run does not
-    repeat the evaluation before its first step, and its line must be the same. A backend that samples ahead is asked
-    around each drawing instead, see `Ahead.measured`.
-    """
-    return backend.metrics() if isinstance(backend, Measuring) and not samples_ahead(backend) else {}
 
 
 def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:

@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Credit
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.report import ReportSection
+    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
-    from retrain.kernel.errors import Problem
+    from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
+    from retrain.kernel.types import TrainReport
+    from retrain.rooms.capacity.estimate import MemoryModel
     from retrain.rooms.doctor.diagnosis import Diagnosis
 
     Register = Callable[[PluginSpec], None]
@@ -36,7 +43,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def retrain_register_config_tables(register: Register) -> None:
-    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its command-line flag prefix."""
+    """Offer a TOML table: `name` is the table, `factory` a pydantic model, `traits` its `TableTraits`.
+
+    With `TableTraits(extends=True)` the model's keys are added to a table that another plugin offers.
+    """
 
 
 @hookspec
@@ -90,7 +100,10 @@ def retrain_register_advantages(register: Register) -> None:
 
 @hookspec
 def retrain_register_transforms(register: Register) -> None:
-    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`."""
+    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
+
+    The transforms `gtpo` and `gtpo_hicra` also carry the stages that the flags of every `TransformSpec` switch on.
+    """
 
 
 @hookspec
@@ -100,7 +113,11 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookspec
 def retrain_register_algorithms(register: Register) -> None:
-    """Offer an `algorithm_mode`, a whole pipeline that replaces advantage and transform: an `AlgorithmSpec`."""
+    """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
+
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, asked once per step for the
+    credit of all groups, with a state that checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    """
 
 
 @hookspec
@@ -190,10 +207,45 @@ def retrain_locate_model(model: str) -> str | None:
 
 
 @hookspec(firstresult=True)
+def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+    """How much memory the configured backend needs; None: the backend is another's.
+
+    `model_folder()` is a folder with the model's `config.json`, which may have to be fetched. Asked by `retrain
+    capacity`, `retrain explain` and at the start of a run: headers of weights may be read, nothing heavy imported.
+    ConfigError when the sizes of the model cannot be read.
+    """
+
+
+@hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`tinker://...`), or None: the path is another's.
+    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
 
     `config` says how to reach the place. Asked when an adapter is about to be read.
+    """
+
+
+@hookspec(firstresult=True)
+def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None] | None:
+    """How a run that was started from a command line is shown: a context manager that is open while it goes on.
+
+    `is_quiet`: warnings, errors and how the run ended, nothing else. Asked before anything of the run is loaded.
+    """
+
+
+@hookspec
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The tasks of a run are loaded and their verifier is up; the model is not. Raise RewardError to refuse the run.
+
+    Not called by commands that only look at the tasks, such as `retrain audit`.
+    """
+
+
+@hookspec
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """An object that watches this run: its own implementations of the hooks below are called until the run is over.
+
+    Asked once per run, before the model loads; build here what the configuration names, so that a fault is told early.
+    State of one run belongs into this object, never into a module. None = nothing to watch.
     """
 
 
@@ -223,10 +275,20 @@ def retrain_batch_ready(run: RunView, batch: BatchView) -> None:
 
 
 @hookspec
-def retrain_extra_metrics(run: RunView, groups: GroupsView) -> Mapping[str, Any] | None:
+def retrain_extra_metrics(
+    run: RunView, groups: GroupsView, credit: Credit, report: TrainReport | None
+) -> Mapping[str, Any] | None:
     """Fields to add to the step's line in `metrics.jsonl`; finite numbers, text or booleans. Once per step.
 
-    A field that already exists is an error naming the plugin.
+    `report` is None when nothing was trained. A field that already exists is an error naming the plugin.
+    """
+
+
+@hookspec
+def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The step's line is whole, evaluation and times included, and about to be written: fields to add to it.
+
+    Once per step. A watcher that judges the step (health) does so here, so that its finding stands in the line.
     """
 
 
@@ -235,14 +297,27 @@ def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
     """The step's line is written. Once per step, and once with `step` = -1 for the evaluation before training."""
 
 
+@hookspec(firstresult=True)
+def retrain_stop_run(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
+    """The error that ends the run here, raised once a checkpoint is saved; None = go on.
+
+    Once per step, after its line is written.
+    """
+
+
 @hookspec
 def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
     """State of the plugin for a checkpoint, as JSON: `{"plugin-name": {...}}`. Once per checkpoint."""
 
 
 @hookspec
+def retrain_checkpoint_saved(run: RunView, folder: Path, name: str) -> None:
+    """A checkpoint is complete on disk, PEFT adapter included, to be read during the call. `final` is the last one."""
+
+
+@hookspec
 def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
-    """The merged state of all plugins, as saved. Once per resume."""
+    """The merged state of all plugins, as saved. Once per resume, before `retrain_run_start`."""
 
 
 @hookspec
@@ -254,8 +329,14 @@ def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | 
 
 
 @hookspec
-def retrain_report_sections(run: RunView) -> Mapping[str, str] | None:
-    """Sections for a report, `{"title": "text"}`. Once per report."""
+def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, str | ReportSection] | None:
+    """Sections for a report, `{"title": "text"}` or `{"title": ReportSection(...)}`. Once per condition of a report.
+
+    `run` is a run of the condition, `campaign` the folder of the campaign that the report is about, None for a report
+    about runs. Text is shown as text, among those of other plugins; a `ReportSection` is a section of its own, with
+    plots. The same answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml`
+    that this installation cannot read have their defaults.
+    """
 
 
 @hookspec

@@ -1,7 +1,7 @@
-"""Draws the completions of the coming step while a step is trained, where the backend can do both at once.
+"""Overlap of sampling and training: the coming step is sampled while a step trains, where the backend can do both.
 
-The coming step is drawn with the policy before the update that goes on: by one step, and never by more, its
-completions are older than the policy that they train. Whether they are does not depend on who finishes first.
+The coming step is sampled with the policy before the update under way: its completions are one policy version behind,
+never more, whoever finishes first. `Serial` is the null object: both take turns, and everything is on-policy.
 """
 
 from __future__ import annotations
@@ -9,110 +9,172 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from retrain.kernel.contracts.serving import Measuring, SamplesAhead
-from retrain.kernel.types import Group, TrainReport
-from retrain.rooms.session.interrupts import Interrupts, StopRequested
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.backend import Backend
-
-Scored = tuple[tuple[Group, ...], Mapping[str, float]]  # the groups of a step, and what scoring says of itself
-
-
-def samples_ahead(backend: Backend) -> bool:
-    """Whether a backend samples while it trains, in this run."""
-    return isinstance(backend, SamplesAhead) and backend.samples_ahead
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.serving import Measuring, overlaps_training
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.errors import StopRequested
+from retrain.kernel.parts import Stops
+from retrain.kernel.progress import Clock
+from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Draw:
-    """The drawing of a coming step of `size` prompts, to be called when it can be done."""
+class Sampled:
+    """The scored groups of a step, one per prompt, and the fields that sampling and scoring add to its line."""
 
-    size: int
-    work: Callable[[], Scored]
+    groups: tuple[Group, ...]
+    metrics: Mapping[str, float]
 
 
-class Ahead:
-    """The completions of the next step, drawn during this one; nothing is, where the backend samples in its turn.
+Sample = Callable[[int, list[Prompt], Clock], Sampled]  # samples and scores the prompts of a step
+Coming = Callable[[], tuple[int, list[Prompt]] | None]  # the step after, and its prompts; None after the last one
 
-    Training moves to a thread of its own and drawing stays in the run's: it is drawing that calls tokenizers, rewards
-    and environments, and that a signal may interrupt anywhere.
-    """
 
-    def __init__(self, backend: Backend, interrupts: Interrupts) -> None:
-        self.is_on = samples_ahead(backend)
+def measured(backend: Backend) -> Mapping[str, float]:
+    """What the backend measured since it was last asked; nothing where it measures nothing."""
+    return backend.metrics() if isinstance(backend, Measuring) else {}
+
+
+class Serial:
+    """Sampling and training take turns."""
+
+    is_on = False
+
+    def __init__(self, backend: Backend, sample: Sample) -> None:
         self._backend = backend
-        self._interrupts = interrupts
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training") if self.is_on else None
-        self._version = 0
-        self._size = 0
-        self._drawn: Scored | Exception | None = None
+        self._sample = sample
 
     @property
-    def size(self) -> int:
-        """Prompts of the step that was drawn; 0 when none was."""
-        return self._size
+    def batch_size(self) -> int:
+        """Prompts of the step that is sampled already; 0 when none is."""
+        return 0
 
-    def take(self) -> Scored | None:
-        """What was drawn, once; None when nothing was, and what came in the way where something did."""
-        drawn, self._drawn, self._size = self._drawn, None, 0
-        if isinstance(drawn, Exception):
-            raise drawn
-        return drawn
+    def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+        """The step's scored groups, sampled now."""
+        return self._sample(step, prompts, clock)
 
-    def forget(self) -> None:
-        """Drop what was drawn."""
-        self._drawn, self._size = None, 0
+    def train(self, batch: TrainBatch, clock: Clock, coming: Coming) -> TrainReport:
+        """Train, and publish the policy as trained."""
+        with clock.timed("train"):
+            report = self._backend.train(batch)
+            self._backend.publish()
+        return report
 
-    def draw(self, draw: Draw) -> None:
-        """Draw now. What fails is kept for `take`: it belongs to the step that it was drawn for, not to this one."""
-        try:
-            self._drawn = draw.work()
-        except Exception as error:
-            self._drawn = error
-        self._size = draw.size
+    def metrics(self) -> Mapping[str, float]:
+        """What the backend measured in this step: asked after training, and around an evaluation.
 
-    def train(self, train: Callable[[], TrainReport], draw: Draw | None) -> TrainReport:
-        """`train()`, and the drawing meanwhile where that can be done; to be called within a shield.
-
-        Both have ended when it returns or raises. A stop tears the drawing, and the training where that allows it.
+        A resumed run does not repeat the evaluation before its first step, and its line must be the same.
         """
-        if self._thread is None:
-            return train()
-        training: Future[TrainReport] = self._thread.submit(train)
+        return measured(self._backend)
+
+    def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
+        """Nothing is stale."""
+        return {}
+
+    def start(self, clock: Clock, coming: Coming, *, is_restored: bool, is_sampled: bool) -> None:
+        """Sample from the policy of the checkpoint, where the run continues from one."""
+        if is_restored:
+            self._backend.publish()
+
+    def drop(self) -> None:
+        """Nothing was sampled before its time."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Overlapped:
+    """The next step is sampled in the run's thread while a thread of its own trains this one.
+
+    Sampling stays in the run's thread: it is sampling that calls tokenizers, rewards and environments, and that a
+    signal may interrupt anywhere. `phase(step, name)` tells watchers what is waited for.
+    """
+
+    is_on = True
+
+    def __init__(self, backend: Backend, sample: Sample, stops: Stops, phase: Callable[[int, str], None]) -> None:
+        self._backend = backend
+        self._sample = sample
+        self._stops = stops
+        self._phase = phase
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self._version = 0
+        self._next: Sampled | Exception | None = None
+        self.batch_size = 0
+
+    def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+        """What was sampled during the last step, or raised then; sampled now where nothing was."""
+        sampled, self._next, self.batch_size = self._next, None, 0
+        if isinstance(sampled, Exception):
+            raise sampled
+        return sampled or self._sample_measured(step, prompts, clock)
+
+    def train(self, batch: TrainBatch, clock: Clock, coming: Coming) -> TrainReport:
+        """Train, and sample the coming step meanwhile; then publish. To be called within a shield.
+
+        Both have ended when it returns or raises. A stop tears the sampling, and the training where that allows it.
+        """
+
+        def work() -> TrainReport:
+            with clock.timed("train"):
+                return self._backend.train(batch)
+
+        training: Future[TrainReport] = self._thread.submit(work)
         try:
-            if draw is not None:
-                with suppress(StopRequested):  # the shield raises it again, when the training is accounted for
-                    self._interrupts.exposed(lambda: self.draw(draw))
+            if planned := coming():
+                with suppress(StopRequested):  # the shield raises it again once the training is accounted for
+                    self._stops.exposed(lambda: self._sample_next(*planned, clock))
         finally:
             wait([training])
-        return training.result()
+        report = training.result()
+        with clock.timed("train"):
+            self._version = self._backend.publish()
+        return report
 
-    def measure_anew(self) -> None:
-        """What the backend measured until now is about an evaluation, not about the step that is drawn next."""
-        self.measured({})
-
-    def measured(self, fields: Mapping[str, float]) -> Mapping[str, float]:
-        """`fields` of a drawing with those that the backend measured; asked here, they go to the line of its step."""
-        if not (self.is_on and isinstance(self._backend, Measuring)):
-            return fields
-        return {**fields, **self._backend.metrics()}
-
-    def publish(self) -> None:
-        """Let the policy as trained be the one that is drawn from."""
-        self._version = self._backend.publish()
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing: the backend is asked around each sampling, so that a field goes to the line of its own step."""
+        return {}
 
     def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
         """How many optimizer steps the completions are behind the policy that they are about to train."""
-        if not self.is_on:
-            return {}
         steps = [self._version - each.policy_version for group in groups for each in group.completions]
         return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
 
+    def start(self, clock: Clock, coming: Coming, *, is_restored: bool, is_sampled: bool) -> None:
+        """Sample again what an interrupted run had sampled, with the policy of then; publish the one of now."""
+        if is_sampled and (planned := coming()):
+            self._sample_next(*planned, clock)
+        self._version = self._backend.publish()
+
+    def drop(self) -> None:
+        """Forget what was sampled: the step is to be sampled anew."""
+        self._next, self.batch_size = None, 0
+
     def close(self) -> None:
         """End the thread; safe to call twice."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.shutdown()
+
+    def _sample_next(self, step: int, prompts: list[Prompt], clock: Clock) -> None:
+        """What fails is kept for `collect`: it belongs to the step that it was sampled for, not to this one."""
+        try:
+            self._next = self._sample_measured(step, prompts, clock)
+        except Exception as error:
+            self._next = error
+        finally:
+            self._phase(step - 1, "training")
+        self.batch_size = len(prompts)
+
+    def _sample_measured(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+        measured(self._backend)  # until now it measured an evaluation, which belongs to no step
+        sampled = self._sample(step, prompts, clock)
+        return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})
+
+
+Overlap = Serial | Overlapped
+
+
+def overlap_of(backend: Backend, sample: Sample, stops: Stops, phase: Callable[[int, str], None]) -> Overlap:
+    """`Overlapped` where the backend declares that it samples while it trains, else `Serial`."""
+    return Overlapped(backend, sample, stops, phase) if overlaps_training(backend) else Serial(backend, sample)

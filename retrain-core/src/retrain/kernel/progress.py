@@ -12,6 +12,8 @@ from typing import Any
 from retrain.kernel.informative import num_correct
 from retrain.kernel.types import Group
 
+FORMER_NAMES = {"is_ahead": "is_overlapped"}  # in checkpoints of earlier versions
+
 
 @dataclass(slots=True)
 class Progress:
@@ -19,8 +21,8 @@ class Progress:
 
     `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
     `metrics.jsonl` is not written yet, because its evaluation is still to come. `has_first_eval` says that the
-    evaluation before training has its line. `is_ahead` says that the completions of the step that comes next are drawn
-    with the policy before the last update: while that was under way.
+    evaluation before training has its line. `is_overlapped` says that the completions of the step that comes next were
+    sampled with the policy before the last update, while that was under way.
     """
 
     step: int = 0
@@ -30,7 +32,7 @@ class Progress:
     bad_steps_in_a_row: int = 0
     unfinished: dict[str, Any] | None = None
     has_first_eval: bool = False
-    is_ahead: bool = False
+    is_overlapped: bool = False
 
     def count(self, groups: tuple[Group, ...]) -> None:
         """Take a step's completions into the totals."""
@@ -48,7 +50,8 @@ class Progress:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
         """The counters that `as_state` gave."""
-        return cls(**{field.name: state[field.name] for field in fields(cls) if field.name in state})
+        known = {FORMER_NAMES.get(name, name): value for name, value in state.items()}
+        return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
 
 
 class Clock:
@@ -70,13 +73,13 @@ class Clock:
             self.phase_s[phase] += ended - started
             self._spans.append((phase, started, ended))
 
-    def fields(self, *, halves: bool = False) -> dict[str, float]:
-        """Timing fields of the metrics line; with `halves` also what they say of sampling and training at once."""
+    def fields(self, *, overlapped: bool = False) -> dict[str, float]:
+        """Timing fields of the metrics line; with `overlapped` also how far sampling and training overlapped."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
         step_s = time.perf_counter() - self.started
-        return {"step_time_s": step_s, **phases, **(self._halves(step_s) if halves else {})}
+        return {"step_time_s": step_s, **phases, **(self._overlap(step_s) if overlapped else {})}
 
-    def _halves(self, step_s: float) -> dict[str, float]:
+    def _overlap(self, step_s: float) -> dict[str, float]:
         trained = [(begin, end) for phase, begin, end in self._spans if phase == "train"]
         drawn = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
         return {

@@ -1,19 +1,33 @@
-"""Text for terminals and logs: levels of console lines, strangers' text made harmless, sparklines."""
+"""Text for terminals and logs: log levels of console lines, untrusted text made harmless, times, sparklines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from datetime import timedelta
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 GROUP_LEVEL = 15  # logging level of the line per group: shown when piped, in the way on a live terminal
 OUTCOME_LEVEL = 25  # logging level of how a run ended: said even with --quiet
 QUIET_FLAGS = ("-q", "--quiet")
+ABSENT = "—"  # a value that is missing
 
 
 def printable(text: str) -> str:
     """Text with control characters replaced, so that model output or data cannot steer a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def duration(seconds: float | None) -> str:
+    """Elapsed time: `0.3 ms`, `2.1 s`, `12 s`, `1:02:03`, `3 days, 11:20:00`; a dash where it is unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 1:
+        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

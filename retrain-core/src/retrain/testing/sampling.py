@@ -219,7 +219,7 @@ def leaves_requests_alone(bench: Bench) -> None:
 
 
 def delivers_what_it_returns(bench: Bench) -> None:
-    """With a third parameter `deliver`, each sample is delivered at most once, and as it is returned."""
+    """What `delivers_early` delivers each sample at most once, and as it is returned."""
     delivered: dict[tuple[int, int], Sample] = {}
 
     def deliver(request: int, place: int, sample: Sample) -> None:

@@ -82,7 +82,7 @@ def open_subject(bench: Bench) -> Subject:
     traits = bench.found.traits if isinstance(bench.found.traits, EngineTraits) else None
     context, config = bench.context(), bench.config
     if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
-        name, options = config.backend.backend, backend_options(config)
+        name, options = config.backend.backend, backend_options(config, bench.plugins)
         part = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
         subject = Subject(part=part, version=part.publish(), traits=traits)
     else:

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from retrain_local.model.adapter import Adapter, merge
 from retrain_local.model.weights import Linear
-
-MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices (1 GiB) up to which W + scale B A is computed and kept
+from retrain_local.sizes import MERGE_LIMIT as MERGE_LIMIT
 
 
 class Projection(Protocol):

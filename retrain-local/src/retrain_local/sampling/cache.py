@@ -7,10 +7,7 @@ from retrain_local.memory import free_bytes
 from retrain_local.sampling.blocks import Blocks
 from retrain_local.sampling.kept import Kept
 from retrain_local.sampling.pool import Pool, bytes_per_token
-
-BLOCK_SIZE = 16  # tokens
-CPU_CACHE_BYTES = 2**32  # half of it the pool, half the copy that a segment reads
-GPU_CACHE_SHARE = 0.8  # of the memory that is free when the engine is made
+from retrain_local.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU
 
 
 class Cache:
@@ -36,9 +33,9 @@ def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_co
     `is_copied`: half of that is for the copy that steps in plain PyTorch read.
     """
     if cache_bytes is None:
-        cache_bytes = CPU_CACHE_BYTES
+        cache_bytes = CACHE_BYTES_CPU
         if decoder.device.type == "cuda":
-            cache_bytes = int(GPU_CACHE_SHARE * free_bytes(decoder.device))
+            cache_bytes = int(CACHE_SHARE_GPU * free_bytes(decoder.device))
     if is_copied:
         cache_bytes //= 2
     return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CHUNK_ELEMENTS = 2**25  # rows x vocabulary turned to fp32 at a time
+from retrain_local.sizes import DRAW_CHUNK
+
 SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
 BELOW_ONE = 1.0 - 2.0**-52  # times a float64 it is below that float64
 
@@ -30,7 +31,7 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
     of the total, so a token of probability zero is never drawn and a row depends on its own logits and uniform alone.
     A row with a NaN or +inf among its logits yields a log-probability that is not finite; the caller looks for it.
     """
-    rows = max(1, CHUNK_ELEMENTS // logits_BV.shape[1])
+    rows = max(1, DRAW_CHUNK // logits_BV.shape[1])
     if len(logits_BV) <= rows:
         return _draw(logits_BV, temperature, uniforms_B, entropy)
     parts = [

@@ -16,7 +16,7 @@ from retrain_local.memory import free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.attends import Paged
-from retrain_local.sampling.cache import BLOCK_SIZE, Cache, budget_tokens
+from retrain_local.sampling.cache import Cache, budget_tokens
 from retrain_local.sampling.copied import COLUMNS, Copied
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.fill import fill
@@ -25,6 +25,7 @@ from retrain_local.sampling.measured import Measured
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import Fill, NoRoomError, Schedule
 from retrain_local.sampling.shortage import Load, pool_too_small, too_big_to_sample
+from retrain_local.sizes import BLOCK_SIZE, PREFILL_TOKENS
 
 if TYPE_CHECKING:
     from retrain_local.attention.choose import Kernels
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
 SEGMENT = 8  # tokens between two looks at which rows have ended
-PREFILL_TOKENS = 2**13  # prompt tokens read in one forward, a longer prompt by itself
 
 
 def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
@@ -64,6 +64,8 @@ class PytorchEngine:
     `publish` and on the size of the pool, which is part of checkpoints. Rows that outgrow the pool wait with their
     tokens and are taken up again; each time that memory runs out, the pool is halved.
     """
+
+    delivers_early = True
 
     def __init__(
         self,

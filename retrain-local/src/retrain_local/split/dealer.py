@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from retrain.api import Deliver, Engine, Measuring, Publishing, Sample, SampleRequest, SamplingParams
+from retrain.api import Deliver, DeliversEarly, Engine, Measuring, Publishing, Sample, SampleRequest, SamplingParams
 
 Drawn = list[list[Sample]]
 
@@ -38,6 +37,8 @@ class Seat:
 
 class Dealer:
     """An `Engine` made of several. Request i goes to number i modulo how many there are: speed decides nothing."""
+
+    delivers_early = True
 
     def __init__(self, seats: Sequence[Seat], torn: Torn) -> None:
         self._seats = tuple(seats)
@@ -108,6 +109,6 @@ def sample_with(
     """What an engine samples; `deliver` gets each completion early if the engine can do that."""
     if not requests:
         return []
-    if deliver is not None and "deliver" in inspect.signature(engine.sample).parameters:
-        return engine.sample(requests, params, deliver)  # type: ignore[call-arg]
+    if deliver is not None and isinstance(engine, DeliversEarly) and engine.delivers_early:
+        return engine.sample(requests, params, deliver)
     return engine.sample(requests, params)

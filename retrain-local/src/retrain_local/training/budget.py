@@ -10,12 +10,9 @@ import torch
 from retrain.api import OutOfMemoryError, Problem
 from retrain_local.decoder import Shape
 from retrain_local.memory import MemoryLimits, free_bytes
+from retrain_local.sizes import ACTIVATION_BYTES_CPU, ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET
 
 LOG = logging.getLogger("retrain")
-TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # of a pack: larger ones gain nothing, on a CPU they leave its caches
-ACTIVATION_BYTES_CPU = 2**30
-ACTIVATION_SHARE_GPU = 0.7  # of the memory that is free when the first step begins
-FULL_SPEED_TOKENS = 8192  # a pack of fewer tokens leaves a GPU idle: then activations are computed twice instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**26}  # logits held at a time
+from retrain_local.sizes import LOGIT_CHUNK
 
 
 class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
@@ -70,11 +70,11 @@ def selected_logprobs(
     """Natural log-probability of each token under softmax(head(hidden) / temperature), fp32 [M], differentiable.
 
     `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself. Memory is bounded by
-    `CHUNK_ELEMENTS` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way;
+    `LOGIT_CHUNK` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way;
     here the log-probabilities are an output, so that any loss can stand behind them).
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)
-    rows = max(1, CHUNK_ELEMENTS.get(hidden_MD.device.type, CHUNK_ELEMENTS["cuda"]) // vocabulary)
+    rows = max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
     result: Tensor = _SelectedLogprobs.apply(hidden_MD, tokens_M, head, temperature, rows)
     return result

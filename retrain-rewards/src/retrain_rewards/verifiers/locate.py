@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from difflib import get_close_matches
-from importlib.metadata import distributions
-from importlib.metadata import version as version_of
 from types import ModuleType
 
+from retrain.api import installed_dependents, installed_version
 from retrain_rewards.verifiers.install import install, manual_command
 from retrain_rewards.verifiers.settings import Settings
 
@@ -24,7 +23,7 @@ def check_library(settings: Settings) -> None:
 
 def library_version() -> str:
     """The installed version of the library."""
-    return version_of("verifiers")
+    return installed_version("verifiers")
 
 
 def find_module(settings: Settings) -> ModuleType:
@@ -50,13 +49,7 @@ def find_module(settings: Settings) -> ModuleType:
 
 def installed_environments() -> list[str]:
     """Names of the distributions that require the library: what can be an environment."""
-    found = set()
-    for distribution in distributions():
-        needs = distribution.requires or []
-        name = distribution.metadata["Name"]
-        if name and any(line.lower().startswith("verifiers") for line in needs) and "retrain" not in name:
-            found.add(name)
-    return sorted(found)
+    return [name for name in installed_dependents("verifiers") if "retrain" not in name]
 
 
 def _candidates(settings: Settings) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from retrain.api import Ask, Example, Reply
+from retrain.api import Action, Example, Observation
 from retrain_rewards.verifiers.episode import Episode
 
 Result = TypeVar("Result")
@@ -19,9 +19,9 @@ GRACE_S = 1.0  # for an episode that was cut to clean up after itself
 class Stage:
     """An event loop in a thread of its own, and the episodes in it.
 
-    Episodes go on in the order of their numbers, and everything is asked together, so that what is asked depends on
-    the replies alone. What takes longer than `timeout_s` between two turns is cut and fails; the others go on.
-    Code that blocks the loop cannot be cut here: that is what the process around it is for.
+    Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
+    depend on the actions alone. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
+    others continue. Code that blocks the loop cannot be cut here, only by killing the process around it.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -35,41 +35,42 @@ class Stage:
         threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the loop, from outside of it."""
+        """Run a coroutine in the loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def begin(
+    def reset(
         self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]], max_turns: int | None
-    ) -> None:
-        """Drop what was going on, and set up one episode per example; `advance` starts them."""
+    ) -> dict[int, Observation]:
+        """Drop the episodes that are open, and start one per example; returns the first observations by number."""
         self.run(self._drop())
         self.episodes = [
             Episode(number=number, example=example, max_turns=max_turns, changed=self._changed.set)
             for number, example in enumerate(examples)
         ]
         self._play = play
+        return self.step({})
 
-    def advance(self, replies: Mapping[int, Reply]) -> dict[int, Ask]:
-        """Give the replies, and wait until every episode waits again or is over; what is asked, by number."""
-        return self.run(self._advance(replies))
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
+        """Hand the actions out, and wait until every episode waits again or is over; observations by number."""
+        return self.run(self._step(actions))
 
     def close(self) -> None:
         """End the episodes that are still open as at a turn limit, within half of `timeout_s`; `each` has the rest."""
         self.run(self._close())
 
     def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
-        """Run jobs side by side until `timeout_s` after `close`; for each, why it failed, or nothing."""
+        """Run jobs side by side until `timeout_s` after `close`; why each failed, "" where it did not."""
         return self.run(self._each(jobs))
 
-    async def _advance(self, replies: Mapping[int, Reply]) -> dict[int, Ask]:
-        for number in sorted(replies):
-            self.episodes[number].answer(replies[number])
+    async def _step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
+        for number in sorted(actions):
+            self.episodes[number].act(actions[number])
         for episode in self.episodes:
             if episode.task is None:
                 episode.task = asyncio.create_task(self._guarded(episode))
                 episode.task.add_done_callback(lambda _: self._changed.set())
         await self._settled(self._loop.time() + self.timeout_s)
-        return {episode.number: ask for episode in self.episodes if (ask := episode.asks) is not None}
+        return {each.number: seen for each in self.episodes if (seen := each.observation) is not None}
 
     async def _close(self) -> None:
         now = self._loop.time()
@@ -77,9 +78,6 @@ class Stage:
         for episode in self.episodes:
             episode.close()
         await self._settled(now + self.timeout_s / 2)
-        for episode in self.episodes:
-            if episode.task is None:
-                episode.failure = "the episode was never started"
 
     async def _guarded(self, episode: Episode) -> None:
         assert self._play is not None
@@ -151,9 +149,9 @@ async def _caught(job: Awaitable[None]) -> str:
 
 
 class _Executor(ThreadPoolExecutor):
-    """Threads for the environment's blocking calls; what the library itself sends there is run on the spot.
+    """Threads for the environment's blocking calls; the library's own calls run at once, in the loop's thread.
 
-    The library moves trifles (reading a response) to threads, which end in any order; episodes would then go on in
+    The library moves trifles (reading a response) to threads, which end in any order; episodes would then continue in
     any order, and draw from shared random generators in any order.
     """
 

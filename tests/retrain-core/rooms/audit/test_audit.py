@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.rooms.audit.gold import boxed, gold_from_reference, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
-from retrain.rooms.audit.start import audit_pool
-from retrain.rooms.audit.trial import TimedScore, audit
-from retrain.rooms.tasks.prompts import Prompt, PromptPool
+from retrain.rooms.audit.start import audit_prompts
+from retrain.rooms.audit.trial import audit
 from retrain.rooms.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
@@ -280,13 +279,12 @@ def test_a_hack_that_says_what_the_reference_says_is_not_tried() -> None:
     assert audited(LastNumber(), ones).ok
 
 
-def test_a_pool_is_audited_by_any_scorer_with_its_prompts_as_they_are_asked() -> None:
+def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> None:
     class Words:
         def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
             return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
 
     prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
-    pool = PromptPool(train=tuple(prompts[:3]), held_out=tuple(prompts[3:]), seeds=Seeds(0))
     seen: list[str] = []
 
     def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
@@ -294,6 +292,6 @@ def test_a_pool_is_audited_by_any_scorer_with_its_prompts_as_they_are_asked() ->
         return scorer_of(Honest())(pairs)
 
     settings = ScoringTable(audit_examples=9)
-    report = audit_pool(pool, scorer, Words(), settings=settings, gold=gold_of([Honest()]))
+    report = audit_prompts(prompts, scorer, Words(), settings=settings, gold=gold_of([Honest()]))
     assert (report.ok, report.examples) == (True, 4)
     assert seen.count("asked with 7 tokens") == 8  # each twice

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.rooms.capacity.advice import KEYS, MICRO, SAFETY, advise
-from retrain.rooms.capacity.memory import Estimate, estimate
-from retrain.rooms.capacity.shape import ModelShape
-from retrain.rooms.capacity.workload import Workload
+from retrain.rooms.capacity.estimate import MemoryEstimate, Workload
+from retrain_local.capacity.memory import estimate
+from retrain_local.capacity.shape import ModelShape
 
 GIB = 2**30
 WORK = Workload(
@@ -42,7 +42,7 @@ SHAPE = ModelShape(
 FIELDS = {label: name for name, label in (MICRO, *KEYS)}
 
 
-def estimated(work: Workload) -> Estimate:
+def estimated(work: Workload) -> MemoryEstimate:
     return estimate(SHAPE, work)
 
 

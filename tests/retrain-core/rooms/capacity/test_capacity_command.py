@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +106,22 @@ def test_what_does_not_fit_gets_one_key_to_change(
     huge = ("--batch-size", "64", "--max-tokens", "512", "--backend-opt", "micro_batch_tokens=1000000")
     assert "does not fit: set [" in capacity(*huge)
     assert "does not fit" not in capacity("--batch-size", "1", "--group-size", "2", "--max-tokens", "16")
+
+
+def test_without_the_backends_distribution_its_it_is_named(tmp_path: Path) -> None:
+    environ = os.environ | {"RETRAIN_BLOCK": "retrain-local"}
+    command = [sys.executable, "-m", "retrain", "capacity", "--model", "builtin:tiny", "--data-source", "arithmetic"]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no backend named 'local'" in done.stderr
+    assert "retrain-local provides 'local'" in done.stderr
+
+
+def test_a_backend_without_an_estimate_is_told_before_its_model_is_looked_for(plugins: Plugins) -> None:
+    config = load_checked([*BASE, "--model", "nobody/nothing"], plugins).config
+    other = replace(config, tables={**config.tables, "backend": config.backend.model_copy(update={"backend": "toy"})})
+    with pytest.raises(ConfigError, match="no plugin knows how much memory backend 'toy' needs"):
+        forecast(other, plugins, fetch=True)
 
 
 def test_a_prompt_that_fills_the_context_leaves_one_token(capacity: Callable[..., str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retrain.rooms.capacity.show import duration, size
+from retrain.rooms.capacity.show import size
 from retrain.rooms.capacity.walltime import Schedule, schedule_of
 from retrain.rooms.capacity.workload import workload_of
 
@@ -49,7 +49,6 @@ def test_a_plain_run_is_one_run(load: Callable[..., Any]) -> None:
 
 def test_units_are_read_at_a_glance() -> None:
     assert [size(n) for n in (12, 2048, 1.5 * 2**30, 420 * 2**20)] == ["12 B", "2.0 KiB", "1.5 GiB", "420 MiB"]
-    assert [duration(s) for s in (0.421, 12.4, 3723, 300_000)] == ["0.42 s", "12 s", "1:02:03", "3 days, 11:20:00"]
 
 
 def test_the_devices_of_a_campaign_are_dealt_to_its_runs_and_split_none(load: Callable[..., Any]) -> None:

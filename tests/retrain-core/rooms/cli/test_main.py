@@ -84,7 +84,7 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         (("--versio",), ("no such option: --versio", "fix: use --version")),
         (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
         (("completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
-        (("init", "-i", "--json"), ("give one of them", "fix: ")),
+        (("init", "-i", "--json"), ("exclude each other", "fix: ")),
         (("trian",), ("did you mean `retrain train`?", "fix: ")),
         (("",), ("'' is neither a command nor a file", "fix: ")),
     ],
@@ -271,7 +271,7 @@ def test_a_reader_that_has_enough_is_no_error(script: Script, tmp_path: Path) ->
 
 LINES = """
 import logging
-from retrain.rooms.cli.console import run_console
+from retrain.rooms.terminal.console import run_console
 from retrain.kernel.plugins.manager import load_plugins
 with run_console(load_plugins()):
     for number in range(100_000):

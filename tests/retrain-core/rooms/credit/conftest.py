@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.advantages import amplify_planning, gtpo_weights, top_rho_threshold
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
@@ -22,6 +23,9 @@ def make_flow() -> Callable[..., CreditFlow]:
             "advantage": AdvantageSpec(name="toy_centre", compute=lambda ctx: ctx.rewards_G - ctx.rewards_G.mean()),
             "transform": TransformSpec(name="toy_none"),
             "uncertainty": UncertaintySpec(name="toy_nll", compute=lambda ctx: -ctx.logprobs_T),
+            "stages": {"gtpo": gtpo_weights, "hicra": amplify_planning, "top_rho": top_rho_threshold},
+            "gtpo_beta": 0.1,
+            "hicra_alpha": 0.2,
         }
         return CreditFlow(**(parts | changes))
 
@@ -29,8 +33,8 @@ def make_flow() -> Callable[..., CreditFlow]:
 
 
 @pytest.fixture
-def make_group() -> Callable[..., CreditGroup]:
-    """`make_group(rewards, logprobs)`: a group, without planning tokens unless given."""
+def make_credit_group() -> Callable[..., CreditGroup]:
+    """`make_credit_group(rewards, logprobs)`: a group, without planning tokens unless given."""
 
     def make(rewards: Sequence[float], logprobs: Sequence[Sequence[float]], **more: Any) -> CreditGroup:
         planning = more.pop("planning", [[False] * len(lp) for lp in logprobs])

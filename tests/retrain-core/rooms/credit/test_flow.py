@@ -14,7 +14,8 @@ from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.credit.flow import CreditFlow, as_advantage, as_algorithm, as_transform, as_uncertainty, build_flow
+from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
 from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
 
 REWARDS_G = np.array([1.0, 3.0])

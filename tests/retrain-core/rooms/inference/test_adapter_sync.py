@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
-from retrain.rooms.inference.probe_adapter import WEIGHTS
+from retrain.rooms.inference.probes import WEIGHTS
 from tests.inference_server import Handler, InferenceServer, serving
 from tests.toy_policy import ToyModel
 
@@ -292,14 +292,14 @@ def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, polic
 
 
 def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
-    from retrain.rooms.inference.probe_adapter import write_loud
+    from retrain.rooms.inference.probes import write_probe_adapter
 
     source = tmp_path / "quiet"
     source.mkdir()
-    assert not write_loud(source, tmp_path / "loud")
+    assert not write_probe_adapter(source, tmp_path / "loud")
     save_file({"b": np.zeros((2, 3), np.float32)}, source / WEIGHTS)
     (source / "adapter_config.json").write_text("{}")
-    assert write_loud(source, tmp_path / "loud")
+    assert write_probe_adapter(source, tmp_path / "loud")
     assert np.abs(load_file(tmp_path / "loud" / WEIGHTS)["b"]).min() > 0
     assert (tmp_path / "loud" / "adapter_config.json").read_text() == "{}"
 

@@ -13,7 +13,7 @@ import pytest
 
 from retrain.api import BackendError, SampleRequest, SamplingParams
 from retrain.rooms.inference.client import Call, Client, RefusedError
-from retrain.rooms.inference.settings import Settings
+from retrain.rooms.inference.table import Settings
 from tests import inference_server as faulty
 from tests.inference_server import InferenceServer, serving
 from tests.toy_policy import ToyModel
@@ -83,7 +83,7 @@ def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, se
     text = str(caught.value)
     assert text.startswith(server.url)
     assert "of prompt 0 failed" in text
-    assert "3 answers were unusable; nothing of them was trained on" in text
+    assert "3 answers were unusable; none was trained on" in text
 
 
 def test_a_server_that_is_away_too_long_is_one_clear_error(make_engine, server) -> None:
@@ -229,7 +229,7 @@ def test_an_error_of_whoever_takes_the_samples_ends_the_rest(make_engine, server
 
 
 def test_a_fault_of_ours_in_reading_is_not_swallowed(server) -> None:
-    client = Client(Settings(urls=(server.url,), place="", headers={}))
+    client = Client(Settings(urls=(server.url,)))
 
     def read(answer: Any) -> None:
         raise ZeroDivisionError("ours")

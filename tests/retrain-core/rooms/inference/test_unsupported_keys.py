@@ -1,4 +1,4 @@
-"""Keys that an engine does not heed are refused before anything starts, never ignored."""
+"""Keys that an engine does not support are refused before anything starts, never ignored."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_engine_of_somebody_else_refuses_what_its_traits_do_not_name(plugins:
         "[inference] attention_kernel (default)",
         "[inference] dtype (default)",
     ]
-    assert "engine 'halfway' does not heed it" in problems[0].what
+    assert "engine 'halfway' does not support it" in problems[0].what
     # one without traits says nothing about itself, and one that is missing is told of elsewhere
     assert problems_of(configured(engine="silent", **CHANGED), plugins) == []
     assert problems_of(configured(engine="nobody's", **CHANGED), plugins) == []
@@ -65,7 +65,7 @@ def test_an_engine_of_somebody_else_refuses_what_its_traits_do_not_name(plugins:
 
 def test_an_engine_that_samples_with_the_training_model_recomputes_nothing(plugins: Plugins) -> None:
     (problem,) = problems_of(configured(logprobs="trainer"), plugins)
-    assert problem.what == "logprobs = 'trainer' would have no effect: engine 'pytorch' does not heed it"
+    assert problem.what == "logprobs = 'trainer' would have no effect: engine 'pytorch' does not support it"
 
 
 def test_the_loader_asks(plugins: Plugins) -> None:

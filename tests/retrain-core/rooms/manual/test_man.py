@@ -151,11 +151,11 @@ def test_sync_brings_the_file_along_and_check_tells(manual: Path, command: Comma
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["--sync", "--check"], "ask for two things"),
+        (["--sync", "--check"], "exclude each other"),
         (["page.md"], "files are for --sync and --check"),
         (["--check", "gone.md"], "cannot be read"),
         (["--check", "bytes.md"], "cannot be read"),
-        (["--sync", "odd.md"], "nothing generates a section 'nonsense'"),
+        (["--sync", "odd.md"], "there is no generated section 'nonsense'"),
         (["--sync", "damaged.md"], "damaged page"),
         (["--format", "pdf"], "pdf"),
     ],

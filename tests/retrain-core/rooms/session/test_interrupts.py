@@ -11,11 +11,13 @@ from contextlib import suppress
 
 import pytest
 
-from retrain.rooms.session.interrupts import SIGNALS, Interrupts, StopRequested
+from retrain.kernel.errors import StopRequested
+from retrain.rooms.session.interrupts import SIGNALS, Interrupts
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from retrain.rooms.session.interrupts import Interrupts, StopRequested
+from retrain.kernel.errors import StopRequested
+from retrain.rooms.session.interrupts import Interrupts
 stops = Interrupts(grace_s={grace})
 {resumable}
 with stops.installed(), stops.shield():
@@ -107,7 +109,7 @@ def test_only_the_main_thread_listens_and_others_may_run_without() -> None:
 def test_a_run_that_stopped_in_time_does_not_end_a_process_that_goes_on() -> None:
     text = (
         "import os, signal, time\n"
-        "from retrain.rooms.session.interrupts import Interrupts, StopRequested\n"
+        "from retrain.kernel.errors import StopRequested\nfrom retrain.rooms.session.interrupts import Interrupts\n"
         "stops = Interrupts(grace_s=0.1)\n"
         "try:\n"
         "    with stops.installed():\n"

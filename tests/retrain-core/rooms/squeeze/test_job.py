@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.kernel.config.schema import LoggingTable
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.squeeze.job import run_job
 from retrain.rooms.squeeze.table import SqueezeTable
@@ -82,7 +81,7 @@ def test_a_fault_of_wandb_is_told_and_the_analysis_stands(
     (tmp_path / "site" / "wandb" / "__init__.py").write_text("raise OSError('the disk is on fire')")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
-    table = LoggingTable(wandb_project="demo")
+    table = {"wandb_project": "demo"}
     result = run_job(make_adapter({"q": documented_factors}), SqueezeTable(), tmp_path / "report", wandb=table)
     assert result.analysis.recommended_rank == 4
     assert "The squeeze analysis is not in wandb: OSError: the disk is on fire" in caplog.text

@@ -23,11 +23,10 @@ EMPTY_LOG_BYTES = 100
 PROGRAM = """
 import sys
 from pathlib import Path
-from retrain.kernel.config.schema import LoggingTable
 from retrain.squeeze import analyze_adapter
 from retrain.rooms.squeeze.wandb_records import record_analysis
 
-table = LoggingTable(wandb_project=sys.argv[3], wandb_group="mine", wandb_tags="first, second")
+table = {"wandb_project": sys.argv[3], "wandb_group": "mine", "wandb_tags": "first, second"}
 print("id:", record_analysis(analyze_adapter(sys.argv[1]), table, Path(sys.argv[2])))
 """
 

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Ending
+from retrain.kernel.contracts.tasks import EpisodeResult, Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
-from retrain.rooms.credit.batch import assign
+from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.tasks.episodes import Episodes
-from retrain.rooms.tasks.prompts import Prompt
-from retrain.rooms.tasks.rollout import Streams
 from tests.playing import Counting
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
@@ -71,9 +69,9 @@ def play(environment: Any, backend: Scripted, *, group_size: int = 2, context_le
         config=Config(tables={}),
         context_length=context_length,
     )
-    with owner.draw("step_0") as draw:
+    with owner.batch("step_0") as batch:
         streams = Streams(seeds=Seeds(1), purpose="sample")
-        return draw.sample(prompts(environment, backend.tokenizer), group_size, streams), draw
+        return batch.sample(prompts(environment, backend.tokenizer), group_size, streams), batch
 
 
 def actions(backend: Scripted, completion: Completion) -> str:
@@ -82,7 +80,7 @@ def actions(backend: Scripted, completion: Completion) -> str:
 
 def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: str(call))
-    groups, draw = play(Counting(turns=2), backend)
+    groups, batch = play(Counting(turns=2), backend)
     assert [len(group) for group in groups] == [2, 2, 2]
     assert [sum(len(r.seeds_G) for r in call) for call in backend.calls] == [6, 6, 3], (
         "every second one has a third turn"
@@ -103,10 +101,10 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
             assert "And then?" in completion.text
     assert groups[0][0].stop_reason is StopReason.TURNS
     assert groups[1][0].stop_reason is StopReason.EOS
-    scores = draw.scores()
+    scores = batch.scores()
     assert [score.value for score in scores[0]] == [1.0, 1.0]
-    assert draw.metrics()["turns_mean"] == 2.5
-    assert draw.metrics()["rewritten_history_count"] == 0
+    assert batch.metrics()["turns_mean"] == 2.5
+    assert batch.metrics()["rewritten_history_count"] == 0
 
 
 def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: Any) -> None:
@@ -120,10 +118,10 @@ def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: An
 
 def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: "one" if call else "zero")
-    groups, draw = play(Counting(turns=2, rewrites=True), backend, group_size=2)
+    groups, batch = play(Counting(turns=2, rewrites=True), backend, group_size=2)
     completion = groups[1][0]
     assert len(completion.starts) == 2
-    assert draw.metrics()["rewritten_history_count"] == 9
+    assert batch.metrics()["rewritten_history_count"] == 9
     seen = tokenizer.decode(completion.tokens_T[completion.starts[1] :])
     assert "..." in seen
     assert "zero" not in seen
@@ -149,10 +147,10 @@ def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ..
     example = Counting().load().examples[0]
     groups = (Group(example=example, completions=group, scores=scores),)
     flow = build_flow(checked.config, plugins)
-    return assign(groups, flow, None, step=0, sepa_lambda=0.0, temperature=1.0).batch.rows
+    return CreditAlgorithm(flow=flow).assign(0, groups).rows
 
 
-def test_an_episode_whose_context_is_full_is_told_so_once_and_then_left(tokenizer: Any) -> None:
+def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer: Any) -> None:
     environment = Counting(turns=50)
     backend = Scripted(tokenizer, lambda call, context: "x")
     groups, _ = play(environment, backend, context_length=120)
@@ -164,18 +162,18 @@ def test_an_episode_whose_context_is_full_is_told_so_once_and_then_left(tokenize
     assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
 
 
-def test_endings_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
+def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: "1")
-    with pytest.raises(BackendError, match="5 endings for 6 episodes"):
+    with pytest.raises(BackendError, match="5 results for 6 episodes"):
         play(Counting(fault="forgets one"), backend)
 
     class Failing(Counting):
-        def finish(self) -> list[Ending]:
-            return [Ending(score=Score.failed("KeyError: 'x'")) for _ in super().finish()]
+        def results(self) -> list[EpisodeResult]:
+            return [EpisodeResult(score=Score.failed("KeyError: 'x'")) for _ in super().results()]
 
-    _, draw = play(Failing(), backend)
+    _, batch = play(Failing(), backend)
     with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
-        draw.scores()
+        batch.scores()
 
 
 def test_numbers_that_no_distribution_has_are_refused(tokenizer: Any) -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable, EvalTable, TrainingTable
-from retrain.kernel.contracts.tasks import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.prompts import Prompt, PromptPool, build_pool, encode_prompt, split_examples
+from retrain.rooms.tasks.prompts import PromptPool, build_pool, encode_prompt, split_examples
 
 
 def make_pool(size: int, root: int = 0) -> PromptPool:

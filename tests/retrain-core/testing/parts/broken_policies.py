@@ -103,6 +103,8 @@ class WritesPrompts(Backend):
 
 
 class DeliversTwice(Backend):
+    delivers_early = True
+
     def sample(self, requests, params, deliver=None):
         samples = super().sample(requests, params)
         if deliver is not None:
@@ -112,6 +114,8 @@ class DeliversTwice(Backend):
 
 
 class DeliversOthers(Backend):
+    delivers_early = True
+
     def sample(self, requests, params, deliver=None):
         samples = super().sample(requests, params)
         if deliver is not None:

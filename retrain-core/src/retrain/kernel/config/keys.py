@@ -24,6 +24,7 @@ def key(
     *,
     flag: str | None = None,
     names: Kind | None = None,
+    selects: tuple[Kind, str] | None = None,
     pending: str | None = None,
     aliases: tuple[str, ...] = (),
     free_on_resume: bool = False,
@@ -32,13 +33,16 @@ def key(
     """One key of a table.
 
     `flag` overrides the command-line flag made from table prefix and key. `names` says that the value names a plugin
-    of that kind. `pending` says what is not built yet: any value but the default is then refused with that text.
+    of that kind; `{names}` in the description stands for those that are registered. `selects` says that any value but
+    an empty one asks for that part. `pending` says what is not built yet: any value but the default is then refused
+    with that text.
     `free_on_resume` says that a resumed run may have another value and still be the same run.
     `constraints` are pydantic's (`ge`, `gt`, `le`, `lt`, `alias`, ...).
     """
     extra: Any = {
         "flag": flag,
         "names": names,
+        "selects": selects,
         "pending": pending,
         "aliases": aliases,
         "free_on_resume": free_on_resume,
@@ -59,6 +63,7 @@ class Key:
     default: Any
     description: str
     names: Kind | None
+    selects: tuple[Kind, str] | None
     pending: str
     aliases: tuple[str, ...]
     free_on_resume: bool
@@ -75,6 +80,7 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         name = info.alias or field_name
         names: Any = extra.get("names")
+        selects: Any = extra.get("selects")
         aliases: Any = extra.get("aliases") or ()
         yield Key(
             table=table,
@@ -84,6 +90,7 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             default=info.get_default(call_default_factory=True),
             description=info.description or "",
             names=names,
+            selects=selects,
             pending=str(extra.get("pending") or ""),
             aliases=tuple(aliases),
             free_on_resume=bool(extra.get("free_on_resume")),

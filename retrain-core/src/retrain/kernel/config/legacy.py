@@ -1,28 +1,44 @@
-"""Keys that earlier versions had in [backend]: `prime_rl_` and the name of an option of backend prime_rl."""
+"""Keys of earlier versions: refused where they stood, with the lines to write in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
-LEGACY_KEYS = {f"prime_rl_{option}": option for option in OPTIONS}
+from retrain.kernel.errors import Problem
 
 
-def legacy_names(backend: Iterable[Any]) -> tuple[str, ...]:
-    """The legacy keys among the keys of [backend], in their order."""
-    return tuple(str(name) for name in backend if name in LEGACY_KEYS)
+def moved(content: Mapping[str, Any], legacy_keys: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a table's legacy keys where they stand now, `{"options": {"port": 1}}`.
+
+    `legacy_keys` maps an old name to the new one, `key` or `key.entry`. An entry that the table has already wins.
+    """
+    found: dict[str, Any] = {}
+    for old in (name for name in content if name in legacy_keys):
+        key, _, entry = legacy_keys[old].partition(".")
+        if entry:
+            found.setdefault(key, {})[entry] = content[old]
+        else:
+            found[key] = content[old]
+    for key, value in found.items():
+        present = content.get(key)
+        if isinstance(value, dict) and isinstance(present, Mapping):
+            found[key] = value | dict(present)
+    return found
 
 
-def merged_options(backend: Mapping[str, Any]) -> dict[str, Any]:
-    """[backend.options] with the legacy keys in it; a key that it has already wins."""
-    given = backend.get("options", {})
-    legacy = {LEGACY_KEYS[name]: backend[name] for name in legacy_names(backend)}
-    return legacy | dict(given if isinstance(given, Mapping) else {})
-
-
-def options_block(backend: Mapping[str, Any]) -> str:
-    """The table to write in their place, as TOML."""
-    return tomli_w.dumps({"backend": {"options": merged_options(backend)}}).strip()
+def legacy_problem(
+    table: str, content: Mapping[str, Any], legacy_keys: Mapping[str, str], file: Path, lines: Mapping[str, int]
+) -> Problem | None:
+    """One problem for all legacy keys of a table; None when it has none. `lines` are those of `table.key`."""
+    names = [name for name in content if name in legacy_keys]
+    if not names:
+        return None
+    what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
+    block = tomli_w.dumps({table: moved(content, legacy_keys)}).strip().replace("\n", "\n        ")
+    fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"
+    return Problem(where=f"{file}:{lines.get(f'{table}.{names[0]}', 1)} [{table}] {names[0]}", what=what, fix=fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from retrain.kernel.config.keys import Key, TableTraits, keys_of
-from retrain.kernel.config.legacy import legacy_names, options_block
+from retrain.kernel.config.legacy import legacy_problem
 from retrain.kernel.config.overrides import Override, from_arguments, from_environment, parse_free
 from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import Config, Layer, Origin
@@ -23,10 +22,11 @@ from retrain.kernel.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A registered table: its model and what the loader must know besides."""
+    """A registered table: its model and what the loader must know besides; `problems` are those of its extensions."""
 
     model: type[BaseModel]
     traits: TableTraits = field(default_factory=TableTraits)
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,7 @@ def load_config(
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
+    draft.problems += [problem for entry in tables.values() for problem in entry.problems]
     if file is not None:
         _read_file(draft, file)
     for overrides, problems in (from_environment(environ or {}, keys), from_arguments(arguments, keys)):
@@ -126,20 +127,12 @@ def _read_file(draft: _Draft, file: Path) -> None:
             draft.in_file.add(table)
             if reason := draft.tables[table].traits.pending:
                 draft.problems.append(Problem(where=f"{place} [{table}]", what=reason, fix="remove the table"))
-            legacy = legacy_names(content) if table == "backend" else ()
-            if legacy:
-                draft.problems.append(_legacy(content, legacy, file, lines.get(f"backend.{legacy[0]}", 1)))
-            for name in (name for name in content if name not in legacy):
+            legacy_keys = draft.tables[table].traits.legacy_keys
+            if legacy := legacy_problem(table, content, legacy_keys, file, lines):
+                draft.problems.append(legacy)
+            for name in (name for name in content if name not in legacy_keys):
                 origin = Origin(layer=Layer.FILE, place=f"{file}:{lines.get(f'{table}.{name}', lines.get(table, 1))}")
                 _take(draft, table, name, content[name], origin)
-
-
-def _legacy(backend: Mapping[str, Any], names: Sequence[str], file: Path, line: int) -> Problem:
-    """One problem for all legacy keys, with the table to write in their place."""
-    what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
-    block = options_block(backend).replace("\n", "\n        ")
-    fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"
-    return Problem(where=f"{file}:{line} [backend] {names[0]}", what=what, fix=fix)
 
 
 def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> None:

@@ -16,7 +16,7 @@ INSTRUCTION = r"Put your final answer in \boxed{}."
 class BackendTable(Table):
     """Who owns the policy, and where."""
 
-    backend: str = key("local", "Training backend: local, tinker, prime_rl or a plugin.", names=Kind.BACKEND)
+    backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ... A missing GPU falls back to the CPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
     throttle_dir: str = key(
@@ -32,7 +32,7 @@ class ModelTable(Table):
     """Which model is trained."""
 
     model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
-    base_url: str = key("", "Tinker service URL; empty = TINKER_BASE_URL, or the hosted service.", free_on_resume=True)
+    base_url: str = key("", "URL of a training service; empty = the one that the backend knows.", free_on_resume=True)
     lora_rank: int = key(32, "LoRA rank; alpha is twice the rank unless [lora] alpha says otherwise.", ge=1)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 
@@ -41,13 +41,9 @@ class AlgorithmTable(Table):
     """How rewards become credit for tokens."""
 
     algorithm_mode: str = key("", "Whole pipeline by name; overrides advantage and transform.", names=Kind.ALGORITHM)
-    advantage_mode: str = key("maxrl", "Credit per completion: grpo, maxrl or a plugin.", names=Kind.ADVANTAGE)
-    transform_mode: str = key(
-        "gtpo_sepa", "Credit per token: none, gtpo, gtpo_hicra, gtpo_sepa or a plugin.", names=Kind.TRANSFORM
-    )
-    uncertainty_kind: str = key(
-        "surprisal", "surprisal, predictive_variance, shannon_entropy or a plugin.", names=Kind.UNCERTAINTY
-    )
+    advantage_mode: str = key("", "Credit per completion: {names} or a plugin.", names=Kind.ADVANTAGE)
+    transform_mode: str = key("", "Credit per token: {names} or a plugin.", names=Kind.TRANSFORM)
+    uncertainty_kind: str = key("", "{names} or a plugin.", names=Kind.UNCERTAINTY)
     surprisal_mask_rho: float = key(
         0.0,
         "Keep credit on this fraction of the most uncertain action tokens of the step; 0 = off.",
@@ -134,7 +130,7 @@ class LoraTable(Table):
 class DataTable(Table):
     """Where tasks come from and how they are put to the model. Source-specific keys are ignored by no source."""
 
-    source: str = key("math", "math, files, reasoning_gym, arithmetic or a plugin.", names=Kind.DATA_SOURCE)
+    source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
     path: str = key("", "Local file or folder (files), or a local copy of the hub data set (math).")
     prompt_key: str = key("prompt", "Column that holds the prompt (files).", min_length=1)
     answer_key: str = key("answer", "Column that holds the reference answer (files).", min_length=1)
@@ -182,30 +178,11 @@ class ResumeTable(Table):
     anyway: bool = key(False, "Continue although the configuration would make it another run.", free_on_resume=True)
 
 
-class DeadlinesTable(Table):
-    """How long each phase may take; 0 = as long as it likes."""
-
-    sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
-    scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)
-    training_s: float = key(0.0, "Seconds that an optimizer step may take.", ge=0.0, free_on_resume=True)
-    eval_s: float = key(0.0, "Seconds that an evaluation may take.", ge=0.0, free_on_resume=True)
-    checkpoint_s: float = key(0.0, "Seconds that writing a checkpoint may take.", ge=0.0, free_on_resume=True)
-    heartbeat_s: float = key(
-        10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0, free_on_resume=True
-    )
-
-
 class LoggingTable(Table):
     """Where the run is written down."""
 
     log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
     recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)
-    wandb_project: str = key("", "wandb project; a name turns the recorder wandb on.", free_on_resume=True)
-    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", free_on_resume=True)
-    wandb_entity: str = key("", "wandb entity.", free_on_resume=True)
-    wandb_group: str = key("", "wandb group.", free_on_resume=True)
-    wandb_tags: str = key("", "wandb tags, comma-separated.", free_on_resume=True)
-    checkpoint_artifacts: bool = key(False, "wandb: keep each saved adapter as an artifact.", free_on_resume=True)
     strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
 
     @field_validator("strategic_grams")
@@ -219,15 +196,3 @@ class LoggingTable(Table):
             if not all(isinstance(gram, str) for gram in grams):
                 raise ValueError("every phrase of the JSON array must be text")
         return text
-
-
-class PrimeRlOptions(Table):
-    """`[backend.options]` as the documentation shows them for prime_rl; accepted at their defaults meanwhile."""
-
-    transport: Literal["filesystem", "zmq"] = "filesystem"
-    zmq_host: str = "localhost"
-    zmq_port: int = 5555
-    zmq_hwm: int = 10
-    strict_advantages: bool = True
-    sync_wait_s: int = 30
-    sync_poll_s: float = 0.2

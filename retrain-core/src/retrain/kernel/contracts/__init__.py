@@ -3,6 +3,7 @@
 | kind | the factory is | called |
 |---|---|---|
 | advantage, transform, uncertainty, algorithm | see `retrain.advantages` | once per run |
+| algorithm with `traits=Needs(...)` | `f(context) -> Algorithm` of `retrain.kernel.contracts.algorithm` | once per run |
 | detector, controller, reward, data source, environment | `f(context) -> protocol below` | once per run |
 | backend, recorder, health monitor | `f(context) -> protocol below` | once per run |
 | pacer | `f(context) -> Pacer` of `retrain.kernel.contracts.pacing` | once per run |

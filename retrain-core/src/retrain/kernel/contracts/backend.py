@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from retrain.kernel.types import (
     ActionRow,
@@ -24,23 +24,22 @@ class Engine(Protocol):
     """Draws completions from the current policy. What else it may do stands in `retrain.kernel.contracts.serving`."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone.
-
-        An engine that finishes some before others takes a third parameter, `deliver: Deliver | None`, and calls it,
-        in the same thread, with each sample as soon as it is finished: it is then scored meanwhile.
-        """
+        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone."""
 
     def close(self) -> None:
         """Release what is held; safe to call twice."""
 
 
 class Backend(Protocol):
-    """Owns the policy: samples from it, trains it, saves it. It may be `Measuring` and `SamplesAhead` besides."""
+    """Owns the policy: samples from it, trains it, saves it.
+
+    It may be `DeliversEarly`, `Measuring` and `SamplesAhead` besides.
+    """
 
     capabilities: Capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """As `Engine.sample`, from the policy last published; a third parameter `deliver` likewise."""
+        """As `Engine.sample`, from the policy last published."""
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
@@ -62,3 +61,19 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""
+
+
+@runtime_checkable
+class DeliversEarly(Protocol):
+    """An engine or backend that hands over each sample as soon as it is finished, so that scoring overlaps sampling.
+
+    Where `delivers_early` is True, `sample` takes a third argument. The samples of all others are scored once `sample`
+    has returned.
+    """
+
+    delivers_early: bool
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """As `Engine.sample`; `deliver` is called in the same thread, at most once per sample, before the return."""

@@ -10,12 +10,18 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.errors import RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.seeding import Seeds
 
 
 def _never_stop() -> None:
     """Outside a run nobody asks for a stop."""
+
+
+def _raise(error: RetrainError) -> None:
+    """Outside a run an error is raised where it is found."""
+    raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,7 @@ class PluginContext:
     `tokenizer` is a `transformers` tokenizer, present for every kind but the data source's and the config table's.
     `check_stop()` raises when the run was asked to stop: long work inside `Backend.train`, which is shielded from
     signals, calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
+    `fail_run(error)` ends the run with that error, a checkpoint saved, from any thread: for watchers.
     """
 
     config: Config
@@ -33,3 +40,4 @@ class PluginContext:
     params: BaseModel | None = None
     tokenizer: Any = None
     check_stop: Callable[[], None] = _never_stop
+    fail_run: Callable[[RetrainError], None] = _raise

@@ -75,17 +75,31 @@ class TakesWeights(Protocol):
 
 
 @runtime_checkable
-class SamplesAhead(Protocol):
+class OverlapsTraining(Protocol):
     """A backend that can sample while it trains: the policy that it samples from is a copy of its own.
 
-    Where `samples_ahead` is True, `train` is called in a thread of its own, and meanwhile the run's thread calls
-    `sample` for the step after, which draws from what was last published: the policy before that update; and `metrics`,
-    if there is one, for that step's line. Nothing else is called until both have ended. So that what was drawn can be
-    drawn again after a resume, `save` writes the policy before the last `publish` too, with its version, and after
-    `load` `sample` draws from that one, until `publish`.
+    Where `overlaps_training` is True, `train` is called in a thread of its own, and meanwhile the run's thread calls
+    `sample` for the step after, which samples from what was last published: the policy before that update; and
+    `metrics`, if there is one, for that step's line. Nothing else is called until both have ended. So that a resumed
+    run can sample those completions again, `save` writes the policy before the last `publish` too, with its version,
+    and after `load` `sample` samples from that one, until `publish`.
     """
 
+    overlaps_training: bool
+
+
+@runtime_checkable
+class SamplesAhead(Protocol):
+    """The former name of `OverlapsTraining`, and of its attribute; still understood."""
+
     samples_ahead: bool
+
+
+def overlaps_training(backend: object) -> bool:
+    """Whether a backend samples while it trains, in this run."""
+    if isinstance(backend, OverlapsTraining):
+        return backend.overlaps_training
+    return isinstance(backend, SamplesAhead) and backend.samples_ahead
 
 
 @runtime_checkable

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Message, Score, StopReason, Tokens
+from retrain.kernel.types import Completion, Example, Message, SamplingParams, Score, StopReason, Tokens
 
 
 class Reward(Protocol):
@@ -39,8 +41,8 @@ class LoadedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What an episode wants of the policy: the whole conversation so far, up to the answer, or plain text.
+class Observation:
+    """What the policy sees before its turn: the whole conversation so far, up to its answer, or plain text.
 
     `tools` are JSON schemas that the chat template shows to the model.
     """
@@ -50,47 +52,50 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What the policy said: its text without special tokens, and why it stopped."""
+class Action:
+    """A turn of the policy: its text without special tokens, and why it stopped."""
 
     text: str
     stop_reason: StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How an episode went: its score, and why it ended when that was not of its own accord."""
+class EpisodeResult:
+    """How an episode went: its score, and whether the turn limit ended it."""
 
     score: Score
     hit_turn_limit: bool = False
 
 
-class Environment(Protocol):
-    """Tasks with an interaction and a verifier of their own, played by many episodes side by side.
+Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `reset`, `step` and `results`
 
-    Everything that goes in and out is plain data (JSON): the environment is built in the run's process and sent,
-    pickled, to a process that can be killed, so hold plain data and make what is heavy in `load`, which is called there
-    first. Token ids are the kernel's business; the environment sees text.
+
+class Environment(Protocol):
+    """Tasks with an interaction and a verifier of their own; many episodes are played side by side.
+
+    The environment is built in the run's process and sent, pickled, to a process that can be killed: hold plain data,
+    and make what is heavy in `load`, which is called there first. Arguments and return values are plain data (JSON).
+    An environment sees text; it never sees token ids.
     """
 
     def load(self) -> LoadedData:
         """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
 
-    def begin(self, examples: Sequence[Example]) -> None:
-        """Start one episode per entry, numbered by place; the same example again and again is a group.
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry, numbered from 0; returns the first observations, as `step` does.
 
-        Episodes that were still open are dropped.
+        An example that is given several times is a group. Episodes that are still open are dropped.
         """
 
-    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
-        """Go on with the episodes that got a reply, or from the beginning when none did.
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """Continue the episodes with these numbers; returns the observation of every open episode.
 
-        Returns once every open episode waits for the policy or has ended: what each of those that wait asks. An
-        episode that cannot go on ends with a failed score; it does not raise.
+        It returns once each episode waits for the policy or has ended; none waits when the mapping is empty. An
+        episode that cannot continue ends with a failed score instead of raising.
         """
 
-    def finish(self) -> Sequence[Ending]:
-        """The endings of all episodes, in order; called once when none asks any more. A group is scored together."""
+    def results(self) -> Sequence[EpisodeResult]:
+        """One result per episode, in order; called once, when no episode waits. A group is scored together."""
 
 
 class DataSource(Protocol):
@@ -158,3 +163,52 @@ class Rollouts(Protocol):
 
     def close(self) -> None:
         """Release processes; safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedScore:
+    """A score and the seconds that the verifier took for it, queueing not counted."""
+
+    score: Score
+    seconds: float
+
+
+class Verifier(Protocol):
+    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
+
+    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
+    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
+    """
+
+    names: tuple[str, ...]
+    rewards: tuple[Reward, ...]
+    timeout_s: float | None
+
+    def start(self) -> None:
+        """Bring the processes up and prepare the rewards; PluginError names the one that fails. Safe to call twice."""
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[TimedScore]:
+        """Score each text as if the policy had written it, and nothing else; no score comes from a cache.
+
+        Failed scores are returned like any other, however many there are.
+        """
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
+class LoadedTasks(Protocol):
+    """The tasks of a run once they are loaded: every prompt, for training and held out, and the verifier."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """Every prompt, held-out ones last."""
+
+    @property
+    def verifier(self) -> Verifier:
+        """Judges what the policy makes of them."""

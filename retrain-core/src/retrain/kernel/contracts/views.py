@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Capabilities, Group, TrainBatch
@@ -11,7 +13,10 @@ from retrain.kernel.types import Capabilities, Group, TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunView:
-    """A run: its configuration, label, folder and seed, the step it begins with, what its backend promises."""
+    """A run: its configuration, label, folder and seed, the step it begins with, what its backend promises.
+
+    `manifest` is the content of `run.json`, secrets hidden, as it was when the run began.
+    """
 
     config: Config
     condition: str
@@ -19,6 +24,7 @@ class RunView:
     seed: int
     first_step: int
     capabilities: Capabilities
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

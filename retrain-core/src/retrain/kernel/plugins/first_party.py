@@ -1,9 +1,11 @@
 """Which of our own distributions provides a name, so that a missing one can be answered with its install line.
 
-Every name that the documentation speaks of stands here.
+Every name that the documentation speaks of stands here, with the defaults that come with those distributions.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from retrain.kernel.declared import Kind
 
@@ -42,6 +44,28 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
 }
 
+# What a key of that kind says when it is left out. Its distribution supplies it; this is for when that one is missing.
+_DEFAULTS: dict[Kind, str] = {
+    Kind.ADVANTAGE: "maxrl",
+    Kind.TRANSFORM: "gtpo_sepa",
+    Kind.UNCERTAINTY: "surprisal",
+    Kind.REWARD: "match",
+    Kind.DATA_SOURCE: "math",
+    Kind.BACKEND: "local",
+}
+# Options that the documented full configuration holds at their defaults, whatever the backend: by backend.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "prime_rl": {
+        "transport": "filesystem",
+        "zmq_host": "localhost",
+        "zmq_port": 5555,
+        "zmq_hwm": 10,
+        "strict_advantages": True,
+        "sync_wait_s": 30,
+        "sync_poll_s": 0.2,
+    }
+}
+
 
 def provider(kind: Kind, name: str) -> str | None:
     """The distribution of ours that has this name."""
@@ -54,3 +78,13 @@ def provider(kind: Kind, name: str) -> str | None:
 def promised_names(kind: Kind) -> tuple[str, ...]:
     """All names of a kind that our documentation mentions."""
     return tuple(name for names in _NAMES.get(kind, {}).values() for name in names)
+
+
+def promised_default(kind: Kind) -> str:
+    """The name that a key of this kind has by default; empty when there is none."""
+    return _DEFAULTS.get(kind, "")
+
+
+def promised_options() -> dict[str, dict[str, Any]]:
+    """By backend, the options that a configuration may hold at their defaults without choosing that backend."""
+    return dict(_OPTIONS)

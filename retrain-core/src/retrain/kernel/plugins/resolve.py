@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.first_party import promised_default, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
 
@@ -73,7 +73,9 @@ def module_of(name: str, search_paths: Sequence[str]) -> str:
 
 
 def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
-    """The message for a name that nobody provides."""
+    """The message for a name that nobody provides; for no name, about the default when that is what is missing."""
+    default = promised_default(kind)
+    name = name or (default if not plugins.find(kind, default) else "")
     known = plugins.registered(kind)
     names = [entry.spec.name for entry in known]
     near = get_close_matches(name, [*names, *promised_names(kind)], n=1, cutoff=0.6)

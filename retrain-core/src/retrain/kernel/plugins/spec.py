@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import Kind, TableTraits
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -101,14 +101,21 @@ class LoadFailure:
 
 @dataclass(slots=True)
 class Registry:
-    """All parts of one kind; two owners of one name are kept apart until the name is asked for."""
+    """All parts of one kind; two owners of one name are kept apart until the name is asked for.
+
+    A config table that extends another is no second owner of it, and is kept in `extensions`.
+    """
 
     kind: Kind
     entries: dict[str, list[Registered]] = field(default_factory=dict)
+    extensions: list[Registered] = field(default_factory=list)
 
     def add(self, spec: PluginSpec, owner: Owner) -> None:
         """Take a spec under its name and aliases."""
         entry = Registered(kind=self.kind, spec=spec, owner=owner)
+        if isinstance(spec.traits, TableTraits) and spec.traits.extends:
+            self.extensions.append(entry)
+            return
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             self.entries.setdefault(name, []).append(entry)
 

@@ -12,10 +12,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import printable
-from retrain.rooms.audit.report import AuditFinding, AuditReport, duration
+from retrain.kernel.terminal_text import duration, printable
+from retrain.rooms.audit.report import AuditFinding, AuditReport
+from retrain.rooms.audit.start import audit_tasks
 from retrain.rooms.session.configure import load_checked
-from retrain.rooms.tasks.tasks import audit_tasks, load_tasks
+from retrain.rooms.tasks.tasks import load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 COLOURS = {"error": "red", "warning": "yellow"}
@@ -67,10 +68,10 @@ def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
     settings = config.scoring.model_copy(update={"audit_examples": examples})
     tasks = load_tasks(context)
     try:
-        report = audit_tasks(tasks, context, settings)
+        report = audit_tasks(tasks, context.tokenizer, settings)
     finally:
-        tasks.judge.close()
-    return Audited(report=report, rewards=tasks.judge.names, notes=tasks.notes)
+        tasks.verifier.close()
+    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes)
 
 
 def _show(audited: Audited) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
-from retrain.kernel.terminal_text import printable
+from retrain.kernel.terminal_text import duration, printable
 from retrain.rooms.audit.probes import Severity
 
 LOG = logging.getLogger("retrain")
@@ -147,11 +147,6 @@ def head(text: str) -> str:
     """The beginning of a text, safe to print."""
     shown = printable(text[:HEAD_CHARS])
     return shown if len(text) <= HEAD_CHARS else f"{shown}..."
-
-
-def duration(seconds: float) -> str:
-    """`0.3 ms` or `2.1 s`."""
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.2g}'):g} ms"
 
 
 def counted(count: int, word: str) -> str:

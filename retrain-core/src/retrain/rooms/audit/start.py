@@ -1,41 +1,50 @@
-"""The audit of a run's own rewards, on the service or the environment that will score its completions."""
+"""The audit of a run's own verifier, in the processes that will score its rollouts."""
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.tasks import Reply
-from retrain.kernel.types import Example, StopReason
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import LoadedTasks, Prompt
+from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_of
-from retrain.rooms.audit.report import AuditReport
-from retrain.rooms.audit.trial import Scorer, TimedScore, audit
-from retrain.rooms.tasks.environment_process import HostedEnvironment
-from retrain.rooms.tasks.prompts import PromptPool
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.audit.report import AuditReport, raise_on_failure
+from retrain.rooms.audit.trial import Scorer, audit
 
-MAX_TURNS = 32  # an episode that goes on longer is scored as it stands
+LOG = logging.getLogger("retrain")
 
 
-def audit_rewards(
-    pool: PromptPool, service: ScoringService, tokenizer: Any, settings: ScoringTable | None = None
-) -> AuditReport:
-    """Try the rewards of the service on `[scoring] audit_examples` of the pool."""
-    return audit_pool(
-        pool,
-        service_scorer(service),
+def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
+    """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise."""
+    config = context.config
+    if config.scoring.audit == "off":
+        return
+    report = audit_tasks(tasks, context.tokenizer, config.scoring)
+    raise_on_failure(report, config.scoring.audit, place=config.place("scoring.audit"))
+    LOG.info("%s", report.line())
+
+
+def audit_tasks(tasks: LoadedTasks, tokenizer: Any, settings: ScoringTable) -> AuditReport:
+    """Try the verifier on `[scoring] audit_examples` of the tasks.
+
+    Right answers are tried with rewards only: what one looks like to an environment, it alone knows.
+    """
+    verifier = tasks.verifier
+    return audit_prompts(
+        tasks.prompts,
+        verifier.score_texts,
         tokenizer,
-        settings=settings or service.settings,
-        gold=gold_of([named.reward for named in service.rewards]),
-        timeout_s=min(limits.timeout_s for limits in service.limits),
+        settings=settings,
+        gold=gold_of(verifier.rewards) if verifier.rewards else lambda _: Gold(),
+        timeout_s=verifier.timeout_s,
     )
 
 
-def audit_pool(
-    pool: PromptPool,
+def audit_prompts(
+    prompts: Sequence[Prompt],
     scorer: Scorer,
     tokenizer: Any,
     *,
@@ -43,53 +52,11 @@ def audit_pool(
     gold: GoldOf,
     timeout_s: float | None = None,
 ) -> AuditReport:
-    """The same with any scorer, for example one that plays an environment's episodes with the text as every reply."""
-    prompts = {prompt.example.id: prompt for prompt in (*pool.train, *pool.held_out)}
+    """The same with any scorer; a policy that repeats its prompt writes it as the tokenizer decodes it."""
+    tokens_of = {prompt.example.id: prompt.tokens_T for prompt in prompts}
 
     def rendered(example: Example) -> str:
-        return str(tokenizer.decode(prompts[example.id].tokens_T, skip_special_tokens=True))
+        return str(tokenizer.decode(tokens_of[example.id], skip_special_tokens=True))
 
-    examples = [prompt.example for prompt in prompts.values()]
+    examples = [prompt.example for prompt in prompts]
     return audit(examples, scorer, limit=settings.audit_examples, gold=gold, rendered=rendered, timeout_s=timeout_s)
-
-
-def audit_environment(
-    pool: PromptPool, environment: HostedEnvironment, tokenizer: Any, settings: ScoringTable
-) -> AuditReport:
-    """Play episodes of an environment in which the policy says one wrong text whenever it is asked.
-
-    What a right answer looks like, only the environment knows: none is tried.
-    """
-    return audit_pool(pool, episode_scorer(environment), tokenizer, settings=settings, gold=lambda _: Gold())
-
-
-def episode_scorer(environment: HostedEnvironment) -> Scorer:
-    """Gives an episode the same text as every reply, up to `MAX_TURNS`."""
-
-    def score(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        started = time.perf_counter()
-        environment.begin([example for example, _ in pairs])
-        replies: dict[int, Reply] = {}
-        for _ in range(MAX_TURNS):
-            asks = environment.advance(replies)
-            if not asks:
-                break
-            replies = {number: Reply(text=pairs[number][1], stop_reason=StopReason.EOS) for number in asks}
-        endings = environment.finish()
-        seconds = (time.perf_counter() - started) / max(len(pairs), 1)
-        return [TimedScore(score=ending.score, seconds=seconds) for ending in endings]
-
-    return score
-
-
-def service_scorer(service: ScoringService, failures: Path | None = None) -> Scorer:
-    """Scores on the service, every text anew; what fails is part of the report, and kept in `failures` if given."""
-
-    def score(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        with service.batch("audit", failures, fresh=True) as batch:
-            for example, text in pairs:
-                batch.submit(example, text)
-            scores = batch.collect(within_budget=False)
-            return [TimedScore(score=s, seconds=t) for s, t in zip(scores, batch.seconds, strict=True)]
-
-    return score

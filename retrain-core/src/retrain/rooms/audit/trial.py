@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
+from retrain.kernel.contracts.tasks import TimedScore
 from retrain.kernel.informative import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.terminal_text import printable
@@ -17,14 +18,6 @@ from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
 DETAIL_CHARS = 300
 DRAW = Seeds(0)  # the same examples whatever the run's seed: `retrain audit` finds what the run would find
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedScore:
-    """A score and the seconds that the scorer took for it, queueing not counted."""
-
-    score: Score
-    seconds: float
 
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]

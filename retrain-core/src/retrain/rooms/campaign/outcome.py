@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,12 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ResumeError
+from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.kernel.terminal_text import printable
 from retrain.rooms.campaign.planned import PlannedRun
 from retrain.rooms.session.records.checkpoints import FINAL, newest_valid
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.lock import owner_of
+from retrain.rooms.session.records.reading import last_record
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import adapters_of
@@ -85,13 +85,10 @@ def reason_of_failure(run: PlannedRun, code: int) -> str:
 
 
 def progress(folder: Path) -> Progress:
-    """Where a run is; nothing is read but the end of its metrics."""
-    for line in reversed(_tail(folder / "metrics.jsonl").split(b"\n")[:-1]):  # what follows the last break is not whole
-        try:
-            record = json.loads(line)
-            return Progress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
-        except (ValueError, KeyError, TypeError):
-            continue
+    """How far a run is; only the end of its metrics is read."""
+    with suppress(ConfigError, ValueError, KeyError, TypeError):
+        record = last_record(folder / "metrics.jsonl", skip_damaged=True) or {}
+        return Progress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
     return Progress()
 
 

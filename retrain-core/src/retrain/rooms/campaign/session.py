@@ -11,11 +11,11 @@ import tomli_w
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.launching import Launcher
-from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.errors import Problem, RetrainError, StopRequested
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import OUTCOME_LEVEL
+from retrain.kernel.terminal_text import OUTCOME_LEVEL, duration
 from retrain.kernel.types import Kind
 from retrain.rooms.campaign.explain import warnings_of, workers_of
 from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
@@ -27,7 +27,6 @@ from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
-from retrain.rooms.session.interrupts import StopRequested
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 
@@ -128,9 +127,8 @@ def _conclude(
     status = State.STOPPED if stops.reason else State.FAILED if failures else State.DONE
     manifest.change(status=status, runner_pid=None)
     manifest.save()
-    minutes, rest = divmod(int(seconds), 60)
     counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
-    lines.say(f"Campaign {status}: {counts} ({minutes}m {rest:02d}s)", OUTCOME_LEVEL)
+    lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
     lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
     if stops.reason:
         lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)

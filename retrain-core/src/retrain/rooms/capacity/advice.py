@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from retrain.rooms.capacity.memory import Estimate
-from retrain.rooms.capacity.workload import Workload
+from retrain.rooms.capacity.estimate import MemoryEstimate, Workload
+
+Estimated = Callable[[Workload], MemoryEstimate]
 
 # Of the memory there is: on a CPU the estimate may be 15 % low, on a GPU it counts more than a step holds at a time.
 SAFETY = {"cpu": 0.9, "cuda": 0.95}
@@ -20,7 +21,7 @@ KEYS = (
 FLOORS = {"group_size": 2}  # a group of one teaches nothing
 
 
-def advise(work: Workload, limit_bytes: int, estimated: Callable[[Workload], Estimate]) -> str:
+def advise(work: Workload, limit_bytes: int, estimated: Estimated) -> str:
     """One sentence, "" when it fits: the largest value of a key that does, of the key that loses least.
 
     A second key is named only when none is enough alone, and a smaller model when two are not either.
@@ -39,13 +40,13 @@ def advise(work: Workload, limit_bytes: int, estimated: Callable[[Workload], Est
     return "no key is enough: use a smaller [model] model, or a device with more memory"
 
 
-def _least_change(work: Workload, room: int, estimated: Callable[[Workload], Estimate]) -> str:
+def _least_change(work: Workload, room: int, estimated: Estimated) -> str:
     values = {label: (name, _largest_that_fits(work, name, room, estimated)) for name, label in KEYS}
     found = [(value / getattr(work, name), f"{label} = {value}") for label, (name, value) in values.items() if value]
     return max(found)[1] if found else ""
 
 
-def _largest_that_fits(work: Workload, name: str, room: int, estimated: Callable[[Workload], Estimate]) -> int | None:
+def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimated) -> int | None:
     now = getattr(work, name) or estimated(work).pack_tokens  # a size that is found by itself
     low, high = FLOORS.get(name, 1), now - 1
     if high < low or estimated(work.with_size(name, low)).needed_bytes > room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,21 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.capacity.advice import advise
+from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, Workload
 from retrain.rooms.capacity.history import Past, past_runs
 from retrain.rooms.capacity.locate import model_folder
 from retrain.rooms.capacity.machine import memory_limit
-from retrain.rooms.capacity.memory import Estimate, estimate
-from retrain.rooms.capacity.shape import ModelShape, read_shape
 from retrain.rooms.capacity.walltime import Schedule, schedule_of
-from retrain.rooms.capacity.workload import ASSUMED_PROMPT_TOKENS, Workload, workload_of
-
-KNOWN_BACKEND = "local"
+from retrain.rooms.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Memory and time of a configuration, what they rest on, and what to change when it does not fit."""
 
-    shape: ModelShape
+    model: MemoryModel
     work: Workload
-    estimate: Estimate
+    estimate: MemoryEstimate
     schedule: Schedule
     past: Past
     limit_bytes: int | None
@@ -44,9 +42,9 @@ class Forecast:
         step_s = past.median_step_time_s
         return {
             "device": self.work.device,
-            "parameters": self.shape.parameters,
-            "parameters_are_counted": self.shape.is_counted,
-            "lora_parameters": self.shape.lora_parameters(self.work.lora_rank),
+            "parameters": self.model.parameters,
+            "parameters_are_counted": self.model.is_counted,
+            "lora_parameters": self.model.lora_parameters,
             "prompt_tokens": self.work.prompt_tokens,
             "prompt_tokens_are_assumed": self.is_prompt_assumed,
             "completions_per_step": self.work.completions,
@@ -78,20 +76,21 @@ def forecast(
 
     ConfigError when the model's sizes cannot be read, or the backend is one whose memory is not known.
     """
-    if config.backend.backend != KNOWN_BACKEND:
-        what = f"the memory of backend {config.backend.backend!r} is not known, only that of {KNOWN_BACKEND!r}"
+    folder = partial(model_folder, config, plugins, fetch=fetch)
+    model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
+    if model is None:
+        what = f"no plugin knows how much memory backend {config.backend.backend!r} needs"
         raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
-    shape = read_shape(model_folder(config, plugins, fetch=fetch), where=config.place("model.model"))
     past = past or past_runs(config, Path(config.logging.log_dir).expanduser().parent)
-    work = workload_of(config, prompt_tokens=prompt_tokens or past.prompt_tokens or 0, context=shape.context)
+    work = workload_of(config, prompt_tokens=prompt_tokens or past.prompt_tokens or 0, context=model.context)
     limit = memory_limit(config.backend.devices)
-    runtime = _runtime(past, shape, work, limit)
+    runtime = _runtime(past, model, work, limit)
 
-    def estimated(changed: Workload) -> Estimate:
-        return estimate(shape, changed, runtime_bytes=runtime, device_bytes=limit)
+    def estimated(changed: Workload) -> MemoryEstimate:
+        return model.estimate(changed, runtime, limit)
 
     return Forecast(
-        shape=shape,
+        model=model,
         work=work,
         estimate=estimated(work),
         schedule=schedule_of(config),
@@ -101,10 +100,10 @@ def forecast(
     )
 
 
-def _runtime(past: Past, shape: ModelShape, work: Workload, limit: int | None) -> int | None:
+def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:
     """What a process needs beside the model, from past ones with this model loaded; on a GPU none has told."""
     if past.memory_at_start_bytes is None or work.device != "cpu":
         return None
-    resident = estimate(shape, work, runtime_bytes=0, device_bytes=limit).phases[0].resident
+    resident = model.estimate(work, 0, limit).phases[0].resident
     loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
     return max(0, past.memory_at_start_bytes - loaded)

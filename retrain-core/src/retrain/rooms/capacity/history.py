@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError
+from retrain.rooms.session.records.reading import read_object
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
 MAX_RUNS = 2000
@@ -70,12 +72,8 @@ def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
     for count, file in enumerate(_run_files(folder, MAX_DEPTH)):
         if count == MAX_RUNS:
             return
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(content, dict):
-            yield content
+        with suppress(ConfigError):
+            yield read_object(file)
 
 
 def _run_files(folder: Path, depth: int) -> Iterator[Path]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
+from retrain.kernel.terminal_text import duration
+from retrain.rooms.capacity.estimate import MemoryPhase
 from retrain.rooms.capacity.forecast import Forecast
-from retrain.rooms.capacity.memory_parts import Phase
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -20,20 +20,13 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def duration(seconds: float) -> str:
-    """0.42 s, 12 s, 1:02:03 or 3 days, 1:02:03."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return str(timedelta(seconds=round(seconds)))
-
-
 def text(forecast: Forecast) -> str:
     """Memory by phase, time, and what to change."""
-    found, work, shape = forecast.estimate, forecast.work, forecast.shape
-    counted = "counted in its files" if shape.is_counted else "by formula"
+    found, work, model = forecast.estimate, forecast.work, forecast.model
+    counted = "counted in its files" if model.is_counted else "by formula"
     prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if forecast.is_prompt_assumed else ""
     lines = [
-        f"Model    {shape.parameters:,d} parameters ({counted}), LoRA {shape.lora_parameters(work.lora_rank):,d}",
+        f"Model    {model.parameters:,d} parameters ({counted}), LoRA {model.lora_parameters:,d}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
         f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
         "",
@@ -76,7 +69,7 @@ def _of_limit(forecast: Forecast) -> str:
     return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of the {size(limit)} there are"
 
 
-def _always(phases: Sequence[Phase]) -> list[str]:
+def _always(phases: Sequence[MemoryPhase]) -> list[str]:
     """What is always there, once where all phases have one device."""
     if all(phase.resident == phases[0].resident for phase in phases):
         return [f"  always    {_parts(phases[0].resident)}"]

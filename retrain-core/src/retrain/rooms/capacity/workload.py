@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
+from retrain.rooms.capacity.estimate import Workload
 from retrain.rooms.capacity.machine import device_kind
 from retrain.rooms.capacity.walltime import is_campaign
 
 ASSUMED_PROMPT_TOKENS = 256  # until a run has shown how long the prompts are
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What a step holds: `prompt_tokens` is the longest prompt, `max_tokens` what every completion may reach.
-
-    `micro_batch_tokens` and `cache_bytes` are 0 where the backend finds them by itself. `samplers` is 0 where one
-    device does everything, otherwise how many devices sample while another trains. `is_served` says that a server
-    samples. The rest are values of `[inference]` and `[backend.options]`.
-    """
-
-    device: str
-    batch_size: int
-    group_size: int
-    max_tokens: int
-    prompt_tokens: int
-    lora_rank: int
-    micro_batch_tokens: int = 0
-    eval_completions: int = 0
-    cache_bytes: int = 0
-    samplers: int = 0
-    is_served: bool = False
-    is_sharing: bool = True
-    gradient_checkpointing: str = "auto"
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-
-    def with_size(self, name: str, value: int) -> Workload:
-        """The same with another number under one of its names."""
-        changes: dict[str, Any] = {name: value}
-        return replace(self, **changes)
-
-    @property
-    def completions(self) -> int:
-        """Completions per step."""
-        return self.batch_size * self.group_size
-
-    @property
-    def most_sampled(self) -> int:
-        """Completions that are sampled together: a step's, or an evaluation's if those are more."""
-        return max(self.completions, self.eval_completions)
 
 
 def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None = None) -> Workload:

@@ -1,4 +1,4 @@
-"""What may enter and leave the credit pipeline: right count, right length, finite numbers, named when they are not."""
+"""Checks on what enters and leaves the parts of credit: count, length, finite numbers; every fault names its part."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import CreditError, Problem
+from retrain.kernel.errors import CreditError, Problem, RetrainError, raised_at
 from retrain.kernel.types import Floats
 
 
 def refusal(what: str) -> CreditError:
-    """The error for what a part of the credit flow was given or gave."""
+    """The error for a wrong input or output of a part of credit."""
     return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
 
 
@@ -43,3 +43,13 @@ def check_count(values: Sequence[Any], count: int, *, what: str) -> None:
         raise refusal(f"{what} is {type(values).__name__}, expected {count} entries, one per completion")
     if len(values) != count:
         raise refusal(f"{what} has {len(values)} entries, expected {count}, one per completion")
+
+
+def call_part(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:
+    """Call a plugin's function; an error in it becomes a CreditError that names the plugin."""
+    try:
+        return function(*argument) if spread else function(argument)
+    except RetrainError:
+        raise
+    except Exception as error:
+        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error

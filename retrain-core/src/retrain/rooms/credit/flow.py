@@ -1,37 +1,46 @@
-"""One configured flow of credit: names become specs, whatever form a plugin chose to give them in."""
+"""One configured flow of credit: the names of `[algorithm]` become specs."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError, raised_at
+from retrain.kernel.declared import Needs
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.types import Kind
-from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
+from retrain.rooms.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
+from retrain.rooms.credit.specs import AdvantageSpec, AlgorithmSpec, CreditStage, TransformSpec, UncertaintySpec
+from retrain.rooms.credit.stages import CARRIERS, GTPO, HICRA, TOP_RHO, find_stage, optional_stage
 
 UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertainty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditFlow:
-    """Everything that turns scores and log-probabilities into token advantages, except the data."""
+    """Everything that turns scores and log-probabilities into token advantages, except the data.
+
+    `stages` holds the maths of each stage that is switched on. `gtpo_beta` and `hicra_alpha` are None where nobody
+    provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: it alone, with its
+    `algorithm`, names the run then, and nothing else of the flow is used.
+    """
 
     advantage: AdvantageSpec
     transform: TransformSpec
     uncertainty: UncertaintySpec
     algorithm: AlgorithmSpec | None = None
-    gtpo_beta: float = 0.1
-    hicra_alpha: float = 0.2
+    stages: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    gtpo_beta: float | None = None
+    hicra_alpha: float | None = None
     mask_rho: float = 0.0
     params: Mapping[str, Any] = field(default_factory=dict)
     advantage_params: Mapping[str, Any] = field(default_factory=dict)
     transform_params: Mapping[str, Any] = field(default_factory=dict)
+    is_custom: bool = False
 
     @property
     def condition(self) -> str:
@@ -71,6 +80,8 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     algorithm = None
     if config.algorithm.algorithm_mode:
         found = get(Kind.ALGORITHM, config.algorithm.algorithm_mode, places["algorithm_mode"])
+        if found and isinstance(found.traits, Needs):
+            return _custom_flow(found, found.traits, config)
         algorithm = as_algorithm(found) if found else None
         if algorithm and algorithm.compute_context is None:
             modes = {"advantage_mode": algorithm.advantage_mode, "transform_mode": algorithm.transform_mode}
@@ -82,16 +93,20 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     )
     advantage_params = _params(parts[0], config, "advantage_params", problems)
     transform_params = _params(parts[1], config, "transform_params", problems)
-    if problems or None in parts:
+    transform = as_transform(parts[1]) if parts[1] else None
+    is_whole = bool(algorithm and algorithm.compute_context)
+    stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
+    if problems or None in parts or transform is None:
         raise ConfigError(*problems)
-    advantage, transform, uncertainty = (found for found in parts if found is not None)
+    advantage, _, uncertainty = (found for found in parts if found is not None)
     return CreditFlow(
         advantage=as_advantage(advantage),
-        transform=as_transform(transform),
+        transform=transform,
         uncertainty=as_uncertainty(uncertainty),
         algorithm=algorithm,
-        gtpo_beta=config.value("gtpo.beta", 0.1),
-        hicra_alpha=config.value("hicra.alpha", 0.2),
+        stages={name: stage.apply for name, stage in stages.items()},
+        gtpo_beta=stages[GTPO].strength(config) if GTPO in stages else None,
+        hicra_alpha=stages[HICRA].strength(config) if HICRA in stages else None,
         mask_rho=config.algorithm.surprisal_mask_rho,
         params=config.algorithm.params,
         advantage_params=advantage_params,
@@ -99,87 +114,51 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     )
 
 
-def as_advantage(found: Found) -> AdvantageSpec:
-    """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`."""
-    target = _spec_or_callable(found, AdvantageSpec, "advantage")
-    if isinstance(target, AdvantageSpec):
-        return target
-    names = _positional(target)
-    if names[:1] in (["ctx"], ["context"]):
-        return AdvantageSpec(name=found.name, compute=target)
-    if len(names) == 1:
-        return AdvantageSpec(name=found.name, compute=lambda ctx: target(ctx.rewards_G))
-    if len(names) == 2:
-        return AdvantageSpec(name=found.name, compute=_with_params(target))
-    raise _wrong_shape(found, "advantage", f"takes {len(names)} arguments", "(rewards), (rewards, params) or (ctx)")
+def _stages(
+    config: Config, plugins: Plugins, transform: TransformSpec | None, problems: list[Problem], *, is_whole: bool
+) -> dict[str, CreditStage]:
+    """The stages that are switched on, and others that are installed: a whole function may read their strength."""
+    wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and what needs it
+    if transform is not None and transform.compute_context is None and not is_whole:
+        user = f"transform {transform.name!r}"
+        wanted |= {GTPO: ("algorithm.transform_mode", user)} if transform.use_gtpo else {}
+        wanted |= {HICRA: ("algorithm.transform_mode", user)} if transform.apply_hicra else {}
+    if config.algorithm.surprisal_mask_rho > 0.0:
+        wanted[TOP_RHO] = ("algorithm.surprisal_mask_rho", "the top-rho mask")
+    stages = {}
+    for name in CARRIERS:
+        path, user = wanted.get(name, ("", ""))
+        try:
+            stage = (
+                find_stage(plugins, name, where=config.place(path), needed_by=user)
+                if user
+                else optional_stage(plugins, name)
+            )
+        except RetrainError as error:
+            problems.extend(error.problems)
+            continue
+        if stage is not None:
+            stages[name] = stage
+    return stages
 
 
-def as_transform(found: Found) -> TransformSpec:
-    """A `TransformSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`.
+def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
+    """The flow of a plugin's own `Algorithm`; ConfigError for parameters that its model refuses."""
+    _, problems = validated_params(found.params, config.algorithm.params, where=config.place("algorithm.params"))
+    if problems:
+        raise ConfigError(*problems)
 
-    A bare function gets planning masks and lambda: it may use both.
-    """
-    target = _spec_or_callable(found, TransformSpec, "transform")
-    if isinstance(target, TransformSpec):
-        return target
-    if len(_positional(target)) != 1:
-        raise _wrong_shape(found, "transform", "is not a function of one context", "f(ctx) -> TransformOutput")
-    return TransformSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+    def unused(*_: object) -> Any:
+        raise NotImplementedError(f"algorithm {found.name!r} assigns credit itself")
 
-
-def as_uncertainty(found: Found) -> UncertaintySpec:
-    """An `UncertaintySpec`, from a spec, a factory of one, or `f(ctx)`."""
-    target = _spec_or_callable(found, UncertaintySpec, "uncertainty")
-    if isinstance(target, UncertaintySpec):
-        return target
-    if len(_positional(target)) != 1:
-        raise _wrong_shape(found, "uncertainty", "is not a function of one context", "f(ctx) -> one number per token")
-    return UncertaintySpec(name=found.name, compute=target)
-
-
-def as_algorithm(found: Found) -> AlgorithmSpec:
-    """An `AlgorithmSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`."""
-    target = _spec_or_callable(found, AlgorithmSpec, "algorithm")
-    if isinstance(target, AlgorithmSpec):
-        return target
-    if len(_positional(target)) != 1:
-        raise _wrong_shape(found, "algorithm", "is not a function of one context", "f(ctx) -> TransformOutput")
-    return AlgorithmSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
-
-
-def _spec_or_callable(found: Found, spec: type, kind: str) -> Any:
-    target = found.target
-    if not isinstance(target, spec) and callable(target) and not _positional(target):
-        target = _made(found, kind)
-    if isinstance(target, spec) or callable(target):
-        return target
-    raise _wrong_shape(found, kind, f"is {type(target).__name__}", f"a {spec.__name__} or a function")
-
-
-def _made(found: Found, kind: str) -> Any:
-    """What a zero-argument factory returns; PluginError when it raises."""
-    try:
-        return found.target()
-    except RetrainError:
-        raise
-    except Exception as error:
-        what = f"{kind} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
-        raise PluginError(Problem(what=what, fix="correct that line")) from error
-
-
-def _positional(target: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(target).parameters.values()
-    return [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-
-
-def _with_params(target: Callable[..., Any]) -> Callable[[AdvantageContext], Any]:
-    return lambda ctx: target(ctx.rewards_G, ctx.params)
-
-
-def _wrong_shape(found: Found, kind: str, what: str, wanted: str) -> PluginError:
-    return PluginError(Problem(what=f"{kind} {found.name!r} of {found.owner} {what}", fix=f"make it {wanted}"))
+    return CreditFlow(
+        advantage=AdvantageSpec(name=found.name, compute=unused),
+        transform=TransformSpec(name=found.name, compute_context=unused),
+        uncertainty=UncertaintySpec(name=found.name, compute=unused),
+        algorithm=AlgorithmSpec(name=found.name, compute_context=unused, needs_entropy=needs.entropy),
+        params=config.algorithm.params,
+        is_custom=True,
+    )
 
 
 def _uncertainty_name(config: Config, place: str) -> tuple[str, str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import RetrainError, raised_at
+from retrain.kernel.errors import CreditError, Problem
 from retrain.kernel.types import Floats, Mask
-from retrain.rooms.credit.checks import as_numbers, check_count, refusal
+from retrain.rooms.credit.checks import as_numbers, call_part, check_count, refusal
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.specs import AdvantageContext, TransformContext, TransformOutput, UncertaintyContext
-from retrain.rooms.credit.weights import amplify_planning, gtpo_weights, top_rho_threshold
+from retrain.rooms.credit.stages import GTPO, HICRA, TOP_RHO
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 
@@ -56,6 +56,13 @@ def assign_credit(
     Numbers that are not finite, and plugin outputs of the wrong count or length, are a CreditError that names
     plugin, group, completion and position.
     """
+    if flow.is_custom:
+        raise CreditError(
+            Problem(
+                what=f"algorithm {flow.condition!r} assigns credit itself, so there is no flow of credit to compute",
+                fix="compute its credit by its own `assign`, or choose an algorithm that is made of stages",
+            )
+        )
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
@@ -71,7 +78,8 @@ def assign_credit(
     metrics = _average(extras)
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
-        token_advs, mask_metrics = _mask(token_advs, measured, chosen, top_rho_threshold(counted, flow.mask_rho))
+        threshold = float(call_part(flow.stages[TOP_RHO], (counted, flow.mask_rho), f"stage {TOP_RHO!r}", spread=True))
+        token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics
     return CreditResult(
         token_advs=tuple(token_advs), uncertainties=tuple(measured), pooled=tuple(pooled), metrics=metrics
@@ -101,7 +109,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
             params=flow.transform_params,
         )
         what = f"{place}: uncertainty {flow.uncertainty.name!r}"
-        uncertainty_T = as_numbers(_call(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
+        uncertainty_T = as_numbers(call_part(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             value = uncertainty_T[position]
@@ -115,7 +123,7 @@ def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -
     rewards_G = as_numbers(rewards_G, len(rewards_G), what=f"{name}: reward")
     what = f"{name}: advantage {flow.advantage.name!r}"
     context = AdvantageContext(rewards_G=rewards_G, params=flow.advantage_params)
-    return as_numbers(_call(flow.advantage.compute, context, what), len(rewards_G), what=what)
+    return as_numbers(call_part(flow.advantage.compute, context, what), len(rewards_G), what=what)
 
 
 def _credit_group(
@@ -139,7 +147,7 @@ def _credit_group(
 
 
 def _run_context(compute: object, context: TransformContext, what: str) -> tuple[Arrays, Mapping[str, float]]:
-    output = _call(compute, context, what)
+    output = call_part(compute, context, what)
     advs: Any = output.token_advs if isinstance(output, TransformOutput) else output
     check_count(advs, len(context.rewards_G), what=f"{what} output")
     lengths = [len(u) for u in context.uncertainties_G]
@@ -161,28 +169,34 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
         what = f"{group.name} completion {i}: entropy_transform of {flow.transform.name!r}"
         planning_T = np.asarray(planning, dtype=np.bool_)
         pooled.append(
-            as_numbers(_call(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
+            as_numbers(call_part(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
         )
     return tuple(pooled)
 
 
 def _spread(advantage: float, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
     """One completion's advantage over its tokens."""
-    transform = flow.transform
-    beta = flow.gtpo_beta if transform.use_gtpo else 0.0
-    advs_T = advantage * gtpo_weights(uncertainty_T, beta)
+    transform, length = flow.transform, len(uncertainty_T)
+    advs_T: Floats = np.full(length, advantage)
+    if transform.use_gtpo:
+        what = f"{place}: stage {GTPO!r}"
+        weights = call_part(flow.stages[GTPO], (uncertainty_T, flow.gtpo_beta), what, spread=True)
+        advs_T = advantage * as_numbers(weights, length, what=what)
     if transform.apply_hicra:
-        advs_T = amplify_planning(advs_T, planning_T, flow.hicra_alpha)
+        what = f"{place}: stage {HICRA!r}"
+        amplified = call_part(flow.stages[HICRA], (advs_T, planning_T, flow.hicra_alpha), what, spread=True)
+        advs_T = as_numbers(amplified, length, what=what)
     if transform.post_process is not None:
         what = f"{place}: post_process of {transform.name!r}"
         arguments = (advs_T, planning_T, flow.transform_params)
-        advs_T = as_numbers(_call(transform.post_process, arguments, what, spread=True), len(advs_T), what=what)
+        advs_T = as_numbers(call_part(transform.post_process, arguments, what, spread=True), length, what=what)
     return advs_T
 
 
 def _context(
     group: CreditGroup, advantages_G: Floats, uncertainties_G: Arrays, flow: CreditFlow, sepa_lambda: float
 ) -> TransformContext:
+    strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
     return TransformContext(
         advantages_G=advantages_G,
         rewards_G=np.asarray(group.rewards_G, dtype=np.float64),
@@ -191,9 +205,8 @@ def _context(
         planning_masks_G=[np.asarray(planning, dtype=np.bool_) for planning in group.planning_G],
         entropies_G=group.entropies_G,
         sepa_lambda=sepa_lambda,
-        gtpo_beta=flow.gtpo_beta,
-        hicra_alpha=flow.hicra_alpha,
         params=flow.params if flow.algorithm else flow.transform_params,
+        **{name: value for name, value in strengths.items() if value is not None},
     )
 
 
@@ -208,16 +221,6 @@ def _mask(
         total += sum(keep.size for keep in keep_G) if is_trained else 0
     metrics = {"entropy_mask_fraction": kept / total if total else 1.0}
     return masked, metrics | ({"entropy_mask_threshold": threshold} if np.isfinite(threshold) else {})
-
-
-def _call(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:
-    """Run a plugin's function; what it raises is told with the plugin's name and kept as the cause."""
-    try:
-        return function(*argument) if spread else function(argument)
-    except RetrainError:
-        raise
-    except Exception as error:
-        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
 
 def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Credit for one group in one call, for notebooks and tests; the training loop goes through the same pipeline."""
+"""Credit in one call, for notebooks, tests and plugins; the training loop goes through the same pipeline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
-from retrain.kernel.plugins.manager import load_plugins
-from retrain.kernel.types import NOTHING, Floats
+from retrain.kernel.types import NOTHING, Floats, Mask
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 from retrain.rooms.credit.specs import Numbers
+from retrain.rooms.credit.stages import GTPO, HICRA, TOP_RHO, installed_plugins, public_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ def compute_composable_advantages(
         advantage_params=dict(advantage_params),
         transform_params=dict(transform_params),
     )
-    flow = build_flow(Config(tables={"algorithm": algorithm}), load_plugins())
+    flow = build_flow(Config(tables={"algorithm": algorithm}), installed_plugins())
     flow = replace(flow, gtpo_beta=gtpo_beta, hicra_alpha=hicra_alpha)
     masks = planning_masks_G if planning_masks_G is not None else [np.zeros(len(lp), np.bool_) for lp in logprobs_G]
     group = CreditGroup(
@@ -75,3 +75,23 @@ def compute_composable_advantages(
         metrics=result.metrics,
         flow=flow,
     )
+
+
+def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
+    """GTPO weight of each token of a completion, `[T]`, as retrain-sepa has it; PluginError where it is missing."""
+    weights_T: Floats = public_stage(GTPO, needed_by="gtpo_weights()").apply(uncertainty_T, beta)
+    return weights_T
+
+
+def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Floats:
+    """HICRA: more credit on planning tokens, `[T]`, as retrain-sepa has it; PluginError where it is missing."""
+    amplified_T: Floats = public_stage(HICRA, needed_by="amplify_planning()").apply(advantages_T, planning_T, alpha)
+    return amplified_T
+
+
+def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
+    """Smallest uncertainty that keeps its credit under a top-rho mask, over all given tokens.
+
+    As retrain-sepa has it; PluginError where it is missing.
+    """
+    return float(public_stage(TOP_RHO, needed_by="top_rho_threshold()").apply(uncertainties, rho))

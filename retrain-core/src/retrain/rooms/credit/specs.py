@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.types import Floats, Mask
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
 
 Numbers = Sequence[float] | Floats
 Params = Mapping[str, Any]
@@ -78,14 +81,28 @@ class TransformOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CreditStage:
+    """The maths of one stage of credit, and how strong the configuration wants it.
+
+    `apply` depends on the stage: `gtpo` is `f(uncertainty_T, strength) -> weights_T`; `hicra` is `f(advantages_T,
+    planning_T, strength) -> advantages_T`; `top_rho` is `f(uncertainties, strength) -> threshold`, over one array per
+    completion of the step. `strength(config)` reads the owner's table, or gives its default where there is none.
+    """
+
+    apply: Callable[..., Any]
+    strength: Callable[[Config], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformSpec:
     """A token transform, described by the stages it uses.
 
     `entropy_transform(uncertainty_T, planning_T, sepa_lambda)` returns new uncertainties; `post_process(advs_T,
     planning_T, params)` returns new advantages, after HICRA if `apply_hicra`. `compute_context(ctx)` replaces all
-    stages by one function of the group. `needs_planning` asks for planning masks (all False otherwise);
-    `uses_sepa_controller` asks the controller named `controller` for lambda (0 otherwise). `params` is handed to
-    `post_process` and `compute_context`.
+    stages by one function of the group. `use_gtpo` and `apply_hicra` switch on the stages `gtpo` and `hicra`, which
+    retrain-sepa provides. `needs_planning` asks for planning masks (all False otherwise); `uses_sepa_controller` asks
+    the controller named `controller` for lambda (0 otherwise). `params` is passed to `post_process` and
+    `compute_context`. `stages` are those that this transform's distribution provides to every transform, by name.
     """
 
     name: str
@@ -97,6 +114,7 @@ class TransformSpec:
     post_process: Callable[[Floats, Mask, Params], Numbers] | None = None
     compute_context: Callable[[TransformContext], TransformOutput | Sequence[Numbers]] | None = None
     controller: str = "sepa"
+    stages: Mapping[str, CreditStage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
 
 
 @hookimpl
@@ -24,3 +28,11 @@ def retrain_register_health_monitors(register: Callable[[PluginSpec], None]) -> 
     """One monitor; others come from plugins."""
     summary = "Truncation, no useful groups, and drift of entropy, ratios and lengths."
     register(PluginSpec(name="default", summary=summary, factory="retrain.rooms.health.monitors:build"))
+
+
+@hookimpl
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """The monitors of a run."""
+    from retrain.rooms.health.watch import watch_run  # only a run needs it
+
+    return watch_run(context)

@@ -15,11 +15,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, Mask
+from retrain.rooms.credit.algorithm import build_detector
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
 from retrain.rooms.insight.stored import StoredCompletion, read_step, replay
 from retrain.rooms.insight.token_text import token_pieces
-from retrain.rooms.session.assemble import build_detector
 from retrain.rooms.session.configure import Checked, load_checked
 from retrain.rooms.session.records.files import write_text
 from retrain.rooms.text.tokenizer.load import load_tokenizer

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.insight.diff_metrics import side_by_side
-from retrain.rooms.insight.run_files import Record, read_steps
+from retrain.rooms.session.records.reading import Record, read_steps
 from retrain.rooms.session.records.tokens import token_file
 
 MOST_NAMED = 5

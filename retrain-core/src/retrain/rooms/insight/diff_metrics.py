@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.rooms.insight.run_files import Record, number, read_steps
+from retrain.rooms.session.records.reading import Record, number, read_steps
 
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.insight.run_files import Record, read_object, read_toml
+from retrain.rooms.session.records.reading import Record, read_object, read_toml
 
 PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # where records went changes no result
 _ABSENT = object()

@@ -21,7 +21,6 @@ COMMANDS = (
     ),
     ("status", "Show how the runs and campaigns below a folder stand.", "status_command:command"),
     ("top", "Watch what is running.", "status_command:top"),
-    ("audit", "Try the configured reward on right and wrong texts, without a model.", "audit_command:command"),
     ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
     ("compare", "Compare conditions over their seeds, with tests and intervals.", "compare.command:command"),
     ("report", "Write one offline page about a campaign or some runs.", "report.command:command"),

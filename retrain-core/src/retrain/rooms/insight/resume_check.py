@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ResumeError
+from retrain.kernel.plugins.check import registered_tables, wanted_names
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
-from retrain.rooms.recorders.recording import recorder_names
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.checkpoints import Checkpoint
 from retrain.rooms.session.records.lock import owner_of
 from retrain.rooms.session.resume import Difference, ResumePlan, plan_resume
+from retrain.rooms.session.savepoint import algorithm_state, plugin_state
 
 WHY_MODE = {
     CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments begin again at zero",
@@ -75,7 +76,9 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
     if plan.checkpoint:
-        unclaimed = sorted(plan.checkpoint.state["recorders"].keys() - recorder_names(checked.config).keys())
+        wanted = wanted_names(checked.config, registered_tables(plugins)).values()
+        recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
+        unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
         lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
     else:
         lost.append(Item(part="steps", detail="there is no valid checkpoint: the run begins again, with its own seed"))
@@ -109,11 +112,12 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) ->
     )
     if counters["unfinished"] is not None:
         yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is still to come")
-    if state["controller"] is not None:
-        values = ", ".join(f"{name} = {value}" for name, value in state["controller"].items())
-        yield Item(part="controller", detail=values)
-    for part, table in (("plugin", state["plugins"]), ("recorder", state["recorders"])):
-        for name in sorted(table):
+    for part, values in algorithm_state(state).items():
+        shown = ", ".join(f"{name} = {value}" for name, value in values.items()) if isinstance(values, dict) else values
+        yield Item(part=part, detail=str(shown))
+    plugins = plugin_state(state)
+    for part, names in (("plugin", plugins.keys() - {"recorders"}), ("recorder", plugins.get("recorders", {}))):
+        for name in sorted(names):
             yield Item(part=part, detail=name)
     for name, size in state["record_sizes"].items():
         present = (plan.run / name).stat().st_size

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.insight.run_files import Record, number, read_object
 from retrain.rooms.insight.status_run import (
     MARK,
     RunStatus,
@@ -19,6 +18,7 @@ from retrain.rooms.insight.status_run import (
     read_run,
     text,
 )
+from retrain.rooms.session.records.reading import Record, number, read_object
 
 CAMPAIGN_MARK = "manifest.json"
 FAILED = ("failed", "dead", "unreadable")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.insight.run_files import Record, last_record, number, read_object
 from retrain.rooms.session.records import lock
+from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
 MARK = "run.json"
 STALE_AFTER_S = 300.0

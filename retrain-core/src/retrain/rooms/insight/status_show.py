@@ -6,12 +6,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
+from retrain.kernel.terminal_text import ABSENT, duration, printable
 from retrain.rooms.insight.status_campaign import CampaignRun, CampaignStatus
 from retrain.rooms.insight.status_run import RunStatus
 from retrain.rooms.insight.status_scan import Overview
 
-ABSENT = "—"
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"
 
@@ -47,14 +46,6 @@ def share(value: float | None) -> str:
 def decimal(value: float | None, digits: int) -> str:
     """A number with so many decimals."""
     return ABSENT if value is None else f"{value:.{digits}f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss."""
-    if seconds is None:
-        return ABSENT
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def state_text(state: str) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Mask
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
-from retrain.rooms.insight.run_files import read_steps
+from retrain.rooms.session.records.reading import Record, parse_record, parsed_lines, read_steps
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens
 
 
@@ -100,12 +99,7 @@ def _metrics_line(run: Path, step: int | None) -> Mapping[str, Any]:
     return found
 
 
-def _generation_lines(file: Path, step: int) -> list[dict[str, Any]]:
-    mark = f'{{"step": {step},'  # the first field of each line: only this step's lines are parsed
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return [json.loads(line) for line in stream if line.startswith(mark)]
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            Problem(where=str(file), what=f"cannot be read: {error}", fix="check the run folder")
-        ) from error
+def _generation_lines(file: Path, step: int) -> list[Record]:
+    mark = f'{{"step": {step},'.encode()  # the first field of each line: only this step's lines are parsed
+    lines = parsed_lines(file, lambda line: parse_record(line) if line.startswith(mark) else None)
+    return [record for _, record in lines if record is not None]

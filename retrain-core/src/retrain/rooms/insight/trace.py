@@ -74,7 +74,11 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
     issues = [Issue(severity=ERROR, category=_category(problem), message=str(problem)) for problem in problems]
     capabilities, source = _capabilities(config, plugins)
     results: dict[float, CreditResult] = {}
-    for sepa_lambda in LAMBDAS if flow else ():
+    lambdas = LAMBDAS if flow and not flow.is_custom else ()
+    if flow and flow.is_custom:
+        message = f"algorithm {flow.condition!r} assigns credit itself: its conformance suite tries it, this does not"
+        issues.append(Issue(severity=WARNING, category="probe", message=message))
+    for sepa_lambda in lambdas:
         try:
             results[sepa_lambda] = assign_credit(synthetic_groups(), flow, sepa_lambda=sepa_lambda)  # type: ignore[arg-type]
         except RetrainError as error:
@@ -89,7 +93,7 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
         needs_planning=bool(flow and flow.needs_planning),
         uses_controller=bool(flow and flow.controller),
         preserves_token_advantages=capabilities.preserves_token_advantages if capabilities else None,
-        cases_run=len(LAMBDAS) if flow else 0,
+        cases_run=len(lambdas),
         cases_passed=len(results),
         issues=tuple(issues),
         probed=_probed(results[SHOWN_LAMBDA]) if SHOWN_LAMBDA in results else (),

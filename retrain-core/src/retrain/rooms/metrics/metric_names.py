@@ -1,14 +1,13 @@
-"""What the loop writes into `metrics.jsonl`, field by field: the one place where these names are explained.
+"""What a run writes into `metrics.jsonl`, field by field: the one place where these names are explained.
 
 A plugin describes its own fields the same way, through the hook `retrain_describe_metrics`. The manual and the
-reference page of metrics are made from what the hook gives.
+reference page of metrics are made from what the hook returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import MetricSpec
 
 REJECTED = "on a rejected step"
@@ -118,9 +117,8 @@ PARTS = (("exec", "execution tokens"), ("plan", "planning tokens"))
 STATISTICS = (("mean", "Mean"), ("var", "Variance"))
 
 
-@hookimpl
-def retrain_describe_metrics() -> list[MetricSpec]:
-    """Every field that the loop itself writes."""
+def described() -> list[MetricSpec]:
+    """Every field that a run itself writes."""
     rows = [*HEAD, *TRAINED, *REWARDS, *TOKENS, *_uncertainties(), *EPISODES, *EVALUATION, *TIMES, *HEALTH]
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in rows]
 

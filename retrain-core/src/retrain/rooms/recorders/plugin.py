@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
 
 RECORDERS = (
     (
@@ -22,7 +27,23 @@ RECORDERS = (
 
 
 @hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    """The keys of recorder `wandb`, in the kernel's `[logging]`."""
+    factory = "retrain.rooms.recorders.table:WandbKeys"
+    traits = TableTraits(extends=True)
+    register(PluginSpec(name="logging", summary="Where wandb files the run.", factory=factory, traits=traits))
+
+
+@hookimpl
 def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
     """Both are imported only when a configuration names them."""
     for name, summary, module in RECORDERS:
         register(PluginSpec(name=name, summary=summary, factory=f"{module}:build"))
+
+
+@hookimpl
+def retrain_watch_run(context: PluginContext) -> object | None:
+    """The recorders of a run."""
+    from retrain.rooms.recorders.recording import watch_run  # only a run needs it
+
+    return watch_run(context)

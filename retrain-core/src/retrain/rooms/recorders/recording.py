@@ -1,32 +1,41 @@
-"""The recorders of a run, kept apart from it: whatever one raises is told once, by name, and training goes on."""
+"""Brings the lines and checkpoints of a run to its recorders; whatever one raises never stops training."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.watchers import Recorder
-from retrain.kernel.terminal_text import printable
-from retrain.rooms.session.records.secrets import hide_text
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.types import Kind
+from retrain.rooms.session.fault_guard import FaultGuard
 
-LOG = logging.getLogger("retrain")
-MAX_REASON_CHARS = 300
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.views import RunView
+
+STATE = "recorders"
 OPTIONAL = frozenset({"state", "restore", "checkpoint"})
 
 
 def recorder_names(config: Config) -> dict[str, str]:
     """The recorders of a configuration, each with the key that asks for it; `wandb_project` asks for `wandb`."""
     names = dict.fromkeys(config.logging.recorders, "logging.recorders")
-    return ({"wandb": "logging.wandb_project"} if config.logging.wandb_project else {}) | names
+    return ({"wandb": "logging.wandb_project"} if config.value("logging.wandb_project", "") else {}) | names
+
+
+def watch_run(context: PluginContext) -> Recorders | None:
+    """The recorders that the configuration names."""
+    names = recorder_names(context.config)
+    built = {name: build_part(Kind.RECORDER, name, path, context) for name, path in names.items()}
+    return Recorders(built) if built else None
 
 
 class Recorders:
-    """Every recorder by its name; a call here is that call on each of them, in order.
+    """Every recorder by its name, called in order.
 
     A recorder whose `start` failed is not called again but for `state` and `finish`. `state`, `restore` and
     `checkpoint` may be missing in a recorder.
@@ -35,72 +44,51 @@ class Recorders:
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
         self._recorders = dict(recorders)
         self._started: set[str] = set()
-        self._reported: set[str] = set()
+        self._guard = FaultGuard("Recorder", "Training goes on; its records have gaps.")
 
-    @contextmanager
-    def running(self, manifest: Mapping[str, Any], folder: Path) -> Iterator[None]:
-        """`start` before the block and `finish` after it, however it ends."""
-        for name in self._recorders:
-            is_good, _ = self._call(name, "start", manifest, folder)
-            if is_good:
-                self._started.add(name)
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            for name in self._recorders:
-                self._call(name, "finish", error)
+    @hookimpl
+    def retrain_load_state(self, state: Mapping[str, Any]) -> None:
+        """Give each recorder what its `state` returned; one that is new in this run starts afresh."""
+        for name, saved in state.get(STATE, {}).items():
+            if name in self._recorders:
+                self._call(name, "restore", saved)
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """`start` with the content of `run.json`."""
+        self._started = {name for name in self._recorders if self._call(name, "start", run.manifest, run.folder)}
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`."""
         for name in self._started_in_order():
             self._call(name, "step", metrics)
 
-    def checkpoint(self, folder: Path, checkpoint: str) -> None:
-        """An adapter that is complete on disk in `folder`, with the name of its checkpoint."""
-        for name in self._started_in_order():
-            self._call(name, "checkpoint", folder, checkpoint)
+    @hookimpl
+    def retrain_checkpoint_saved(self, folder: Path, name: str) -> None:
+        """A checkpoint that is complete on disk."""
+        for recorder in self._started_in_order():
+            self._call(recorder, "checkpoint", folder, name)
 
-    def state(self) -> dict[str, dict[str, Any]]:
-        """What each recorder needs to continue, by name of the recorder, as JSON; without those that need nothing."""
-        states: dict[str, dict[str, Any]] = {}
-        for name in self._recorders:
-            _, state = self._call(name, "state")
-            if not state:
-                continue
-            try:
-                states[name] = json.loads(json.dumps(dict(state), allow_nan=False))
-            except (TypeError, ValueError) as error:  # a checkpoint must not fail for it
-                self._report(name, "state", error)
-        return states
+    @hookimpl
+    def retrain_save_state(self) -> dict[str, Any]:
+        """What each recorder needs to continue, by its name; without those that need nothing."""
+        methods = {name: getattr(recorder, "state", dict) for name, recorder in self._recorders.items()}
+        states = {name: self._guard.state(name, method) for name, method in methods.items()}
+        return {STATE: {name: state for name, state in states.items() if state}}
 
-    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give each recorder what its `state` returned; before `running`. One that is new in this run starts afresh."""
+    @hookimpl
+    def retrain_run_end(self, error: BaseException | None) -> None:
+        """`finish`, however the run ended."""
         for name in self._recorders:
-            if name in states:
-                self._call(name, "restore", states[name])
+            self._call(name, "finish", error)
 
     def _started_in_order(self) -> list[str]:
         return [name for name in self._recorders if name in self._started]
 
-    def _call(self, name: str, method: str, *arguments: Any) -> tuple[bool, Any]:
-        """Whether the call went well, and its result."""
+    def _call(self, name: str, method: str, *arguments: Any) -> bool:
+        """Whether the call succeeded, or was not needed."""
         recorder = self._recorders[name]
         if method in OPTIONAL and not hasattr(recorder, method):
-            return True, None
-        try:
-            return True, getattr(recorder, method)(*arguments)
-        except Exception as error:  # a fault of a recorder is never one of the run
-            self._report(name, method, error)
-            return False, None
-
-    def _report(self, name: str, method: str, error: Exception) -> None:
-        if name in self._reported:
-            return
-        self._reported.add(name)
-        reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
-        LOG.warning("Recorder %r failed in %s(): %s. Training goes on; its records have gaps.", name, method, reason)
-        LOG.debug("Recorder %r failed", name, exc_info=error)
+            return True
+        return self._guard.call(name, method, getattr(recorder, method), *arguments)[0]

@@ -25,10 +25,9 @@ SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "
 def build(context: PluginContext) -> WandbRecorder:
     """The recorder; ConfigError when wandb is not installed. wandb itself is imported at `start`."""
     config = context.config
-    require(
-        "wandb", where=config.place("logging.wandb_project" if config.logging.wandb_project else "logging.recorders")
-    )
-    return WandbRecorder(artifacts=config.logging.checkpoint_artifacts)
+    asked_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
+    require("wandb", where=config.place(asked_by))
+    return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
 
 
 class WandbRecorder:

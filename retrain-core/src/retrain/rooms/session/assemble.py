@@ -5,55 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Controller, PlanningDetector
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.pacing import Pacer
+from retrain.kernel.contracts.pacing import FixedBatch, Pacer
+from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind, SamplingParams
+from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
-from retrain.rooms.health.watch import HealthWatch, monitor_names
-from retrain.rooms.recorders.recording import Recorders, recorder_names
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.tasks.episodes import Episodes
-from retrain.rooms.tasks.prompts import PromptPool
-from retrain.rooms.tasks.rollout import Rollouts, SingleTurn
-from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks, refuse_bad_judge
+from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
-    """Everything that a run is made of, apart from its records."""
+class Assembled:
+    """The parts of a run, and who watches it."""
 
-    config: Config
-    plugins: Plugins
-    seeds: Seeds
-    flow: CreditFlow
-    tokenizer: Any
-    pool: PromptPool
-    backend: Backend
-    rollouts: Rollouts
-    controller: Controller | None
-    pacer: Pacer | None
-    detector: PlanningDetector | None
-    recorders: Recorders
-    health: HealthWatch
-
-    def close(self) -> None:
-        """Release device memory and processes; safe to call twice."""
-        self.rollouts.close()
-        self.backend.close()
+    parts: Parts
+    watchers: tuple[object, ...]
 
 
 def check(
@@ -82,45 +61,51 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
 
 def assemble(
     config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds, interrupts: Interrupts | None = None
-) -> Parts:
-    """Load tokenizer, data and model, in this order, and whatever the flow asks for."""
+) -> Assembled:
+    """Load tokenizer, data and model, in this order, and whatever the configuration names."""
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
     tokenizer = load_tokenizer(config, plugins)
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check)
+    context = PluginContext(
+        config=config,
+        seeds=seeds,
+        plugins=plugins,
+        tokenizer=tokenizer,
+        check_stop=stops.check,
+        fail_run=stops.fail,
+    )
     tasks = load_tasks(context)
-    with closed_on_error(tasks.judge):
-        _import_backend(context)  # takes longest; the judge's process comes up meanwhile
-        refuse_bad_judge(tasks, context)
-        detector = build_detector(flow, context)
-        controller = None
-        if flow.controller:
-            controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-        pacer = None
-        if config.value("backpressure.enabled", False):
-            pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
-        recorders = {
-            name: build_part(Kind.RECORDER, name, path, context) for name, path in recorder_names(config).items()
-        }
-        monitors = {n: build_part(Kind.HEALTH_MONITOR, n, "health.monitors", context) for n in monitor_names(config)}
-        options = backend_options(config)
+    with closed_on_error(tasks.verifier):
+        _import_backend(context)  # takes longest; the verifier's process starts meanwhile
+        tasks.verifier.start()
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+        algorithm = build_algorithm(flow, context)
+        pacer = _pacer(context)
+        watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
+        options = backend_options(config, plugins)
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
         )
-    return Parts(
+    parts = Parts(
         config=config,
         plugins=plugins,
         seeds=seeds,
-        flow=flow,
         tokenizer=context.tokenizer,
-        pool=tasks.pool,
-        backend=backend,
+        prompts=tasks.pool,
         rollouts=_rollouts(tasks, backend, context),
-        controller=controller,
+        algorithm=algorithm,
+        backend=backend,
         pacer=pacer,
-        detector=detector,
-        recorders=Recorders(recorders),
-        health=HealthWatch(monitors, policy=config.value("health.policy", "warn")),
     )
+    return Assembled(parts=parts, watchers=watchers)
+
+
+def _pacer(context: PluginContext) -> Pacer:
+    """The pacer of `[backpressure]` where that is enabled, else the configured batch size."""
+    config = context.config
+    if not config.value("backpressure.enabled", False):
+        return FixedBatch(config.training.batch_size)
+    pacer: Pacer = build_part(Kind.PACER, config.value("backpressure.pacer", "usl"), "backpressure.pacer", context)
+    return pacer
 
 
 def _import_backend(context: PluginContext) -> None:
@@ -143,22 +128,4 @@ def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollout
         temperature=training.temperature,
         entropy=backend.capabilities.provides_entropy,
     )
-    if isinstance(tasks.judge, ScoringService):
-        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=tasks.judge, params=params)
-    return Episodes(
-        backend=backend,
-        tokenizer=context.tokenizer,
-        environment=tasks.judge,
-        params=params,
-        config=context.config,
-        context_length=tasks.context_length,
-    )
-
-
-def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
-    """The configured planning detector, if the flow asks for planning tokens."""
-    if not flow.needs_planning:
-        return None
-    name = context.config.value("planning.detector", "regex")
-    detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
-    return detector
+    return tasks.verifier.rollouts(backend, context, params, tasks.context_length)

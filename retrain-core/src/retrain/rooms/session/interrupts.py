@@ -7,24 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from retrain.kernel.errors import EXIT_FAILED, EXIT_RESUMABLE, RetrainError
+from retrain.kernel.errors import EXIT_FAILED, EXIT_RESUMABLE, RetrainError, StopRequested
 
 T = TypeVar("T")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
-
-
-class StopRequested(BaseException):
-    """Raised in the main thread when the run is to stop; not an Exception, so that no plugin swallows it."""
-
-    def __init__(self, reason: str, failure: RetrainError | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.failure = failure  # why the run cannot be called merely interrupted
-        self.folder: Path | None = None  # of the run or campaign that stopped, once there is one
 
 
 class Interrupts:

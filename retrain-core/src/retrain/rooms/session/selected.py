@@ -9,7 +9,7 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.check import wanted_names
+from retrain.kernel.plugins.check import chosen_name, wanted_names
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
 from retrain.rooms.session.locate import module_file, part_file
@@ -43,9 +43,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
     if mode := config.algorithm.algorithm_mode:
         wanted["algorithm.algorithm_mode"] = (Kind.ALGORITHM, mode)
     else:
-        wanted |= {path: (kind, config.value(path, "")) for path, kind in CREDIT.items()}
-    if config.logging.wandb_project:
-        wanted["logging.wandb_project"] = (Kind.RECORDER, "wandb")
+        wanted |= {path: (kind, chosen_name(config, path, kind)) for path, kind in CREDIT.items()}
     if engine := config.value("inference.engine", ""):
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
     if config.value("environment.provider", ""):  # brings tasks and scoring of its own

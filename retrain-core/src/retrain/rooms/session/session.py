@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.config.schema import DeadlinesTable
-from retrain.kernel.errors import RetrainError
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import RetrainError, StopRequested
+from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.run import Trainer
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.step import Trainer
 from retrain.kernel.terminal_text import OUTCOME_LEVEL
 from retrain.kernel.types import Determinism
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.collector import resume_collector
-from retrain.rooms.session.interrupts import Interrupts, StopRequested
+from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
 from retrain.rooms.session.records.rewind import read_manifest, rewind_records
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
-from retrain.rooms.session.savepoint import progress_of, restore_run
-from retrain.rooms.watchdog.watchdog import Watchdog
+from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
 
 LOG = logging.getLogger("retrain")
 SAME_SEED = {
@@ -67,23 +69,56 @@ def _session(
 ) -> None:
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
-    parts = assemble(config, plugins, flow, seeds, interrupts)
+    assembled = assemble(config, plugins, flow, seeds, interrupts)
+    parts = assembled.parts
     try:
-        same_seed = PACED if parts.pacer else SAME_SEED[parts.backend.capabilities.determinism]
-        LOG.info("Seed %d: %s", seeds.root, same_seed)
+        LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
-        manifest = build_manifest(config, plugins, seed=seeds.root, condition=flow.condition)
-        trainer = Trainer(parts, folder, interrupts, progress_of(plan.checkpoint if plan else None))
+        condition = parts.algorithm.labels["condition"]
+        manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition)
         if plan:
             manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
-            _restore(trainer, plan)
-        folder.write_manifest(_described(trainer) | manifest, config_toml(config, seed=seeds.root))
-        resume_collector()
-        watchdog = Watchdog(config.table("deadlines", DeadlinesTable), folder.path, interrupts)
-        with folder, interrupts.installed(), parts.recorders.running(manifest, folder.path), watchdog.running(plugins):
-            _run(trainer, folder, manifest)
+        progress = progress_of(plan.checkpoint if plan else None)
+        view = RunView(
+            config=config,
+            condition=condition,
+            folder=folder.path,
+            seed=seeds.root,
+            first_step=progress.step,
+            capabilities=parts.backend.capabilities,
+            manifest=manifest,
+        )
+        records = RunRecords(folder, parts, progress, view)
+        run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view)
+        with watching(plugins, assembled.watchers):
+            if plan:
+                _restore(parts, plan, view, interrupts)
+            folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
+            resume_collector()
+            with folder, interrupts.installed():
+                is_restored = bool(plan and plan.checkpoint)
+                _train(run, folder, manifest, is_restored=is_restored)
     finally:
         parts.close()
+
+
+def _same_seed(parts: Parts) -> str:
+    """What the same seed repeats."""
+    is_paced = not getattr(parts.pacer, "is_repeatable", False)
+    return PACED if is_paced else SAME_SEED[parts.backend.capabilities.determinism]
+
+
+@contextmanager
+def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
+    """Call the hooks of `watchers` during the block."""
+    for watcher in watchers:
+        kind = type(watcher)
+        plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            plugins.pluggy.unregister(watcher)
 
 
 def _reopened(run: Path) -> RunFolder:
@@ -106,44 +141,42 @@ def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
     return plan
 
 
-def _restore(trainer: Trainer, plan: ResumePlan) -> None:
+def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts) -> None:
     """Parts as they were at the checkpoint; when they fit, the records too."""
     checkpoint = plan.checkpoint
     if checkpoint:
-        restore_run(trainer.parts, checkpoint, trainer.view)
-        trainer.parts.recorders.restore(checkpoint.state["recorders"])
-        trainer.interrupts.may_resume()
+        restore_run(parts, checkpoint, view)
+        interrupts.may_resume()
     set_newer_aside(plan.adapters, checkpoint)
     sizes = checkpoint.state["record_sizes"] if checkpoint else {}
     rewind_records(plan.run, sizes, checkpoint.first_unwritten_step if checkpoint else 0)
 
 
-def _run(trainer: Trainer, folder: RunFolder, manifest: dict[str, Any]) -> None:
+def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored: bool) -> None:
     ending = {"status": "failed"}
     try:
-        trainer.run()
+        Trainer(run).train(is_restored=is_restored)
         ending = {"status": "done"}
     except StopRequested as stop:
         if stop.failure is not None:
-            ending["error"] = _told(stop.failure)
+            ending["error"] = _shown(stop.failure)
             raise stop.failure from stop
         ending = {"status": "stopped", "reason": stop.reason}
         stop.folder = folder.path
         raise
     except BaseException as error:
-        ending = {"status": "failed", "error": _told(error)}
+        ending = {"status": "failed", "error": _shown(error)}
         raise
     finally:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        folder.rewrite_manifest(_described(trainer) | manifest | {"ended": ended} | ending)
+        folder.rewrite_manifest(_described(run) | manifest | {"ended": ended} | ending)
 
 
-def _described(trainer: Trainer) -> dict[str, Any]:
-    """What plugins add to `run.json`; a fault of one is told and costs their entries alone."""
-    plugins = trainer.parts.plugins
+def _described(run: Run) -> dict[str, Any]:
+    """What plugins add to `run.json`; a fault of one is logged and costs their entries alone."""
     entries: dict[str, Any] = {}
     try:
-        for added in plugins.notify("retrain_describe_run", run=trainer.view, plugins=plugins):
+        for added in run.notify("retrain_describe_run", plugins=run.parts.plugins):
             entries |= added or {}
         json.dumps(entries, allow_nan=False)
     except (RetrainError, TypeError, ValueError) as error:
@@ -152,5 +185,5 @@ def _described(trainer: Trainer) -> dict[str, Any]:
     return entries
 
 
-def _told(error: BaseException) -> str:
+def _shown(error: BaseException) -> str:
     return hide_text(f"{type(error).__name__}: {error}")

@@ -16,4 +16,4 @@ def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
     """`auto_squeeze` on the newest checkpoint of `run`; a given `adapter_path` of `[squeeze]` comes first."""
     settings = config.table("squeeze", SqueezeTable)
     adapter = settings.adapter_path or adapters_of(run, read_manifest(run))
-    return auto_squeeze(adapter, settings, campaign, wandb=config.logging)
+    return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])

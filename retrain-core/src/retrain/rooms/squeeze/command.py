@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Show which LoRA rank an adapter needs. With `--squeeze-output-path DIR` it is also written at that rank."""
     asked = understand(arguments, plugins)
-    result = run_job(asked.adapter, asked.settings, report, wandb=asked.config.logging)
+    result = run_job(asked.adapter, asked.settings, report, wandb=asked.config.as_dict()["logging"])
     measured = _measure(asked, result, run, plugins) if with_eval else None
     if as_json:
         click.echo(json.dumps(_data(result, measured), indent=2, allow_nan=False))

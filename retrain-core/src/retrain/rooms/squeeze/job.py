@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.schema import LoggingTable
 from retrain.rooms.session.records.files import write_json
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.rooms.squeeze.compress import CompressedAdapter, compress_adapter
@@ -45,9 +45,12 @@ class SqueezeResult:
 
 
 def run_job(
-    adapter: Path | str, settings: SqueezeTable, report: Path, *, wandb: LoggingTable | None = None
+    adapter: Path | str, settings: SqueezeTable, report: Path, *, wandb: Mapping[str, Any] | None = None
 ) -> SqueezeResult:
-    """Analyse, write the report, record in wandb if `wandb` names a project, and compress if `output_path` is set."""
+    """Analyse, write the report, compress if `output_path` is set.
+
+    `wandb` holds the keys of `[logging]`: with a `wandb_project` among them the analysis is recorded there.
+    """
     analysis = analyze_adapter(
         adapter,
         target_ranks=settings.target_ranks,
@@ -82,7 +85,7 @@ def rank_to_keep(analysis: SqueezeAnalysis, settings: SqueezeTable) -> int:
 
 
 def auto_squeeze(
-    adapter: Path | str, settings: SqueezeTable, out_folder: Path | str, *, wandb: LoggingTable | None = None
+    adapter: Path | str, settings: SqueezeTable, out_folder: Path | str, *, wandb: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Squeeze the adapter of a campaign's first run: framed table on the console, report in `out_folder`/squeeze.
 

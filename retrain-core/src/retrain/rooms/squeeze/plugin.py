@@ -1,4 +1,4 @@
-"""Registers `[squeeze]`, the command, and who deals with a file that is nothing but a squeeze."""
+"""Registers `[squeeze]`, its command, what a campaign does with it, and the section about spectra in reports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from retrain.kernel.plugins.spec import ConfigClaim, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.report import ReportSection
+    from retrain.kernel.contracts.views import RunView
 
 TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these is no file for squeezing alone
 
@@ -50,3 +52,12 @@ def retrain_campaign_run_done(
     from retrain.rooms.squeeze.campaign_run import squeeze_run
 
     return {"squeeze": squeeze_run(config, run, campaign)}
+
+
+@hookimpl
+def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
+    """The spectrum of the adapter, where one was analysed."""
+    from retrain.rooms.squeeze.report_section import report_section
+
+    section = report_section(run.folder, campaign)
+    return {"Adapter rank": section} if section else None

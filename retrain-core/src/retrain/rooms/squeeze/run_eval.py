@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.evaluate import eval_metrics
+from retrain.kernel.parts import Parts
+from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.session.assemble import Parts, assemble
+from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
-from retrain.rooms.tasks.rollout import Streams
 
 CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
-SILENT = ("--set", "logging.wandb_project=", "--set", "logging.recorders=[]")  # nothing of this belongs to the run
+SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # nothing of this belongs to the run
 
 
 def run_of(adapter: Path) -> Path:
@@ -36,22 +39,28 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
     The model is loaded once. ConfigError when the run has no held-out examples.
     """
     manifest = read_manifest(run)
-    checked = load_checked([str(run / CONFIG_FILE), *overrides, *SILENT], plugins)
+    checked = load_checked([str(run / CONFIG_FILE), *overrides, *_silent(plugins)], plugins)
     if not checked.config.eval.examples:
         why = "every example may have been trained on, and a rate on those says nothing"
         fix = "train with [eval] examples, for instance --eval-examples 64"
         raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
-    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"])))
+    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
     try:
         yield lambda folder: _evaluate(parts, folder)
     finally:
         parts.close()
 
 
+def _silent(plugins: Plugins) -> list[str]:
+    """The overrides that turn every recorder off; a key that no installed recorder reads is left out."""
+    known = {key.path for key in all_keys(registered_tables(plugins))}
+    return [f"--set={path}={value}" for path, value in SILENT.items() if path in known]
+
+
 def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     parts.backend.load(checkpoint)
     parts.backend.publish()
     table = parts.config.eval
-    with parts.rollouts.draw("squeeze-eval") as draw:
-        draw.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        return eval_metrics(draw.scores())
+    with parts.rollouts.batch("squeeze-eval") as batch:
+        batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+        return eval_metrics(batch.scores())

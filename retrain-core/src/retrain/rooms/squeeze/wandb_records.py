@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.schema import LoggingTable
 from retrain.kernel.terminal_text import printable
 from retrain.rooms.session.records.secrets import hide, hide_text
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis
@@ -22,12 +21,12 @@ FINISH_TIMEOUT_S = 300.0  # a server that is gone must not keep a finished comma
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
-def record_analysis(analysis: SqueezeAnalysis, table: LoggingTable, folder: Path) -> str:
-    """Send the analysis to `wandb_project`, if one is set; returns the run's id, "" when nothing was recorded.
+def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> str:
+    """Send the analysis to the `wandb_project` of `[logging]`, if one is set; returns the run's id, else "".
 
-    A fault of wandb is told and ends nothing.
+    A fault of wandb is logged and ends nothing.
     """
-    if not table.wandb_project:
+    if not table.get("wandb_project"):
         return ""
     try:
         return _record(analysis, table, folder)
@@ -36,15 +35,15 @@ def record_analysis(analysis: SqueezeAnalysis, table: LoggingTable, folder: Path
         return ""
 
 
-def run_arguments(analysis: SqueezeAnalysis, table: LoggingTable, folder: Path) -> dict[str, Any]:
+def run_arguments(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What `wandb.init` is called with."""
-    own = [tag.strip() for tag in table.wandb_tags.split(",") if tag.strip()]
+    own = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
     rank = [] if analysis.recommended_rank is None else [f"rank-{analysis.recommended_rank}"]
     config: Mapping[str, Any] = hide({k: v for k, v in analysis.as_data().items() if k != "ranks"})
     return {
-        "project": table.wandb_project,
-        "entity": table.wandb_entity or None,
-        "group": table.wandb_group or None,
+        "project": table["wandb_project"],
+        "entity": table.get("wandb_entity") or None,
+        "group": table.get("wandb_group") or None,
         "name": RUN_NAME,
         "job_type": "squeeze",
         "tags": list(dict.fromkeys([*own, "squeeze", *rank])),
@@ -53,7 +52,7 @@ def run_arguments(analysis: SqueezeAnalysis, table: LoggingTable, folder: Path) 
     }
 
 
-def _record(analysis: SqueezeAnalysis, wanted: LoggingTable, folder: Path) -> str:
+def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) -> str:
     import wandb
 
     run = _open(wandb, run_arguments(analysis, wanted, folder))

@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import LoadedData
+from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Tokens
 from retrain.rooms.tasks.examples import usable_examples
 from retrain.rooms.text.chat import check_template_args, encode, prompt_text
 from retrain.rooms.text.context import fit_context
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prompt:
-    """An example together with its tokens; `epoch` counts the passes over the pool before it was drawn."""
-
-    example: Example
-    tokens_T: Tokens
-    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -35,8 +26,8 @@ class PromptPool:
     the batch size. A pool smaller than a batch is passed over more than once in a step.
     """
 
-    train: tuple[Prompt, ...]
-    held_out: tuple[Prompt, ...]
+    train: Sequence[Prompt]
+    held_out: Sequence[Prompt]
     seeds: Seeds
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:

@@ -2,73 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.backend import Deliver
+from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
+from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
-from retrain.rooms.tasks.prompts import Prompt
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain.rooms.tasks.scoring.service import ScoringService
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.backend import Backend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
-    """Where the randomness of completions comes from: the stream of each is keyed by purpose, example, epoch, number.
-
-    Neither the step nor the batch size is in the key, so neither changes a completion.
-    """
-
-    seeds: Seeds
-    purpose: str
-
-    def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
-        """Seed of completion `number` of a prompt; the turns of an episode have one each."""
-        later = (turn,) if turn else ()
-        return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
-
-
-class Draw(Protocol):
-    """The completions of one step or evaluation: sampled first, then asked for their scores."""
-
-    def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
-        """`group_size` completions of every prompt. BackendError on what could not have been drawn."""
-
-    def scores(self) -> list[tuple[Score, ...]]:
-        """The score of each completion; RewardError when more failed than the configuration allows."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Further fields for the step's line, after `scores`."""
-
-
-class Rollouts(Protocol):
-    """How completions come about: by one answer each, or by the turns of an environment."""
-
-    @contextmanager
-    def draw(self, label: str, failures: Path | None = None) -> Iterator[Draw]:
-        """Open a step's or an evaluation's draw; what it still has under way when the block is left, is given up.
-
-        Scores that failed leave their texts in the folder `failures`, by `label`.
-        """
-
-    def close(self) -> None:
-        """Release processes; safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTurn:
-    """One answer per completion, scored by the rewards of the run."""
+    """Rollouts of one answer each, scored by the rewards of the run."""
 
     backend: Backend
     tokenizer: Any
@@ -76,20 +28,20 @@ class SingleTurn:
     params: SamplingParams
 
     @contextmanager
-    def draw(self, label: str, failures: Path | None = None) -> Iterator[Draw]:
-        """See `Rollouts.draw`."""
-        with self.scoring.batch(label, failures) as batch:
-            yield _SingleTurnDraw(self, batch)
+    def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
+        """See `Rollouts.batch`."""
+        with self.scoring.batch(label, failures) as scores:
+            yield _SingleTurnBatch(self, scores)
 
     def close(self) -> None:
         """Stop the scoring processes."""
         self.scoring.close()
 
 
-class _SingleTurnDraw:
-    def __init__(self, owner: SingleTurn, batch: ScoringBatch) -> None:
+class _SingleTurnBatch:
+    def __init__(self, owner: SingleTurn, scores: ScoringBatch) -> None:
         self._owner = owner
-        self._batch = batch
+        self._scores = scores
         self._tickets: list[list[int]] = []
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
@@ -102,7 +54,7 @@ class _SingleTurnDraw:
 
         def deliver(group: int, index: int, sample: Sample) -> None:
             text = str(tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
-            submitted[group, index] = self._batch.submit(prompts[group].example, text), text
+            submitted[group, index] = self._scores.submit(prompts[group].example, text), text
 
         names = [f"example {prompt.example.id}" for prompt in prompts]
         samples = draw_samples(self._owner.backend, requests, self._owner.params, names, deliver)
@@ -116,11 +68,11 @@ class _SingleTurnDraw:
         ]
 
     def scores(self) -> list[tuple[Score, ...]]:
-        found = self._batch.collect()
+        found = self._scores.collect()
         return [tuple(found[ticket] for ticket in group) for group in self._tickets]
 
     def metrics(self) -> Mapping[str, float]:
-        return self._batch.metrics()
+        return self._scores.metrics()
 
 
 def draw_samples(
@@ -141,8 +93,8 @@ def draw_samples(
         if deliver is not None:
             deliver(group, index, sample)
 
-    if deliver is not None and "deliver" in inspect.signature(backend.sample).parameters:
-        samples = backend.sample(requests, params, take)  # type: ignore[call-arg]
+    if deliver is not None and isinstance(backend, DeliversEarly) and backend.delivers_early:
+        samples = backend.sample(requests, params, take)
     else:
         samples = backend.sample(requests, params)
     counts = [len(request.seeds_G) for request in requests]

@@ -1,13 +1,21 @@
-"""The console lines of a run, as text."""
+"""The console lines of a run: their text, and the watcher that logs them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.informative import GroupStatus, num_correct, verdicts
-from retrain.kernel.terminal_text import printable
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
+from retrain.kernel.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 from retrain.kernel.types import Group
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import GroupsView, RunView
+
+LOG = logging.getLogger("retrain")
 
 ANSWER_CHARS = 40
 _SKIPPED = {
@@ -23,10 +31,48 @@ _OTHERS = {
 }
 
 
-def group_lines(groups: Sequence[Group], statuses: Sequence[GroupStatus]) -> list[str]:
+class RunLines:
+    """Logs a line per group, per step and per evaluation, and how the run ended."""
+
+    def __init__(self) -> None:
+        self._running_rate = 0.0
+        self._last_adapter: Path | None = None
+
+    @hookimpl
+    def retrain_groups_scored(self, groups: GroupsView) -> None:
+        """A line per group."""
+        for line in group_lines(groups.groups):
+            LOG.log(GROUP_LEVEL, "%s", line)
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
+        """The step's line, and that of its evaluation."""
+        if metrics["step"] >= 0:
+            LOG.info("%s", step_line(metrics))
+        if "eval_correct_rate" in metrics:
+            LOG.info("%s", evaluation(metrics))
+        self._running_rate = metrics.get("running_correct_rate", self._running_rate)
+
+    @hookimpl
+    def retrain_checkpoint_saved(self, folder: Path) -> None:
+        """Where the last one is, is told at the end."""
+        self._last_adapter = folder
+
+    @hookimpl
+    def retrain_run_end(self, run: RunView, error: BaseException | None) -> None:
+        """How a run that reached its last step ended."""
+        if error is None:
+            complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
+            LOG.log(OUTCOME_LEVEL, "%s", complete)
+            LOG.log(OUTCOME_LEVEL, "Adapter saved to %s", self._last_adapter)
+            LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / "metrics.jsonl")
+
+
+def group_lines(groups: Sequence[Group]) -> list[str]:
     """A line per group, and the reason below it when the group is not trained."""
     rows = []
-    for group, status in zip(groups, statuses, strict=True):
+    for group in groups:
+        status = group_status(group)
         answer = printable(group.example.reference)
         shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
         rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
@@ -58,7 +104,7 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"bs={metrics['batch_size']}",
         f"gs={metrics['group_size']}",
         f"useful={_useful(metrics)}",
-        f"sepa_l={metrics['sepa_lambda']:.4f}",
+        *([f"sepa_l={metrics['sepa_lambda']:.4f}"] if "sepa_lambda" in metrics else []),
         f"time={metrics['step_time_s']:.1f}s",
     ]
     return " | ".join(parts)

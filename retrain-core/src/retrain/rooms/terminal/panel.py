@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.contracts.views import RunView
+from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.terminal_text import sparkline
 
@@ -30,6 +30,7 @@ class LiveDisplay:
         self.console = console or Console()
         self._run: RunView | None = None
         self._phase = ""
+        self._batch = ""
         self._step = 0
         self._rates: list[float] = []
         self._evals: list[tuple[int, float]] = []
@@ -65,6 +66,11 @@ class LiveDisplay:
         self._phase = phase
 
     @hookimpl
+    def retrain_batch_ready(self, batch: BatchView) -> None:
+        """Show how much is being trained."""
+        self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions} action tokens"
+
+    @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
         """Take the step's numbers into the picture."""
         if "correct_rate" in metrics:
@@ -90,6 +96,8 @@ class LiveDisplay:
         for phase in PHASES:
             phases.append(f"{phase}  ", style="bold green" if phase == self._phase else "dim")
         phases.append(f"{time.perf_counter() - self._step_started:.1f}s", style="dim")
+        if self._phase == "training":
+            phases.append(f"  {self._batch}", style="dim")
         rows: list[RenderableType] = [Text(f"  {self._run.condition}", style="bold magenta"), head, phases]
         if self._rates:
             rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")

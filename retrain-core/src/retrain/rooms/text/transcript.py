@@ -34,13 +34,13 @@ class Transcript:
     _context: str = ""
     _opening: int = 0  # tokens of the first prompt: the task, which is no part of the text
 
-    def ask(
+    def observe(
         self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None
     ) -> bool:
-        """Take in what the environment asks: a chat, or plain text that no template touches.
+        """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
 
-        `context_T` is then what the policy is to continue. False, and nothing is taken in (but for the first prompt),
-        when the context would leave no room for a token below `limit`.
+        False when the context would leave no room for a token below `limit`; then nothing but a first prompt is
+        appended.
         """
         is_chat = not isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else chat_text(prompt, self.tokenizer, self.template_args, tools)

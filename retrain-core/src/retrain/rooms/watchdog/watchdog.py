@@ -9,16 +9,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retrain.kernel.config.schema import DeadlinesTable
-from retrain.kernel.errors import DeadlineError, Problem
+from retrain.kernel.errors import DeadlineError, Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.watchdog.table import DeadlinesTable
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.views import RunView
 
 LOG = logging.getLogger("retrain")
 HEARTBEAT, STACKS = "heartbeat.json", "stacks.txt"
@@ -32,6 +34,13 @@ KEY_OF_PHASE = {
 }
 
 
+def watch_run(context: PluginContext) -> Watchdog | None:
+    """A watchdog, unless `[deadlines]` leaves it nothing to do."""
+    deadlines = context.config.table("deadlines", DeadlinesTable)
+    limits = (getattr(deadlines, key) for key in KEY_OF_PHASE.values())
+    return Watchdog(deadlines, context.fail_run) if deadlines.heartbeat_s or any(limits) else None
+
+
 class Watchdog:
     """A daemon thread that follows the phases of a run through their hook.
 
@@ -41,37 +50,35 @@ class Watchdog:
     and the last checkpoint as it was. The run's own thread never waits for this one: it only replaces one tuple.
     """
 
-    def __init__(self, deadlines: DeadlinesTable, folder: Path, interrupts: Interrupts) -> None:
+    def __init__(self, deadlines: DeadlinesTable, fail_run: Callable[[RetrainError], None]) -> None:
         self._deadlines = deadlines
-        self._folder = folder
-        self._interrupts = interrupts
+        self._fail_run = fail_run
+        self._folder = Path()
         self._current = (-1, "starting", time.monotonic())  # step, phase, since when
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="retrain-watchdog", daemon=True)
         self._has_expired = False
-        self._is_told = False
+        self._is_reported = False
 
-    @contextmanager
-    def running(self, plugins: Plugins) -> Iterator[None]:
-        """Watch during the block, told of phases by the hooks of `plugins`."""
-        limits = (getattr(self._deadlines, key) for key in KEY_OF_PHASE.values())
-        if not (self._deadlines.heartbeat_s or any(limits)):
-            yield
-            return
-        thread = threading.Thread(target=self._watch, name="retrain-watchdog", daemon=True)
-        thread.start()
-        plugins.pluggy.register(self)
-        try:
-            yield
-        finally:
-            self._current = (self._current[0], "ended", time.monotonic())  # nothing expires any more
-            plugins.pluggy.unregister(self)
-            self._ended.set()
-            thread.join()
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """Begin to watch."""
+        self._folder = run.folder
+        self._current = (-1, "starting", time.monotonic())
+        self._thread.start()
 
     @hookimpl
     def retrain_phase(self, step: int, phase: str) -> None:
         """The clock of the phase starts."""
         self._current = (step, phase, time.monotonic())
+
+    @hookimpl
+    def retrain_run_end(self) -> None:
+        """Nothing expires any more."""
+        self._current = (self._current[0], "ended", time.monotonic())
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _watch(self) -> None:
         heartbeat_s, last = self._deadlines.heartbeat_s, -float("inf")
@@ -99,7 +106,7 @@ class Watchdog:
             why=f"what every thread was doing then is in {stacks}",
             fix=f"mend what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
         )
-        self._interrupts.fail(DeadlineError(problem))
+        self._fail_run(DeadlineError(problem))
 
     def _dump(self, title: str) -> Path:
         path = self._folder / STACKS
@@ -129,6 +136,6 @@ class Watchdog:
             temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
             temporary.replace(path)
         except OSError as error:
-            if not self._is_told:
-                self._is_told = True
+            if not self._is_reported:
+                self._is_reported = True
                 LOG.warning("%s cannot be written: %s", path, error.strerror or error)

@@ -23,6 +23,18 @@ def retrain_report_sections(run):
     return {"<i>Mine</i>": f"<script>1</script> {run.condition} {run.config.training.seed} {run.folder.name}"}
 """
 
+PLOTS = """
+from retrain.api import ReportPlot, ReportSection, hookimpl
+
+@hookimpl
+def retrain_report_sections(run):
+    plot = ReportPlot(
+        title="<b>", note="<b>", x=(1, 2), lines={"<b>line": (1.0, float("nan"))}, points=(None, 0.5),
+        labels=("<b>", chr(0)), x_title="<b>", y_title="<b>", heads=("<b>",), rows=[("<b>",)],
+    )
+    return {"<b>Mine": ReportSection(name="curves", text="<b>", plots=[plot], files=[run.folder / "<b>"])}
+"""
+
 
 def seen(page: str) -> str:
     """The text of a page, without markup and what only scripts read."""
@@ -184,6 +196,7 @@ def test_nothing_at_all_can_be_compared(made: Any, page_of: PageOf, tmp_path: Pa
 def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path], page_of: PageOf) -> None:
     layers = [{"module": f"m{i}.<q_proj>", "rank_needed": i + 1, "variance": [0.5, 0.9, 0.95, 1.0]} for i in range(3)]
     rows = [{"rank": rank, "mean_variance": rank / 4, "min_variance": rank / 8} for rank in (1, 2, 4)]
+    rows[1]["recommended"] = True
     spectrum = {"source_rank": 4, "recommended_rank": 2, "min_variance_retention": 0.9, "ranks": rows}
     folder = campaign(seeds=[1, 2], squeeze=spectrum)
     metrics = folder / "runs" / "grpo+none_s1" / "metrics.jsonl"
@@ -197,9 +210,13 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
     (folder / "squeeze").mkdir()
     (folder / "squeeze" / "spectrum.json").write_text(json.dumps(spectrum | {"layers": layers}))
     page, said = page_of(folder)
-    figures = {figure["kind"]: figure for figure in data_of(page)["figures"]}
-    assert figures["kept"]["layers"] == [[0.5, 0.9, 1.0]] * 3
-    assert figures["needs"]["values"] == [1, 2, 3]
+    kept, needed = (figure for figure in data_of(page)["figures"] if figure["kind"] == "plugin")
+    assert kept["thin"] == [[0.5, 0.9, 1.0]] * 3
+    assert (kept["x_mark"], kept["y_mark"]) == (2, 0.9)
+    assert needed["points"] == [1, 2, 3]
+    assert needed["labels"] == ["m0.<q_proj>", "m1.<q_proj>", "m2.<q_proj>"]
+    assert "1 25.00% — 12.50% — 2 (recommended) 50.00% — 25.00% — 4 100.00%" in seen(page)
+    assert seen(page).count("Rank 2 of 4 keeps 90 % of the variance") == 1
     assert "squeeze" in said["sections"]
 
 
@@ -215,6 +232,20 @@ def test_sections_of_plugins_are_shown_as_text(
     page, _ = page_of(toy_run("two", "--seed", "7"))
     assert "A plugin failed" in seen(page)
     assert "no <b>" in seen(page)
+
+
+def test_plots_of_plugins_are_a_section_of_their_own_and_escaped(
+    toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
+) -> None:
+    distribution("retrain-sections", {"sections_part": PLOTS})
+    page, said = page_of(toy_run("one"))
+    assert "plugin-curves" in said["sections"]
+    assert "<b>" not in page
+    assert "<b>Mine" in seen(page)
+    assert 'id="plugin-curves"' in page
+    (figure,) = (each for each in data_of(page)["figures"] if each["kind"] == "plugin")
+    assert figure["lines"] == [{"name": "<b>line", "y": [1.0, None]}]
+    assert (figure["x"], figure["points"], figure["labels"]) == ([1, 2], [None, 0.5], ["<b>", "[U+0000]"])
 
 
 def test_many_conditions_stay_a_small_page(made: Any, page_of: PageOf, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.scoring.service import NamedReward, ScoringService
+from retrain.rooms.tasks.scoring.dispatcher import NamedReward
+from retrain.rooms.tasks.scoring.service import ScoringService
 
 PARTS = Path(__file__).parent / "parts"
 

@@ -70,7 +70,9 @@ def test_nothing_is_left_when_the_service_is_closed(service: Make, rewards: Any,
         for word in ("leave_process", "fork_and_hang", "fork_and_return", "sleep", "stop"):
             batch.submit(example, word)
         batch.collect()
-    groups = [child.pid for child in hostile._pool._children if child.pid] if hostile._pool else []
+    pool = hostile._dispatcher._pool
+    assert pool is not None
+    groups = [child.pid for child in pool._children if child.pid]
     hostile.close()
     listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
     alive = {int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")}

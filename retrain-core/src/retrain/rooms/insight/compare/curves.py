@@ -13,14 +13,12 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
 from retrain.rooms.insight.compare.metric import EVAL_PREFIX, PASS_PREFIX
-from retrain.rooms.insight.run_files import FIX, number
+from retrain.rooms.session.records.reading import damaged, number, parse_record, parsed_lines
 
 TOKENS, SECONDS = "sampled_tokens", "step_time_s"
 EVAL_KEPT = frozenset({"eval_correct_rate", "eval_examples", "eval_samples"})
@@ -33,10 +31,6 @@ LARGEST = 1e100  # nothing that a run measures; beyond it, variances overflow
 
 class _UnclearError(Exception):
     """The bytes alone do not say; the line must be parsed."""
-
-
-class _BlankError(Exception):
-    """Nothing stands in the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,27 +68,15 @@ def read_curves(file: Path, fields: Collection[str]) -> Curves:
     steps, columns = array("d"), [array("d") for _ in wanted.needles]
     evaluations: list[tuple[int, Mapping[str, float]]] = []
     before = -math.inf
-    try:
-        with file.open("rb") as stream:
-            for line_number, line in enumerate(stream, start=1):
-                try:
-                    step, values, evaluation = wanted.of(line)
-                except _BlankError:
-                    continue
-                except (ValueError, RecursionError) as error:
-                    if not line.endswith(b"\n"):
-                        break
-                    raise _damaged(f"{file}:{line_number}", str(error) or type(error).__name__) from error
-                if not step > before:
-                    raise _damaged(f"{file}:{line_number}", f"step {step:.0f} comes after step {before:.0f}")
-                if evaluation:
-                    evaluations.append((len(steps), evaluation))
-                before = step
-                steps.append(step)
-                for column, value in zip(columns, values, strict=True):
-                    column.append(value)
-    except OSError as error:
-        raise _damaged(str(file), error.strerror or str(error)) from error
+    for line_number, (step, values, evaluation) in parsed_lines(file, wanted.of):
+        if not step > before:
+            raise damaged(f"{file}:{line_number}", f"step {step:.0f} comes after step {before:.0f}")
+        if evaluation:
+            evaluations.append((len(steps), evaluation))
+        before = step
+        steps.append(step)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
     arrays = {name: np.array(column) for name, column in zip(wanted.names, columns, strict=True)}
     arrays |= _sparse(evaluations, len(steps))
     return Curves(steps_R=np.array(steps), values={name: a for name, a in arrays.items() if np.isfinite(a).any()})
@@ -145,11 +127,7 @@ class _Wanted:
         return values
 
     def _parsed(self, line: bytes) -> tuple[float, list[float], Mapping[str, float]]:
-        if not line.strip():
-            raise _BlankError
-        record: Any = json.loads(line, parse_constant=_refuse)
-        if not isinstance(record, dict):
-            raise ValueError("not a JSON object")
+        record = parse_record(line, allow_overflow=True)
         values = [_number(record.get(name)) for name in self.names]
         kept = (name for name in record if self._is_kept(name) and name.startswith(EVAL_PREFIX))
         evaluation = {name: value for name in kept if math.isfinite(value := _number(record[name]))}
@@ -179,11 +157,3 @@ def _look_up(line: bytes, needle: bytes) -> float:
 def _number(value: object) -> float:
     found = number(value)
     return _NAN if found is None or abs(found) > LARGEST else float(found)
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _damaged(where: str, reason: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", fix=FIX))

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.insight.compare.metric import Direction, Metric, parse_metric
-from retrain.rooms.insight.run_files import number
+from retrain.rooms.session.records.reading import number
 from retrain.rooms.session.records.seal import seal_of
 
 NO_PLAN = "no plan was registered before the runs ([campaign.plan])"

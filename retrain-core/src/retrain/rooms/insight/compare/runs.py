@@ -10,9 +10,9 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.insight.compare.registered import Plan, read_plan
-from retrain.rooms.insight.run_files import Record, read_object
 from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK, read_campaign
 from retrain.rooms.insight.status_run import MARK, read_run
+from retrain.rooms.session.records.reading import Record, read_object
 
 DONE = "done"
 # Keys by which two runs of one condition may differ: none of them changes what a step learns.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from retrain.kernel.terminal_text import duration
 from retrain.rooms.insight.report.chart_specs import Unit
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, details, note, section, table
-from retrain.rooms.insight.report.numbers import duration, plural, value_text
-from retrain.rooms.insight.report.plugin_sections import PluginSection
+from retrain.rooms.insight.report.numbers import plural, value_text
 from retrain.rooms.insight.report.text import text
 
 MOST_EPISODES = 200
 MOST_RUNS = 2000
-MOST_CHARS = 20_000
 
 
 def health_section(material: Material) -> str:
@@ -37,19 +34,6 @@ def health_section(material: Material) -> str:
     cut = note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else ""
     body = table("Health findings", ("state", "run", "steps", "how many"), rows, num_names=2, is_caption_shown=False)
     return section("health", "Health", note(said), body, cut)
-
-
-def plugin_part(sections: Sequence[PluginSection]) -> str:
-    """Text of plugins, as text."""
-    if not sections:
-        return ""
-    parts = [
-        f"<h3>{text(each.title)}"
-        + (f' <span class="soft">{text(each.condition)}</span>' if each.condition else "")
-        + f'</h3><pre class="plugin" tabindex="0">{text(each.body, MOST_CHARS)}</pre>'
-        for each in sections
-    ]
-    return section("plugins", "From plugins", *parts)
 
 
 def files_section(material: Material, links: Links, made: str) -> str:

@@ -15,9 +15,9 @@ from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_run
 from retrain.rooms.insight.compare.study import Options, Study, compare
 from retrain.rooms.insight.report.chart_specs import FIELDS
 from retrain.rooms.insight.report.lines import NO_LINES, RunLines, read_lines
-from retrain.rooms.insight.run_files import Record, last_record, number, read_object
 from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK
 from retrain.rooms.insight.status_run import LIVE, MARK
+from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
 MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is
 MOST_DRAWABLE = 150  # conditions whose curves are on the page at all

@@ -6,17 +6,18 @@ every line that has an evaluation or a health finding, and the last one.
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
+from retrain.rooms.session.records.reading import parse_record, parsed_lines
 
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
 PASS_PREFIX = "eval_pass_at_"
@@ -64,37 +65,24 @@ NO_LINES = RunLines(steps_R=np.zeros(0), columns={})
 
 def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
     """`fields` and every `eval_pass_at_*` of one line in `stride`; a last line that was cut by a kill is left out."""
-    rows = _Rows(fields)
-    line = skipped = b""
-    number, problem = 0, ""
+    rows, problem = _Rows(fields, stride), ""
     try:
-        with file.open("rb") as stream:
-            for line in stream:
-                number += 1
-                if (number - 1) % stride and not _is_rare(line):
-                    skipped = line
-                    continue
-                skipped = b""
-                rows.add(line)
-            if skipped:  # the last one belongs to the curve
-                rows.add(skipped)
-    except OSError as error:
-        problem = f"{file.name}: {error.strerror or error}"
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        if line.endswith(b"\n"):  # else a kill has cut it
-            problem = f"{file.name}:{number}: cannot be read: {error or type(error).__name__}"
+        for _ in parsed_lines(file, rows.take):
+            pass
+    except ConfigError as error:
+        damage = error.problems[0]
+        problem = f"{Path(damage.where).name}: {damage.what}"
     return rows.finished(problem)
-
-
-def _is_rare(line: bytes) -> bool:
-    return line.find(EVAL_MARK, -TAIL_BYTES) >= 0 or line.find(HEALTH_MARK, -TAIL_BYTES) >= 0
 
 
 class _Rows:
     """Columns that grow by a row per line."""
 
-    def __init__(self, fields: Sequence[str]) -> None:
+    def __init__(self, fields: Sequence[str], stride: int) -> None:
         self._fields = tuple(dict.fromkeys(fields))
+        self._stride = stride
+        self._num_lines = 0
+        self._skipped = b""
         self._steps = array("d")
         self._columns = [array("d") for _ in self._fields]
         self._appends = [(field, column.append) for field, column in zip(self._fields, self._columns, strict=True)]
@@ -102,12 +90,18 @@ class _Rows:
         self._open: dict[str, list[int]] = {}
         self._episodes: list[Episode] = []
 
-    def add(self, line: bytes) -> None:
-        """One line; ValueError when it is no record of a step."""
-        if not line.strip():
-            return
-        record: Any = json.loads(line)
-        step = record["step"] if isinstance(record, dict) else None
+    def take(self, line: bytes) -> None:
+        """The next line; ValueError when it is needed and is not the record of a later step."""
+        is_rare = line.find(EVAL_MARK, -TAIL_BYTES) >= 0 or line.find(HEALTH_MARK, -TAIL_BYTES) >= 0
+        is_skipped = self._num_lines % self._stride > 0 and not is_rare
+        self._num_lines += 1
+        self._skipped = line if is_skipped else b""
+        if not is_skipped:
+            self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        record = parse_record(line, allow_nan=True, allow_overflow=True)
+        step = record.get("step")
         if type(step) is not int or (self._steps and step <= self._steps[-1]):
             raise ValueError("no step, or not one that comes next")
         for field, append in self._appends:
@@ -121,7 +115,10 @@ class _Rows:
         self._note_health(step, record.get("health"))
 
     def finished(self, problem: str) -> RunLines:
-        """All rows."""
+        """All rows, with the last line even where it was to be skipped: the curve ends there."""
+        if self._skipped and not problem:
+            with suppress(ValueError, RecursionError):  # cut by a kill
+                self._add(self._skipped)
         self._close(list(self._open))
         columns = {field: np.array(column) for field, column in zip(self._fields, self._columns, strict=True)}
         for name, values in self._passes.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
+from retrain.kernel.terminal_text import ABSENT
 from retrain.rooms.insight.report.chart_specs import Unit
-
-ABSENT = "—"
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
@@ -16,19 +15,6 @@ def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
     if unit is Unit.SHARE:
         return f"{100 * value:.1f}%"
     return f"{value:.3g} s" if unit is Unit.SECONDS else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """`3 h 12 min`."""
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days} d {rest // 60} h" if days else f"{rest // 60} h {rest % 60} min"
 
 
 def amount(value: float) -> str:

@@ -132,22 +132,22 @@
         xaxis: { tickformat: share ? ".0%" : "", title: share ? {} : { text: "seconds", standoff: 4, font: { size: 11.5 } } },
         yaxis: { autorange: "reversed", showgrid: false, zeroline: false, tickvals: labels.map((_, i) => i), ticktext: labels } })];
     },
-    kept(figure) {
-      const x = [], y = [], traces = [];
-      for (const layer of figure.layers) { x.push(...figure.x, null); y.push(...layer, null); }
+    plugin(figure) {
+      const x = [], y = [], traces = [], y_format = figure.share ? "%{y:.2%}" : "%{y:.4~g}";
+      for (const line of figure.thin) { x.push(...figure.x, null); y.push(...line, null); }
       if (x.length) traces.push({ x, y, mode: "lines", hoverinfo: "skip", showlegend: false, opacity: 0.3, line: { color: colour("soft"), width: 0.8 } });
       figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: "lines+markers",
-        line: { color: colour(["c1", "c3", "c2"][i]), width: 2.4, dash: ["solid", "dash", "dot"][i] }, hovertemplate: "%{y:.2%}" }));
-      const shapes = [];
-      if (figure.threshold !== null) shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: figure.threshold, y1: figure.threshold, line: { color: colour("soft"), width: 1, dash: "dash" } });
-      if (figure.recommended !== null) shapes.push({ type: "line", yref: "paper", y0: 0, y1: 1, x0: figure.recommended, x1: figure.recommended, line: { color: colour("soft"), width: 1, dash: "dash" } });
-      return [traces, layout({ shapes, showlegend: true, legend: { orientation: "h", y: -0.2, yanchor: "top" },
-        xaxis: { type: "log", tickvals: figure.x, title: { text: "rank", standoff: 4, font: { size: 11.5 } } }, yaxis: { tickformat: ".0%" } })];
-    },
-    needs(figure) {
-      return [[{ x: figure.values.map((_, i) => i + 1), y: figure.values, text: figure.labels.map(inert), mode: "markers",
-        marker: { color: colour("c1"), size: 6 }, hovertemplate: "%{text}<br>needs rank %{y}<extra></extra>" }],
-      layout({ hovermode: "closest", xaxis: { title: { text: "layer", font: { size: 11.5 } } }, yaxis: { rangemode: "tozero", title: { text: "rank", font: { size: 11.5 } } } })];
+        line: { color: colour(["c1", "c3", "c2", "c4", "c5", "c6", "c7"][i % 7]), width: 2.4, dash: ["solid", "dash", "dot"][i % 3] }, hovertemplate: y_format }));
+      if (figure.points.length) traces.push({ x: figure.x, y: figure.points, text: figure.labels.map(inert), mode: "markers", showlegend: false,
+        marker: { color: colour("c1"), size: 6 }, hovertemplate: `%{text}<br>${inert(figure.y_title)} ${y_format}<extra></extra>` });
+      const shapes = [], dashed = { type: "line", line: { color: colour("soft"), width: 1, dash: "dash" } };
+      if (figure.y_mark !== null) shapes.push({ ...dashed, xref: "paper", x0: 0, x1: 1, y0: figure.y_mark, y1: figure.y_mark });
+      if (figure.x_mark !== null) shapes.push({ ...dashed, yref: "paper", y0: 0, y1: 1, x0: figure.x_mark, x1: figure.x_mark });
+      const title = (text) => ({ text: inert(text), standoff: 4, font: { size: 11.5 } });
+      return [traces, layout({ shapes, showlegend: figure.lines.length > 0, legend: { orientation: "h", y: -0.2, yanchor: "top" },
+        hovermode: figure.points.length ? "closest" : "x unified",
+        xaxis: { title: title(figure.x_title), ...(figure.log ? { type: "log", tickvals: figure.x } : {}) },
+        yaxis: { title: title(figure.y_title), ...(figure.share ? { tickformat: ".0%" } : { rangemode: "tozero" }) } })];
     },
   };
 

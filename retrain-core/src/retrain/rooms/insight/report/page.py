@@ -18,11 +18,10 @@ from retrain.rooms.insight.report.charts import build_charts, points_for
 from retrain.rooms.insight.report.completions import completions_section, picks_of, read_all
 from retrain.rooms.insight.report.curve_figures import curve_section
 from retrain.rooms.insight.report.differences import settings_section
-from retrain.rooms.insight.report.events import files_section, health_section, plugin_part
+from retrain.rooms.insight.report.events import files_section, health_section
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, attribute
-from retrain.rooms.insight.report.plugin_sections import PluginSection
-from retrain.rooms.insight.report.spectrum import spectrum_section
+from retrain.rooms.insight.report.plugin_sections import PluginSection, by_name, plot_section, text_section
 from retrain.rooms.insight.report.summary import lede_of, summary_section, title_of
 from retrain.rooms.insight.report.text import plain, text
 from retrain.rooms.insight.report.verdicts import verdict_section
@@ -41,7 +40,7 @@ class Page:
     num_figures: int
 
 
-def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder: Path, made: str) -> Page:
+def render(material: Material, plugin_given: Sequence[PluginSection], *, folder: Path, made: str) -> Page:
     """The page for a file in `folder`; `made` says when and how it was made. Everything read is untrusted text."""
     links, title = Links(folder), title_of(material)
     num_seeds = sum(len(material.of(label)) for label in material.shown)
@@ -55,15 +54,15 @@ def render(material: Material, plugin_texts: Sequence[PluginSection], *, folder:
         "curves": partial(curve_section, material, charts),
         "budget": partial(budget_section, material, picks_of(samples)),
         "time": partial(time_section, material),
-        "squeeze": partial(spectrum_section, material, links),
     }
+    builders |= {name: partial(plot_section, group, links) for name, group in by_name(plugin_given).items()}
     for name, build in builders.items():
         parts[name], more = build(len(figures))
         figures += more
     parts["settings"] = settings_section(material)
     parts["completions"] = completions_section(samples, links)
     parts["health"] = health_section(material)
-    parts["plugins"] = plugin_part(plugin_texts)
+    parts["plugins"] = text_section(plugin_given)
     parts["files"] = files_section(material, links, made)
     present = {name: part for name, part in parts.items() if part}
     data = {

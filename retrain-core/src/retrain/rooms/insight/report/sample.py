@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.rooms.insight.run_files import number
+from retrain.rooms.session.records.reading import number
 
 HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers stand at the end
 TOKENS_SHOWN = 6

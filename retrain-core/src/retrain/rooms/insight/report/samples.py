@@ -5,8 +5,8 @@ Of a step, every line is looked at once and dropped again; what is kept are clip
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.insight.report.sample import Sample, sample_of
 from retrain.rooms.insight.report.step_offsets import last_step, lines_of
-from retrain.rooms.insight.run_files import number
+from retrain.rooms.session.records.reading import number, parse_record
 
 STEP_BYTES = 64 << 20  # read of one step
 CAUSES = ("trained", "all right", "all wrong", "all same", "no verdict", "not trained")
@@ -159,8 +159,6 @@ def _cause(group: _GroupTokens) -> str:
 
 
 def _record(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+    with suppress(ValueError, RecursionError):
+        return parse_record(line, allow_nan=True, allow_overflow=True)
+    return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.rooms.insight.compare.runs import FREE_KEYS, FREE_TABLES
-from retrain.rooms.insight.run_files import Record
+from retrain.rooms.session.records.reading import Record
 
 ABSENT = "—"
 MOST_VALUES = 3  # of one key within one condition

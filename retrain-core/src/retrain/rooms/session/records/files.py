@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RecordError
+from retrain.kernel.whole_file import write_bytes
 
 REPLACED = ".old"
 
@@ -18,21 +18,6 @@ REPLACED = ".old"
 def write_text(path: Path, text: str) -> None:
     """Replace a file by `text`; a reader sees the old content or the new, never a part."""
     write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file by `content`; a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()  # on a full disk every byte counts
-        raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

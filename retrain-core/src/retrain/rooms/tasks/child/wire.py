@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.tasks import Ask, Ending, LoadedData, Reply
+from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 
-RECORDS: dict[str, type[Any]] = {record.__name__: record for record in (Example, Score, Ask, Reply, Ending, LoadedData)}
+RECORDS: dict[str, type[Any]] = {
+    record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData)
+}
 ENUMS: Mapping[tuple[str, str], type[Outcome] | type[StopReason]] = {
     ("Score", "outcome"): Outcome,
-    ("Reply", "stop_reason"): StopReason,
+    ("Action", "stop_reason"): StopReason,
 }
 PLAIN_BITS = 53  # integers up to here are the same in every JSON reader, and far from the limit of int(text)
 MAX_FRAME_BYTES = 2**30

@@ -7,29 +7,38 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome, Score
-from retrain.rooms.tasks.scoring.cache import Key, key_of
-from retrain.rooms.tasks.scoring.failures import FailureRecord
+from retrain.rooms.tasks.scoring.cache import Key, VerdictCache, key_of
+from retrain.rooms.tasks.scoring.dispatcher import Dispatcher
+from retrain.rooms.tasks.scoring.failures import FailureRecord, FailureWriter
 from retrain.rooms.tasks.scoring.task import Attempt, Task
 from retrain.rooms.tasks.scoring.verdict import combined
-
-if TYPE_CHECKING:
-    from retrain.rooms.tasks.scoring.service import ScoringService
 
 POLL_S = 0.5  # between two looks at the event loop's heartbeat
 
 
 class ScoringBatch:
-    """Made by `ScoringService.batch`. `submit` while sampling, then `collect` once; the rest is told after that."""
+    """Made by `ScoringService.batch`: `submit` while sampling, `collect` once, and then `seconds` and `metrics`.
 
-    def __init__(self, service: ScoringService, *, label: str, failures: Path | None, shares: bool) -> None:
-        self._service = service
+    With a cache, equal texts to one example are scored once; without one, each is scored anew.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        cache: VerdictCache | None,
+        writer: FailureWriter,
+        label: str,
+        failures: Path | None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._cache = cache
+        self._writer = writer
         self._label = label
         self._failures = failures
-        self._shares = shares  # equal questions are asked once
         self._finished: SimpleQueue[Task] = SimpleQueue()
         self._submitted: list[tuple[Task, ...]] = []
         self._by_key: dict[Key, Task] = {}
@@ -38,7 +47,7 @@ class ScoringBatch:
 
     def submit(self, example: Example, text: str) -> int:
         """Have a completion scored, from now on and without waiting; returns its place in what `collect` returns."""
-        tasks = tuple(self._task(number, example, text) for number in range(len(self._service.rewards)))
+        tasks = tuple(self._task(number, example, text) for number in range(len(self._dispatcher.rewards)))
         self._submitted.append(tasks)
         return len(self._submitted) - 1
 
@@ -55,19 +64,19 @@ class ScoringBatch:
             try:
                 self._outstanding.discard(self._finished.get(timeout=POLL_S))
             except Empty:
-                blocked_at = self._service.blocked_at()
+                blocked_at = self._dispatcher.blocked_at()
         if blocked_at:
             self._give_up_async(blocked_at)
             self.collect(within_budget=False)
             raise RewardError(self._blocked(blocked_at))
-        if self._shares:
+        if self._cache is not None:
             for key, task in self._by_key.items():
-                self._service.keep(key, task.score)
+                self._cache.put(key, task.score)
         if self._failures is not None:
             self._keep_failures(self._failures)
         if within_budget:
             self._check_budget()
-        names, weights = self._names, [reward.weight for reward in self._service.rewards]
+        names, weights = self._names, [reward.weight for reward in self._dispatcher.rewards]
         return [combined([task.score for task in tasks], names, weights) for tasks in self._submitted]
 
     @property
@@ -92,7 +101,7 @@ class ScoringBatch:
         seconds = [task.last.seconds for task in self._tried]
         fields["score_mean_time_s"] = math.fsum(seconds) / len(seconds) if seconds else 0.0
         fields["score_max_time_s"] = max(seconds, default=0.0)
-        return fields | self._service.reward_metrics()
+        return fields | self._dispatcher.reward_metrics()
 
     def cancel(self) -> None:
         """Drop what is outstanding; nothing when all was collected."""
@@ -101,32 +110,32 @@ class ScoringBatch:
         for task in self._outstanding:
             task.is_cancelled = True
         self._outstanding.clear()
-        self._service.drop_cancelled()
+        self._dispatcher.drop_cancelled()
 
     @property
     def _names(self) -> Sequence[str]:
-        return [reward.name for reward in self._service.rewards]
+        return [reward.name for reward in self._dispatcher.rewards]
 
     def _task(self, number: int, example: Example, text: str) -> Task:
         key = key_of(number, example, text)
-        known = self._by_key.get(key) if self._shares else None
+        known = self._by_key.get(key) if self._cache is not None else None
         if known is not None:
             return known
-        limits = self._service.limits[number]
+        limits = self._dispatcher.limits[number]
         task = Task(reward=number, example=example, text=text, limits=limits, finished=self._finished)
         self._by_key[key] = task
-        verdict = self._service.known(key) if self._shares else None
+        verdict = self._cache.get(key) if self._cache is not None else None
         if verdict is not None:
             task.last = Attempt(score=verdict)
             return task
         self._tried.append(task)
         self._outstanding.add(task)
-        self._service.dispatch(task)
+        self._dispatcher.submit(task)
         return task
 
     def _check_budget(self) -> None:
         problems = []
-        for number, (reward, limits) in enumerate(zip(self._service.rewards, self._service.limits, strict=True)):
+        for number, (reward, limits) in enumerate(zip(self._dispatcher.rewards, self._dispatcher.limits, strict=True)):
             scores = [tasks[number].score for tasks in self._submitted]
             failed = [score for score in scores if score.outcome is Outcome.FAILED]
             if len(failed) > limits.max_failed_frac * len(scores):
@@ -145,15 +154,15 @@ class ScoringBatch:
 
     def _give_up_async(self, where: str) -> None:
         """Their scores fail; the thread cannot be ended, so that a new loop takes its place."""
-        for task in [task for task in self._outstanding if self._service.is_async(task.reward)]:
+        for task in [task for task in self._outstanding if self._dispatcher.is_async(task.reward)]:
             task.is_cancelled = True
             task.last = Attempt(score=Score.failed(f"the event loop is blocked at {where}"), is_timeout=True)
             self._outstanding.discard(task)
-        self._service.leave_loop()
+        self._dispatcher.abandon_loop()
 
     def _blocked(self, where: str) -> Problem:
-        rewards = enumerate(self._service.rewards)
-        names = ", ".join(repr(each.name) for number, each in rewards if self._service.is_async(number))
+        rewards = enumerate(self._dispatcher.rewards)
+        names = ", ".join(repr(each.name) for number, each in rewards if self._dispatcher.is_async(number))
         what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
         fix = "await there, or make it a plain `def score`, which is run in a process that can be killed"
         return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
@@ -161,7 +170,7 @@ class ScoringBatch:
     def _keep_failures(self, folder: Path) -> None:
         counts = Counter(task for tasks in self._submitted for task in tasks)
         failed = [task for task in counts if task.score.outcome is Outcome.FAILED]
-        rewards = self._service.rewards
+        rewards = self._dispatcher.rewards
         records = [
             FailureRecord(
                 reward=rewards[task.reward].name,
@@ -176,4 +185,4 @@ class ScoringBatch:
             )
             for task in failed
         ]
-        self._service.keep_failures(folder, self._label, records)
+        self._writer.write(folder, self._label, records)

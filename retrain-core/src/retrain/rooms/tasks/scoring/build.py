@@ -11,7 +11,7 @@ from retrain.kernel.contracts.tasks import LoadedData, Reward
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
 from retrain.rooms.tasks.examples import names_a_reward
-from retrain.rooms.tasks.scoring.service import NamedReward
+from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 
 LOG = logging.getLogger("retrain")
 DEFAULT_REWARD = "match"

@@ -13,7 +13,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example
-from retrain.rooms.session.records.files import write_bytes
+from retrain.kernel.whole_file import write_bytes
 from retrain.rooms.tasks.child import wire
 
 LOG = logging.getLogger("retrain")
@@ -39,6 +39,19 @@ class FailureRecord:
     seconds: float
     count: int = 1
     report: str = ""
+
+
+class FailureWriter:
+    """Writes failed scores down, and says once when a folder has no more room."""
+
+    def __init__(self) -> None:
+        self._has_told_full = False
+
+    def write(self, folder: Path, label: str, records: Sequence[FailureRecord]) -> None:
+        """See `write_failures`."""
+        if not write_failures(folder, label, records) and not self._has_told_full:
+            self._has_told_full = True
+            LOG.warning("%s holds %d failed scores; no more are kept", folder, MAX_FILES)
 
 
 def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:

@@ -1,0 +1,150 @@
+"""A run: evaluation before training, steps until the last one, checkpoints, and the unfinished step of a resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.contracts.tasks import Streams
+from retrain.kernel.errors import BackendError, OutOfMemoryError, Problem, RetrainError, StopRequested
+from retrain.kernel.evaluate import eval_metrics
+from retrain.kernel.parts import Run
+from retrain.kernel.progress import Clock
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.step import FAILURES, Step
+from retrain.kernel.step_fields import Fields
+
+BEFORE_TRAINING = -1
+FINAL = "final"  # name of the last checkpoint
+
+
+class Trainer:
+    """One run, from `progress.step` to its last step."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.step = Step(run)
+        self._last: Mapping[str, Any] = {}
+
+    def train(self, *, is_restored: bool = False) -> None:
+        """Train to the last step; records and the last checkpoint are on disk when it returns.
+
+        `is_restored`: the parts continue from a checkpoint. StopRequested, with a checkpoint saved, when the run was
+        asked to stop.
+        """
+        run = self.run
+        error: BaseException | None = None
+        try:
+            run.notify("retrain_run_start")
+            self._steps(is_restored=is_restored)
+            self._save(FINAL)
+        except StopRequested as stop:
+            error = stop
+            run.stops.settle()
+            self._save(self._checkpoint())
+            raise
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self.step.overlap.close()
+            run.notify("retrain_run_end", error=error)
+
+    def _steps(self, *, is_restored: bool) -> None:
+        run, progress = self.run, self.run.progress
+        self._start_overlap(is_restored=is_restored)
+        if progress.unfinished is not None:
+            self._finish(progress.unfinished)
+        elif progress.step == 0 and run.parts.prompts.held_out and not progress.has_first_eval:
+            before = self._evaluate(BEFORE_TRAINING)
+            with run.stops.shield():
+                run.records.write_metrics(before)
+                progress.has_first_eval = True
+                run.notify("retrain_step_end", metrics=before)
+        while progress.step < run.parts.config.training.max_steps:
+            batch_size = self.step.batch_size(progress.step)
+            try:
+                self._finish(self.step.take(progress.step, batch_size))
+            except OutOfMemoryError:
+                is_trained = progress.unfinished is not None  # what failed is the step's evaluation
+                if is_trained or not self.step.backs_off(progress.step, batch_size):
+                    raise
+
+    def _start_overlap(self, *, is_restored: bool) -> None:
+        progress, step = self.run.progress, self.step
+        first = progress.step + (progress.unfinished is not None)
+        step.overlap.start(
+            Clock(),
+            lambda: step.coming(first, progress.example_idx),
+            is_restored=is_restored,
+            is_sampled=progress.is_overlapped,
+        )
+
+    def _finish(self, line: Fields) -> None:
+        """Evaluate if it is time, write the step's line, save if it is time, and go on to the next step.
+
+        Hooks see the line before it is written (`retrain_step_line`) and after (`retrain_step_end`); one that ends the
+        run (`retrain_stop_run`) does so once the checkpoint is saved.
+        """
+        run, progress, training = self.run, self.run.progress, self.run.parts.config.training
+        step = int(line["step"])
+        if run.parts.prompts.held_out and self._evaluates_after(step):
+            line = line | self._evaluate(step)
+        with run.stops.shield():
+            run.enter(step, "recording")
+            for added in run.notify("retrain_step_line", metrics=line):
+                line = line | dict(added or {})
+            run.records.write_metrics(line)
+            progress.unfinished = None
+            progress.step = step + 1
+            self._last = line
+            run.notify("retrain_step_end", metrics=line)
+            ending = self._rejected_too_often(line) or run.notify("retrain_stop_run", metrics=line)
+            is_due = training.save_every and progress.step % training.save_every == 0
+            if ending or (is_due and progress.step < training.max_steps):
+                self._save(self._checkpoint())
+            if ending:
+                raise ending
+
+    def _evaluate(self, step: int) -> Fields:
+        """Held-out correct rate and pass@k with the policy as it is; the same random streams every time."""
+        run, table = self.run, self.run.parts.config.eval
+        run.enter(step, "eval")
+        started = time.perf_counter()
+        measured = self.step.overlap.metrics()  # about the step before, for its line
+        with run.parts.rollouts.batch(f"eval_{step + 1:06d}", run.records.path / FAILURES) as batch:
+            streams = Streams(seeds=Seeds(table.seed), purpose="eval")
+            batch.sample(run.parts.prompts.held_out, table.samples, streams)
+            scores_PG = batch.scores()
+        self.step.overlap.metrics()  # about this evaluation: belongs to no step
+        return {"step": step, **measured, **eval_metrics(scores_PG), "eval_time_s": time.perf_counter() - started}
+
+    def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:
+        """Why the run ends after too many rejected steps in a row; None while it goes on."""
+        progress, limit = self.run.progress, self.run.parts.config.training.max_bad_steps
+        progress.bad_steps_in_a_row = progress.bad_steps_in_a_row + 1 if "rejected" in line else 0
+        if not limit or progress.bad_steps_in_a_row < limit:
+            return None
+        what = f"{limit} steps in a row were rejected; the last: {line['rejected']}"
+        fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are as they were"
+        return BackendError(Problem(where=f"step {line['step']}", what=what, fix=fix))
+
+    def _save(self, name: str) -> Path:
+        run = self.run
+        with run.stops.shield():
+            run.enter(run.progress.step, "checkpoint")
+            folder = run.records.save(name, self._last)
+            run.notify("retrain_checkpoint_saved", folder=folder, name=name)
+            run.stops.may_resume()
+            return folder
+
+    def _checkpoint(self) -> str:
+        """Name of a checkpoint of the policy as it is: by the number of steps that are in it."""
+        progress = self.run.progress
+        return f"checkpoint_step_{progress.step + (progress.unfinished is not None)}"
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.run.parts.config.eval.every
+        return step + 1 == self.run.parts.config.training.max_steps or (every > 0 and (step + 1) % every == 0)

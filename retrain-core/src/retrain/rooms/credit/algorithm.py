@@ -1,0 +1,232 @@
+"""The default `Algorithm`: the configured flow of credit, with the planning detector and the controller it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.contracts.algorithm import (
+    Algorithm,
+    Controller,
+    ControllerView,
+    Credit,
+    Needs,
+    PlanningDetector,
+    TokenCredit,
+)
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.informative import GroupStatus, group_status, num_correct
+from retrain.kernel.plugins.build import build_part
+from retrain.kernel.step_fields import merge_fields
+from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, TrainRow
+from retrain.rooms.credit.checks import refusal
+from retrain.rooms.credit.custom import build_custom
+from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.credit.token_metrics import concatenated, execution_variance, token_metrics
+
+
+class NoController:
+    """Lambda is 0 in every step."""
+
+    def value(self, step: int) -> float:
+        """0."""
+        return 0.0
+
+    def observe(self, view: ControllerView) -> None:
+        """Nothing to learn."""
+
+    def metrics(self) -> Mapping[str, float | bool]:
+        """No field."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to bring back."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CreditAlgorithm:
+    """Credit by the configured flow; lambda comes from the controller, asked before the step's observation.
+
+    Its metrics: `sepa_lambda`; mean and variance of uncertainty over execution and planning tokens; the controller's
+    fields; those of the flow.
+    """
+
+    flow: CreditFlow
+    mode: str = ""  # the text of `[algorithm] algorithm_mode`
+    detector: PlanningDetector | None = None
+    controller: Controller = field(default_factory=NoController)
+
+    @property
+    def needs(self) -> Needs:
+        """Entropies, when the flow uses them."""
+        return Needs(entropy=self.flow.needs_entropy)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The names that the flow is made of."""
+        return {
+            "algorithm_mode": self.mode,
+            "advantage_mode": self.flow.advantage.name,
+            "transform_mode": self.flow.transform.name,
+            "uncertainty_kind": self.flow.uncertainty.name,
+            "condition": self.flow.condition,
+        }
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """Token advantages for every judged completion, and the rows of the informative groups.
+
+        A completion without a verdict is neither trained nor part of its group's statistics.
+        """
+        statuses_P = tuple(group_status(group) for group in groups)
+        judged_P = [_judged(group) for group in groups]
+        planning_P = self._planning(judged_P)
+        sepa_lambda = self.controller.value(step)
+        trained_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
+        credit_groups = [
+            _credit_group(f"step {step} group {number} (example {group.example.id})", group, judged, planning_G)
+            for number, (group, judged, planning_G) in enumerate(zip(groups, judged_P, planning_P, strict=True))
+        ]
+        result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=trained_P)
+        planning_A = concatenated((mask for planning_G in planning_P for mask in planning_G), np.bool_)
+        return Credit(
+            statuses_P=statuses_P,
+            tokens_PG=tuple(
+                self._token_credits(group, planning_G, advs_G)
+                for group, planning_G, advs_G in zip(groups, planning_P, result.token_advs, strict=True)
+            ),
+            rows=tuple(
+                row
+                for judged, advs_G, is_trained in zip(judged_P, result.token_advs, trained_P, strict=True)
+                if is_trained
+                for completion, advs_A in zip(judged, advs_G, strict=True)
+                for row in train_rows(completion, advs_A)
+            ),
+            metrics=self._metrics([c for judged in judged_P for c in judged], planning_A, result, sepa_lambda),
+            memo=self._view(step, groups, planning_A, result),
+        )
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Show the controller the step that `assign` measured."""
+        self.controller.observe(credit.memo)
+
+    def state(self) -> Mapping[str, Any]:
+        """The controller's state; {} without a controller."""
+        return {} if isinstance(self.controller, NoController) else {"controller": dict(self.controller.state())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with the controller's state, where there is one."""
+        if "controller" in state:
+            self.controller.restore(state["controller"])
+
+    def _planning(self, judged_P: Sequence[Sequence[Completion]]) -> list[tuple[Mask, ...]]:
+        if self.detector is None:
+            return [tuple(np.zeros(c.num_actions, np.bool_) for c in judged) for judged in judged_P]
+        masks = iter(self.detector.masks([c.tokens_T[c.action_T] for judged in judged_P for c in judged]))
+        return [tuple(next(masks) for _ in judged) for judged in judged_P]
+
+    def _token_credits(
+        self, group: Group, planning_G: Sequence[Mask], advs_G: Sequence[Floats]
+    ) -> tuple[TokenCredit, ...]:
+        """Credit of every completion of a group, from that of the judged ones."""
+        judged = iter(zip(planning_G, advs_G, strict=True))
+        tokens_G = []
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            length = completion.num_actions
+            planning_A, advs_A = next(judged) if _is_judged(score) else (np.zeros(length, np.bool_), np.zeros(length))
+            tokens_G.append(TokenCredit(advantages_A=advs_A, planning_A=planning_A if self.detector else None))
+        return tuple(tokens_G)
+
+    def _metrics(
+        self, judged: Sequence[Completion], planning_A: Mask, result: CreditResult, sepa_lambda: float
+    ) -> Mapping[str, Any]:
+        pooled_A = concatenated((u for pooled_G in result.pooled for u in pooled_G), np.float64)
+        kind = self.flow.uncertainty.name
+        fields = {"sepa_lambda": sepa_lambda, **token_metrics(judged, planning_A, pooled_A, uncertainty=kind)}
+        fields = merge_fields(fields, self.controller.metrics(), source=f"controller {self.flow.controller!r}")
+        return merge_fields(fields, result.metrics, source=self.flow.condition)
+
+    def _view(
+        self, step: int, groups: Sequence[Group], planning_A: Mask, result: CreditResult
+    ) -> ControllerView | None:
+        """What the controller learns from the step, before pooling; None without a controller."""
+        if isinstance(self.controller, NoController):
+            return None
+        uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
+        total = sum(len(group.completions) for group in groups)
+        return ControllerView(
+            step=step,
+            correct_rate=sum(num_correct(group) for group in groups) / total,
+            execution_variance=execution_variance(uncertainty_A, planning_A),
+        )
+
+
+def train_rows(completion: Completion, advantages_A: Floats) -> list[TrainRow]:
+    """One row for each context that the policy was given: one, unless an episode rewrote its history.
+
+    `advantages_A` has one entry per action token of the completion; CreditError otherwise.
+    """
+    if len(advantages_A) != completion.num_actions:
+        raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
+    advantages_T = np.zeros(len(completion.tokens_T))
+    advantages_T[completion.action_T] = advantages_A
+    ends = (*completion.starts[1:], len(completion.tokens_T))
+    parts = [slice(start, end) for start, end in zip(completion.starts, ends, strict=True)]
+    return [
+        TrainRow(
+            tokens_T=completion.tokens_T[part],
+            action_T=completion.action_T[part],
+            logprobs_T=completion.logprobs_T[part],
+            advantages_T=advantages_T[part],
+            engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
+        )
+        for part in parts
+        if completion.action_T[part].any()
+    ]
+
+
+def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
+    """The algorithm of a run: a plugin's own, or the flow with its planning detector and controller."""
+    config = context.config
+    mode = config.algorithm.algorithm_mode
+    if flow.is_custom:
+        return build_custom(mode, context)
+    controller: Controller = NoController()
+    if flow.controller:
+        controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
+    return CreditAlgorithm(flow=flow, mode=mode, detector=build_detector(flow, context), controller=controller)
+
+
+def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
+    """The configured planning detector, if the flow asks for planning tokens."""
+    if not flow.needs_planning:
+        return None
+    name = context.config.value("planning.detector", "regex")
+    detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
+    return detector
+
+
+def _is_judged(score: Score) -> bool:
+    return score.outcome is Outcome.SCORED
+
+
+def _judged(group: Group) -> tuple[Completion, ...]:
+    return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if _is_judged(score))
+
+
+def _credit_group(name: str, group: Group, judged: Sequence[Completion], planning_G: Sequence[Mask]) -> CreditGroup:
+    entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
+    return CreditGroup(
+        rewards_G=np.asarray([score.value for score in group.scores if _is_judged(score)], dtype=np.float64),
+        logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
+        planning_G=planning_G,
+        entropies_G=entropies if len(entropies) == len(judged) else None,
+        name=name,
+    )

@@ -1,0 +1,94 @@
+"""The forms in which a plugin may give a part of the credit flow, each turned into its spec."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from retrain.kernel.errors import PluginError, Problem, RetrainError, raised_at
+from retrain.kernel.plugins.resolve import Found
+from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
+
+
+def as_advantage(found: Found) -> AdvantageSpec:
+    """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`."""
+    target = _spec_or_callable(found, AdvantageSpec, "advantage")
+    if isinstance(target, AdvantageSpec):
+        return target
+    names = _positional(target)
+    if names[:1] in (["ctx"], ["context"]):
+        return AdvantageSpec(name=found.name, compute=target)
+    if len(names) == 1:
+        return AdvantageSpec(name=found.name, compute=lambda ctx: target(ctx.rewards_G))
+    if len(names) == 2:
+        return AdvantageSpec(name=found.name, compute=_with_params(target))
+    raise _wrong_shape(found, "advantage", f"takes {len(names)} arguments", "(rewards), (rewards, params) or (ctx)")
+
+
+def as_transform(found: Found) -> TransformSpec:
+    """A `TransformSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`.
+
+    A bare function gets planning masks and lambda: it may use both.
+    """
+    target = _spec_or_callable(found, TransformSpec, "transform")
+    if isinstance(target, TransformSpec):
+        return target
+    if len(_positional(target)) != 1:
+        raise _wrong_shape(found, "transform", "is not a function of one context", "f(ctx) -> TransformOutput")
+    return TransformSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+
+
+def as_uncertainty(found: Found) -> UncertaintySpec:
+    """An `UncertaintySpec`, from a spec, a factory of one, or `f(ctx)`."""
+    target = _spec_or_callable(found, UncertaintySpec, "uncertainty")
+    if isinstance(target, UncertaintySpec):
+        return target
+    if len(_positional(target)) != 1:
+        raise _wrong_shape(found, "uncertainty", "is not a function of one context", "f(ctx) -> one number per token")
+    return UncertaintySpec(name=found.name, compute=target)
+
+
+def as_algorithm(found: Found) -> AlgorithmSpec:
+    """An `AlgorithmSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`."""
+    target = _spec_or_callable(found, AlgorithmSpec, "algorithm")
+    if isinstance(target, AlgorithmSpec):
+        return target
+    if len(_positional(target)) != 1:
+        raise _wrong_shape(found, "algorithm", "is not a function of one context", "f(ctx) -> TransformOutput")
+    return AlgorithmSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+
+
+def _spec_or_callable(found: Found, spec: type, kind: str) -> Any:
+    target = found.target
+    if not isinstance(target, spec) and callable(target) and not _positional(target):
+        target = _made(found, kind)
+    if isinstance(target, spec) or callable(target):
+        return target
+    raise _wrong_shape(found, kind, f"is {type(target).__name__}", f"a {spec.__name__} or a function")
+
+
+def _made(found: Found, kind: str) -> Any:
+    """What a zero-argument factory returns; PluginError when it raises."""
+    try:
+        return found.target()
+    except RetrainError:
+        raise
+    except Exception as error:
+        what = f"{kind} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
+        raise PluginError(Problem(what=what, fix="correct that line")) from error
+
+
+def _positional(target: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(target).parameters.values()
+    return [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+
+
+def _with_params(target: Callable[..., Any]) -> Callable[[AdvantageContext], Any]:
+    return lambda ctx: target(ctx.rewards_G, ctx.params)
+
+
+def _wrong_shape(found: Found, kind: str, what: str, wanted: str) -> PluginError:
+    return PluginError(Problem(what=f"{kind} {found.name!r} of {found.owner} {what}", fix=f"make it {wanted}"))

@@ -1,0 +1,87 @@
+"""The stages of credit that a flag switches on: found by name among the registered transforms, like any other part.
+
+The maths is not in this distribution: a registered `TransformSpec` carries it in `stages`. A flag whose stage nobody
+provides gets the answer that any missing name gets.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from functools import lru_cache
+
+from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.resolve import problem_with, resolve
+from retrain.kernel.types import Kind
+from retrain.rooms.credit.forms import as_transform
+from retrain.rooms.credit.specs import CreditStage
+
+GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
+CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
+Settings = tuple[str | None, str | None]  # RETRAIN_PLUGINS and RETRAIN_BLOCK
+
+
+def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> CreditStage:
+    """The stage `name`; PluginError says who provides it, and how to install that, when it is missing.
+
+    `where` is the place that asked, `needed_by` what switched the stage on; both are for the message.
+    """
+    carrier = CARRIERS[name]
+    problem = problem_with(plugins, Kind.TRANSFORM, carrier, where=where)
+    if problem is not None:
+        asked = f"{needed_by} needs stage {name!r}, and there is {problem.what}"
+        raise PluginError(replace(problem, what=asked))
+    found = resolve(plugins, Kind.TRANSFORM, carrier, where=where)
+    stage = as_transform(found).stages.get(name)
+    if stage is None:
+        what = f"transform {carrier!r} of {found.owner} carries no stage {name!r}"
+        fix = f"give its TransformSpec stages={{{name!r}: CreditStage(...)}}, or leave out {found.owner.distribution}"
+        raise PluginError(Problem(where=where, what=what, fix=fix))
+    return stage
+
+
+def optional_stage(plugins: Plugins, name: str) -> CreditStage | None:
+    """The stage `name` where exactly one distribution provides it."""
+    if len(plugins.find(Kind.TRANSFORM, CARRIERS[name])) != 1:
+        return None
+    found = resolve(plugins, Kind.TRANSFORM, CARRIERS[name], where=f"stage {name!r}")
+    return as_transform(found).stages.get(name)
+
+
+def public_stage(name: str, *, needed_by: str) -> CreditStage:
+    """The stage `name` for a call outside of a run, from whatever is installed."""
+    return _public_stage(name, needed_by, _settings(), tuple(sys.path))
+
+
+def installed_plugins() -> Plugins:
+    """Everything that is plugged in, discovered again only when the answer could have changed.
+
+    That is: when `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path` has, or a folder on that path, as it does when a
+    distribution is installed. To be read only: a run discovers its own with `load_plugins`.
+    """
+    return _discovered(_settings(), tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+def _settings() -> Settings:
+    return os.environ.get("RETRAIN_PLUGINS"), os.environ.get("RETRAIN_BLOCK")
+
+
+@lru_cache(maxsize=16)
+def _public_stage(name: str, needed_by: str, settings: Settings, path: tuple[str, ...]) -> CreditStage:
+    """Keyed by what decides which plugins are found; a missing stage raises, so it is looked for again."""
+    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by=needed_by)
+
+
+@lru_cache(maxsize=4)
+def _discovered(settings: Settings, path: tuple[tuple[str, int], ...]) -> Plugins:
+    """Keyed by what decides which plugins are found."""
+    return load_plugins()
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,30 @@
+"""The standard fields of a step's line, through the hooks that anybody's fields go through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.algorithm import Credit
+    from retrain.kernel.contracts.views import GroupsView
+    from retrain.kernel.plugins.spec import MetricSpec
+
+
+@hookimpl
+def retrain_describe_metrics() -> list[MetricSpec]:
+    """Every field that a run itself writes."""
+    from retrain.rooms.metrics.metric_names import described  # only the manual needs it
+
+    return described()
+
+
+@hookimpl
+def retrain_extra_metrics(groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
+    """Rewards, groups and lengths of a step."""
+    from retrain.rooms.metrics.fields import group_metrics, length_metrics, reward_metrics  # only a run needs it
+
+    scored = groups.groups
+    return {**reward_metrics(scored), **group_metrics(credit.statuses_P), **length_metrics(scored)}

@@ -1,0 +1,22 @@
+"""The keys of recorder `wandb` under `[logging]`."""
+
+from __future__ import annotations
+
+from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
+
+
+class WandbKeys(Table):
+    """Where Weights & Biases files the run."""
+
+    wandb_project: str = key(
+        "",
+        "wandb project; a name turns the recorder wandb on.",
+        selects=(Kind.RECORDER, "wandb"),
+        free_on_resume=True,
+    )
+    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", free_on_resume=True)
+    wandb_entity: str = key("", "wandb entity.", free_on_resume=True)
+    wandb_group: str = key("", "wandb group.", free_on_resume=True)
+    wandb_tags: str = key("", "wandb tags, comma-separated.", free_on_resume=True)
+    checkpoint_artifacts: bool = key(False, "wandb: keep each saved adapter as an artifact.", free_on_resume=True)

@@ -1,0 +1,113 @@
+"""The records of a step beside its metrics line: every completion, its tokens with their credit, and a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.contracts.algorithm import Credit, TokenCredit
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.informative import GroupStatus, num_correct
+from retrain.kernel.types import Completion, Group, Score
+from retrain.rooms.session.records.tokens import TokenRecord
+
+TOP_SURPRISALS = 10
+SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
+
+
+def generation_records(
+    step: int,
+    prompts: Sequence[Prompt],
+    groups: Sequence[Group],
+    credit: Credit,
+    tokenizer: Any,
+    *,
+    is_trained: bool,
+) -> list[dict[str, Any]]:
+    """One record per completion, trained or not, in sampling order; texts are kept whole.
+
+    `is_trained`: the step trained its informative groups.
+    """
+    records = []
+    for number, (prompt, group, status) in enumerate(zip(prompts, groups, credit.statuses_P, strict=True)):
+        text = _prompt_text(prompt)
+        is_group_trained = is_trained and status is GroupStatus.INFORMATIVE
+        for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+            records.append(
+                {
+                    "step": step,
+                    "group": number,
+                    "index": index,
+                    "example_id": group.example.id,
+                    "prompt": text,
+                    "completion": completion.text,
+                    "reference": group.example.reference,
+                    **_score_fields(score),
+                    "num_tokens": completion.num_actions,
+                    **({"turns": completion.turns} if completion.turns != 1 else {}),
+                    "stop_reason": completion.stop_reason.value,
+                    "policy_version": completion.policy_version,
+                    "trained": is_group_trained and score.value is not None,
+                    "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
+                }
+            )
+    return records
+
+
+def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
+    """The action tokens of every completion with their credit, in the order of `generation_records`."""
+    return [
+        _token_record(completion, token_credit)
+        for group, tokens_G in zip(groups, credit.tokens_PG, strict=True)
+        for completion, token_credit in zip(group.completions, tokens_G, strict=True)
+    ]
+
+
+def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
+    """The line of `emergence/steps.jsonl`."""
+    kept = {name: value for name, value in metrics.items() if name.startswith(SUMMARY_PREFIXES)}
+    return {
+        "step": metrics["step"],
+        "mean_reward": metrics.get("mean_reward"),
+        "correct_count": sum(num_correct(group) for group in groups),
+        "total_count": sum(len(group.completions) for group in groups),
+        "condition": metrics["condition"],
+        "uncertainty_kind": metrics.get("uncertainty_kind"),
+        **kept,
+    }
+
+
+def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRecord:
+    action_T = completion.action_T
+    return TokenRecord(
+        tokens_T=completion.tokens_T[action_T],
+        logprobs_T=completion.logprobs_T[action_T],
+        advantages_T=token_credit.advantages_A,
+        entropies_T=None if completion.entropies_T is None else completion.entropies_T[action_T],
+        planning_T=token_credit.planning_A,
+    )
+
+
+def _prompt_text(prompt: Prompt) -> Any:
+    text = prompt.example.prompt
+    return text if isinstance(text, str) else [dict(message) for message in text]
+
+
+def _score_fields(score: Score) -> dict[str, Any]:
+    fields: dict[str, Any] = {"reward": score.value, "outcome": score.outcome.value}
+    if score.parts:
+        fields["reward_parts"] = dict(score.parts)
+    return fields | ({"detail": score.detail} if score.detail else {})
+
+
+def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:
+    tokens_A = completion.tokens_T[completion.action_T]
+    surprisals_A = -completion.logprobs_T[completion.action_T]
+    order = np.argsort(-surprisals_A, kind="stable")[:TOP_SURPRISALS]
+    names = tokenizer.convert_ids_to_tokens(tokens_A[order].tolist())
+    return [
+        {"pos": int(position), "surprisal": round(float(surprisals_A[position]), 6), "token": name}
+        for position, name in zip(order, names, strict=True)
+    ]

@@ -1,0 +1,158 @@
+"""Reads the files of a run back: damage is named by file and line; a last line that a kill cut short is not damage."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from retrain.kernel.errors import ConfigError, Problem
+
+BLOCK_BYTES = 8192
+FIX = "give the log_dir of a run, or restore the file"
+Record = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def read_object(file: Path) -> Record:
+    """The object that a JSON file holds; ConfigError with file and line when there is none."""
+    try:
+        return parse_record(file.read_bytes())
+    except json.JSONDecodeError as error:
+        raise damaged(f"{file}:{error.lineno}", error.msg) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def read_toml(file: Path) -> Record:
+    """The tables of a TOML file; ConfigError with file and line when it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise damaged(f"{file}:{line[1]}" if line else str(file), _reason(error)) from error
+
+
+def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
+    """Line number and `parse(line)` of each line of a JSONL file that is not blank, streamed.
+
+    ConfigError names the first line on which `parse` raises ValueError or RecursionError. A last line that was cut
+    short, as a kill in mid-write leaves it, is left out.
+    """
+    try:
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.isspace():
+                    continue
+                try:
+                    value = parse(line)
+                except (ValueError, RecursionError) as error:
+                    if line.endswith(b"\n"):
+                        raise damaged(f"{file}:{number}", _reason(error)) from error
+                    return
+                yield number, value
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def read_records(file: Path) -> Iterator[tuple[int, Record]]:
+    """Line number and record of each line of a JSONL file, as `parsed_lines`."""
+    return parsed_lines(file, parse_record)
+
+
+def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
+    """Step and record of each line of a JSONL file; ConfigError when a line has no step, or an earlier one."""
+    before: int | None = None
+    for number, record in read_records(file):
+        step = record.get("step")
+        if type(step) is not int:
+            raise damaged(f"{file}:{number}", "the line has no step")
+        if before is not None and step < before:
+            raise damaged(f"{file}:{number}", f"step {step} comes after step {before}")
+        before = step
+        yield step, record
+
+
+def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
+    """The last whole record of a JSONL file, found from its end; None when it has none.
+
+    Time and memory do not grow with the file. A damaged whole line is a ConfigError, or passed over on request.
+    """
+    try:
+        with file.open("rb") as stream:
+            for number, line in enumerate(_lines_backwards(stream)):
+                try:
+                    if line.strip():
+                        return parse_record(line)
+                except (ValueError, RecursionError) as error:
+                    if number > 0 and not skip_damaged:  # number 0 follows the last line break: nothing, or a cut line
+                        raise damaged(f"{file} (last line)", _reason(error)) from error
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise damaged(str(file), _reason(error)) from error
+    return None
+
+
+def parse_record(line: bytes, *, allow_nan: bool = False, allow_overflow: bool = False) -> Record:
+    """The JSON object of a line; ValueError for anything else.
+
+    Unless allowed, the words NaN and Infinity are refused, and numbers beyond every float (1e999).
+    """
+    constant, float_ = None if allow_nan else _refuse, None if allow_overflow else _finite
+    record = json.loads(line.decode("utf-8"), parse_constant=constant, parse_float=float_)
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+def number(value: object) -> float | None:
+    """The value if it is a finite number, else None."""
+    try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return None
+    return value if is_number else None  # type: ignore[return-value]
+
+
+def damaged(where: str, reason: str) -> ConfigError:
+    """The error for a file, or a line of one, that cannot be read."""
+    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", fix=FIX))
+
+
+def _lines_backwards(stream: BinaryIO) -> Iterator[bytes]:
+    position, head = stream.seek(0, os.SEEK_END), b""
+    while position:
+        size = min(BLOCK_BYTES, position)
+        position -= size
+        stream.seek(position)
+        head, *lines = (stream.read(size) + head).split(b"\n")
+        yield from reversed(lines)
+    yield head
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)
+
+
+def _reason(error: BaseException) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _unreadable(file: Path, error: BaseException) -> ConfigError:
+    """The error for a file that cannot be opened; for a campaign given in place of a run it names one of its runs."""
+    runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file())
+    if isinstance(error, FileNotFoundError) and runs:
+        what = f"this is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, not a run"
+        return ConfigError(Problem(where=str(file.parent), what=what, fix=f"give one of them, for example {runs[0]}"))
+    return damaged(str(file), _reason(error))

@@ -1,0 +1,92 @@
+"""The two verifiers of a run behind one interface: rewards of single answers, and an environment's episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import Action, Reward, Rollouts, TimedScore
+from retrain.kernel.types import Example, SamplingParams, StopReason
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
+from retrain.rooms.tasks.episodes import Episodes
+from retrain.rooms.tasks.rollout import SingleTurn
+from retrain.rooms.tasks.scoring.service import ScoringService
+
+MAX_TURNS = 32  # of an episode in `score_texts`: one that goes on longer is scored as it stands
+
+
+class RewardVerifier:
+    """The rewards of a run, in the processes of its scoring service; see `Verifier`."""
+
+    def __init__(self, service: ScoringService) -> None:
+        self.service = service
+        self.names: tuple[str, ...] = service.names
+        self.rewards: tuple[Reward, ...] = tuple(named.reward for named in service.rewards)
+        self.timeout_s: float | None = min(limits.timeout_s for limits in service.limits)
+
+    def start(self) -> None:
+        """Start the scoring processes and prepare the rewards."""
+        self.service.start()
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        """Score each text as a completion."""
+        with self.service.batch("audit", fresh=True) as batch:
+            for example, text in pairs:
+                batch.submit(example, text)
+            scores = batch.collect(within_budget=False)
+            return [TimedScore(score=s, seconds=t) for s, t in zip(scores, batch.seconds, strict=True)]
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """One answer per rollout."""
+        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=self.service, params=params)
+
+    def close(self) -> None:
+        """End the scoring processes."""
+        self.service.close()
+
+
+class EnvironmentVerifier:
+    """An environment in a process of its own, which started when its tasks were loaded; see `Verifier`."""
+
+    def __init__(self, environment: EnvironmentProcess) -> None:
+        self.environment = environment
+        self.names: tuple[str, ...] = (environment.name,)
+        self.rewards: tuple[Reward, ...] = ()
+        self.timeout_s: float | None = None
+
+    def start(self) -> None:
+        """Nothing is left to start."""
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        """Play one episode per text, in which the policy says that text every turn, up to `MAX_TURNS`."""
+        started = time.perf_counter()
+        observations = self.environment.reset([example for example, _ in pairs])
+        for _ in range(MAX_TURNS):
+            if not observations:
+                break
+            actions = {number: Action(text=pairs[number][1], stop_reason=StopReason.EOS) for number in observations}
+            observations = self.environment.step(actions)
+        results = self.environment.results()
+        seconds = (time.perf_counter() - started) / max(len(pairs), 1)
+        return [TimedScore(score=result.score, seconds=seconds) for result in results]
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """One episode per rollout."""
+        return Episodes(
+            backend=backend,
+            tokenizer=context.tokenizer,
+            environment=self.environment,
+            params=params,
+            config=context.config,
+            context_length=context_length,
+        )
+
+    def close(self) -> None:
+        """End the environment's process."""
+        self.environment.close()

@@ -1,0 +1,68 @@
+"""What a person sees while a run goes on: plain lines when piped, with a live panel below them on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import click
+
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import Owner
+from retrain.kernel.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
+from retrain.rooms.session.streams import drop_stdout
+
+LOGGER = "retrain"
+
+
+class PlainLines(logging.StreamHandler[TextIO]):
+    """Lines to stdout; a run goes on when nothing reads them any more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that the reader is gone or the disk is full, and be mute from then on."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        drop_stdout()
+        gone = isinstance(error, BrokenPipeError)
+        reason = "nothing reads the output any more" if gone else f"the output cannot be written: {error.strerror}"
+        click.echo(f"retrain: {reason}; the run goes on without it", err=True)
+
+
+@contextmanager
+def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
+    """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
+
+    Quiet: warnings and the last lines alone.
+    """
+    logger = logging.getLogger(LOGGER)
+    if is_quiet or not sys.stdout.isatty():
+        level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
+        with _handler(logger, PlainLines(sys.stdout), level):
+            yield
+        return
+    from retrain.rooms.terminal.panel import LiveDisplay  # rich is needed on a terminal alone
+
+    display = LiveDisplay()
+    plugins.add(display, Owner(distribution="retrain-core", source="retrain.rooms.terminal.panel"))
+    with display, _handler(logger, display.handler(), logging.INFO):
+        yield
+
+
+@contextmanager
+def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
+    before = logger.level, logger.propagate
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

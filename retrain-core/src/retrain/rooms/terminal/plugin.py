@@ -1,0 +1,28 @@
+"""Shows a run on the console: a line per step, and the live panel below them on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from retrain.kernel.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from retrain.kernel.plugins.manager import Plugins
+
+
+@hookimpl
+def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None]:
+    """Lines to stdout, and the panel where that is a terminal."""
+    from retrain.rooms.terminal.console import run_console  # only a run needs it
+
+    return run_console(plugins, is_quiet=is_quiet)
+
+
+@hookimpl
+def retrain_watch_run() -> object:
+    """The lines of a run."""
+    from retrain.rooms.terminal.lines import RunLines  # only a run needs it
+
+    return RunLines()

@@ -1,0 +1,105 @@
+"""Peak memory of a run on the backend `local`, phase by phase, from sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from retrain.api import MemoryEstimate, MemoryModel, MemoryPhase, Workload
+from retrain_local import sizes
+from retrain_local.capacity.sampling import cache_budget, sampling_phase
+from retrain_local.capacity.shape import ModelShape, read_shape
+from retrain_local.capacity.training import pack_tokens, training_phase
+
+
+def memory_model(folder: Path, lora_rank: int, *, where: str) -> MemoryModel:
+    """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes."""
+    shape = read_shape(folder, where=where)
+
+    def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
+        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes)
+
+    return MemoryModel(
+        parameters=shape.parameters,
+        is_counted=shape.is_counted,
+        lora_parameters=shape.lora_parameters(lora_rank),
+        context=shape.context,
+        estimate=estimated,
+    )
+
+
+def estimate(
+    shape: ModelShape, work: Workload, *, runtime_bytes: int | None = None, device_bytes: int | None = None
+) -> MemoryEstimate:
+    """Peak memory when every completion reaches `max_tokens`.
+
+    `runtime_bytes`, measured, takes the place of what an empty process is known to need. `device_bytes` is the memory
+    of the GPU, of which activations and the key-value pool take their shares. On a GPU this is device memory, without
+    the host's.
+    """
+    runtime = runtime_bytes
+    if runtime is None:
+        runtime = sizes.RUNTIME_BYTES[work.device] + (0 if shape.is_native else sizes.HOSTED_BYTES[work.device])
+    apart = bool(work.samplers)
+    trainer = {"runtime": runtime} | _trained(shape, work)
+    sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
+    if not (apart and work.device == "cuda"):
+        trainer = sampler = trainer | sampler
+    tokens, recompute = pack_tokens(shape, work, _free(device_bytes, trainer))
+    training = training_phase(shape, work, tokens, recompute=recompute, resident=trainer)
+    pool = cache_budget(work, _free(device_bytes, sampler))
+    sampling = sampling_phase(shape, work, pool, resident=sampler)
+    if work.device == "cpu":
+        phases = (training,) if work.is_served else _in_one_process(work, sampling, training)
+        needed = max(phase.peak_bytes for phase in phases)
+    else:
+        phases = (training,) if work.is_served else (sampling, training)
+        again = work.gradient_checkpointing != "off"
+        least = [training_phase(shape, work, work.micro_batch_tokens or 1, recompute=again, resident=trainer)]
+        if not work.is_served:
+            least.append(sampling_phase(shape, work, work.cache_bytes or 1, resident=sampler))
+        needed = max(phase.peak_bytes for phase in least)
+    return MemoryEstimate(phases=phases, pack_tokens=tokens, at_once=sampling.at_once, needed_bytes=needed)
+
+
+def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
+    """What is free before the first step, when the optimizer has no moments yet."""
+    if device_bytes is None:
+        return None
+    return max(0, device_bytes - sum(size for name, size in resident.items() if name != "optimizer"))
+
+
+def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
+    """The base model, the adapter with its moments, and on a CPU what the host keeps of every sampled token."""
+    adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
+    parts = {
+        "weights": shape.parameters * sizes.WEIGHT_BYTES[work.device],
+        "adapter": adapter,
+        "optimizer": 2 * adapter,
+    }
+    if work.device == "cpu":
+        parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
+    return parts
+
+
+def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, int]:
+    """What sampling has beside the frozen weights, which it shares on the same device in the same dtype."""
+    if work.is_served:
+        return {}
+    trained = sizes.WEIGHT_BYTES[work.device]
+    element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
+    if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
+        own = shape.adapted_elements * element
+    else:
+        adapter = shape.sampler_adapter_elements(work.lora_rank) * trained
+        own = adapter + (shape.adapted_elements * element if element != trained else 0)
+    return {"sampler": own + (shape.parameters * trained if is_apart else 0)}
+
+
+def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
+    """On a CPU both phases share a heap, which keeps some of what the other one had; in split mode both run at once."""
+    if work.samplers:
+        return (training.together_with(sampling, name="both at once"),)
+    is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
+    kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
+    return sampling.with_part("heap_kept", kept), training

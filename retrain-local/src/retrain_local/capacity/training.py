@@ -1,0 +1,82 @@
+"""Memory of an optimizer step: packs without padding, activations kept or computed again, a head in chunks."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+from retrain.api import MemoryPhase, TensorSize, Workload
+from retrain_local import sizes
+from retrain_local.capacity.shape import ModelShape
+
+
+def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
+    """Numbers that one token of a pack occupies until the backward pass and in it; the backend plans with the same.
+
+    A layer: six vectors of the hidden size, queries four times and keys and values twice, four vectors of the inner
+    size. With `recompute` every layer keeps its input, and one layer at a time the rest. The head keeps four vectors.
+    """
+    attention = 4 * shape.heads * shape.head_size + 2 * shape.kv_heads * shape.head_size
+    layer = 6 * shape.hidden + attention + 4 * shape.inner * max(1, shape.active_experts)
+    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * layer
+    return kept + 4 * shape.hidden
+
+
+def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
+    """How many packs are computed side by side."""
+    is_small = work.device == "cpu" and shape.parameters < sizes.ONE_THREAD_BELOW
+    return min(2, os.cpu_count() or 1) if is_small else 1
+
+
+def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
+    """Tokens that a pack may hold, and whether activations are computed again; `room_bytes` None = unknown."""
+    element = sizes.WEIGHT_BYTES[work.device]
+    room: float
+    if work.device == "cpu":
+        room = sizes.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
+    else:
+        room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
+    plain = room / (activation_elements(shape, recompute=False) * element)
+    asked = work.gradient_checkpointing
+    recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
+    fitting = room / (activation_elements(shape, recompute=recompute) * element)
+    return work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting))), recompute
+
+
+def training_phase(
+    shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
+) -> MemoryPhase:
+    """The step's largest packs, as many as are computed at a time, with the gradients of the adapter."""
+    element = sizes.WEIGHT_BYTES[work.device]
+    own = max(1, work.max_tokens - 1)  # the last token predicts nothing
+    row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
+    total = work.batch_size * group
+    tokens = min(max(budget, row), total)
+    at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
+    inner = tokens * shape.inner * element
+    waste = 1.0
+    if sizes.is_on_heap(inner, work.device):
+        waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
+    living = min(at_a_time * tokens, total) * activation_elements(shape, recompute=recompute) * element
+    actions = min(work.completions * work.max_tokens, tokens)
+    logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
+    parts = {
+        "activations": int(living * waste),
+        "logits": at_a_time * logits * sizes.LOGIT_BYTES[work.device],
+        "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES,
+    }
+    if work.device == "cpu":
+        parts["scratch"] = at_a_time * sizes.SCRATCH_BYTES
+    tensors = (
+        TensorSize(name="logits", shape=(max(1, logits // shape.vocabulary), shape.vocabulary), bytes=logits * 4),
+        TensorSize(name="activations of a layer", shape=(tokens, 2 * shape.inner), bytes=2 * inner),
+        shape.embedding(element),
+    )
+    return MemoryPhase(
+        name="training",
+        resident=resident,
+        parts=parts,
+        biggest=max(tensors, key=lambda tensor: tensor.bytes),
+        block_bytes=inner,
+    )

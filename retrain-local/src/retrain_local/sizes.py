@@ -1,0 +1,50 @@
+"""Sizes that decide how much memory backend `local` takes, in one place for the backend and for its estimate."""
+
+from __future__ import annotations
+
+# ---------------------------------------------------------------- what the backend sets
+
+BLOCK_SIZE = 16  # tokens of a block of keys and values
+CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
+CACHE_SHARE_GPU = 0.8  # of what is free before the first step
+PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
+DRAW_CHUNK = 2**25  # logits turned to probabilities at a time
+TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the options say more
+FULL_SPEED_TOKENS = 8192  # a smaller pack is not worth keeping all activations for
+ACTIVATION_BYTES_CPU = 2**30
+ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
+ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
+LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
+MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
+WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
+ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
+
+# ---------------------------------------------------------------- what was measured, for the estimate
+
+MIB = 2**20
+# Python, torch and tokenizers in a process that has not sampled yet: CPU build of torch 2.13 on Linux. A past run or a
+# pilot on the machine at hand takes its place. Other architectures than these need transformers' modules and PEFT.
+RUNTIME_BYTES = {"cpu": 265 * MIB, "cuda": 600 * MIB}
+HOSTED_BYTES = {"cpu": 150 * MIB, "cuda": 0}
+NATIVE = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+# Bytes per element of logits while one token per row is drawn: fp32 logits, log-probabilities, probabilities and
+# entropies.
+DRAW_BYTES = 16
+# Bytes per element of a chunk of logits in training, with its gradient: two fp32 pieces; in bf16 two of these beside.
+LOGIT_BYTES = {"cpu": 8, "cuda": 12}
+# A sampled token on the host: token id, log-probability and entropy as Python numbers, then as arrays of rows, credit
+# and records; the heap keeps about as much again.
+HOST_TOKEN_BYTES = 2000
+# glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
+# steps resident memory settled at 1.05 to 1.15 times that of the living tensors, and at 1.4 where layers are computed
+# again between those that are kept. Larger blocks are mapped one by one and cost what they hold.
+HEAP_BLOCK_BYTES = 32 * MIB
+HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
+HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
+COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
+SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time
+
+
+def is_on_heap(block_bytes: int, device: str) -> bool:
+    """Whether blocks of this size come from the C library's heap: see `HEAP_BLOCK_BYTES`."""
+    return device == "cpu" and block_bytes < HEAP_BLOCK_BYTES

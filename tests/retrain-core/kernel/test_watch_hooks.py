@@ -1,0 +1,128 @@
+"""What a run's own watchers do, a plugin of somebody else can do with hooks alone; and each hook has a user of ours."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel import hooks
+
+ROOT = Path(__file__).parents[3]
+KEEPER = '''
+from retrain.api import ConfigError, Problem, RetrainError, hookimpl
+
+DIARY = []
+
+
+class Keeper:
+    """Records like a recorder, keeps state like a savepoint, judges and ends the run like a health monitor."""
+
+    def __init__(self, context):
+        self.limit = 3 if context.config.training.max_steps == 6 else 99
+        self.seen = 0
+
+    @hookimpl
+    def retrain_load_state(self, state):
+        self.seen = state["keeper"]["seen"]
+        DIARY.append(f"load {self.seen}")
+
+    @hookimpl
+    def retrain_run_start(self, run):
+        DIARY.append(f"start {run.manifest['seed']}")
+
+    @hookimpl
+    def retrain_step_line(self, metrics):
+        self.seen += 1
+        return {"keeper_seen": self.seen}
+
+    @hookimpl
+    def retrain_step_end(self, metrics):
+        DIARY.append(f"line {metrics['step']} {metrics.get('keeper_seen')}")
+
+    @hookimpl
+    def retrain_stop_run(self, metrics):
+        if self.seen == self.limit:
+            return RetrainError(Problem(what="the keeper has seen enough"))
+
+    @hookimpl
+    def retrain_save_state(self):
+        return {"keeper": {"seen": self.seen}}
+
+    @hookimpl
+    def retrain_checkpoint_saved(self, folder, name):
+        DIARY.append(f"saved {name} {(folder / 'checkpoint.json').is_file()}")
+
+    @hookimpl
+    def retrain_run_end(self, error):
+        DIARY.append(f"end {type(error).__name__}")
+
+
+@hookimpl
+def retrain_watch_run(context):
+    return Keeper(context)
+'''
+HOOKS = sorted(name for name, value in vars(hooks).items() if name.startswith("retrain_") and inspect.isfunction(value))
+
+
+@pytest.fixture
+def run(command: Callable[..., Any], toys: Path, tokenizer_folder: Path) -> Callable[..., Any]:
+    """A short run of the toys."""
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    base += ["--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1", "--eval-examples", "2"]
+    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    return lambda *arguments: command(*base, *arguments)
+
+
+def test_a_plugin_records_keeps_state_and_ends_a_run_with_hooks_alone(
+    run: Callable[..., Any], distribution: Callable[..., Path], tmp_path: Path
+) -> None:
+    distribution("retrain-keeper", {"keeper": KEEPER})
+    result = run("--max-steps", "6", "--log-dir", "kept")
+    import keeper  # made by the fixture
+
+    assert result.code == 1
+    assert "the keeper has seen enough" in result.err
+    before = ["start 1", "line -1 None", "line 0 1", "line 1 2", "saved checkpoint_step_2 True"]
+    assert [*before, "line 2 3", "saved checkpoint_step_3 True", "end RetrainError"] == keeper.DIARY
+    lines = [json.loads(line) for line in (tmp_path / "kept/metrics.jsonl").read_text().splitlines()]
+    assert [line.get("keeper_seen") for line in lines] == [None, 1, 2, 3]
+
+    keeper.DIARY.clear()
+    resumed = run("--max-steps", "5", "--resume", "kept")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert [
+        *("load 3", "start 1", "line 3 4", "saved checkpoint_step_4 True", "line 4 5"),
+        *("saved final True", "end NoneType"),
+    ] == keeper.DIARY
+
+
+def test_a_watcher_that_cannot_be_built_is_named_before_the_model_loads(
+    run: Callable[..., Any], distribution: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = (
+        "from retrain.api import hookimpl\n@hookimpl\ndef retrain_watch_run(context):\n    raise ValueError('no')\n"
+    )
+    distribution("watcher", {"broken_watcher": source})
+    result = run("--max-steps", "1", "--log-dir", "never")
+    assert result.code == 1
+    assert "retrain_watch_run of watcher:broken_watcher raised ValueError: no" in result.err
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("hook", [name for name in HOOKS if not name.startswith("retrain_register_")])
+def test_every_life_cycle_hook_has_an_implementer_of_ours(hook: str) -> None:
+    found = [
+        file
+        for file in ROOT.glob("retrain-*/src/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == hook
+        if any(ast.unparse(decorator).startswith("hookimpl") for decorator in node.decorator_list)
+    ]
+    assert found, f"{hook} is made for nobody"

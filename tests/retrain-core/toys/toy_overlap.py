@@ -1,0 +1,127 @@
+"""A toy backend that samples while it trains; what happens in either half can be watched and disturbed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from toy_parts import CAPABILITIES, Options, ToyBackend
+
+from retrain.api import Ask, Ending, Example, LoadedData, PluginSpec, Score, hookimpl
+
+
+def quiet(backend, what):
+    """Nothing happens."""
+
+
+class Disturbed:
+    """Called in each half: `train(backend, batch)` before the update, `sample(backend, requests)` before drawing."""
+
+    train = staticmethod(quiet)
+    sample = staticmethod(quiet)
+
+
+class OverlappedBackend(ToyBackend):
+    """The policy that is trained, and another that is sampled from."""
+
+    overlaps_training = True
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.check_stop = context.check_stop
+        self.sampler = ToyBackend(context)
+        self.drawn = 0
+        self.before = self.last = (0, self.logits_V.copy())
+
+    def sample(self, requests, params):
+        Disturbed.sample(self, requests)
+        self.drawn += len(requests)
+        return self.sampler.sample(requests, params)
+
+    def train(self, batch):
+        Disturbed.train(self, batch)
+        self.check_stop()
+        return super().train(batch)
+
+    def metrics(self):
+        drawn, self.drawn = self.drawn, 0
+        return {"toy_drawn": drawn}
+
+    def publish(self):
+        self.before, self.last = self.last, (self.trained, self.logits_V.copy())
+        self._draw_from(self.last)
+        return self.trained
+
+    def save(self, folder):
+        super().save(folder)
+        version, logits_V = self.before
+        (folder / "before.json").write_text(json.dumps([version, logits_V.tolist()]))
+
+    def load(self, folder):
+        super().load(folder)
+        version, logits = json.loads((folder / "before.json").read_text())
+        self.before = self.last = (version, np.array(logits))
+        self._draw_from(self.last)
+
+    def _draw_from(self, published):
+        self.sampler.version, self.sampler.logits_V = published
+
+
+class Wordy:
+    """The more words the better, so that every group teaches something."""
+
+    def __init__(self, context):
+        pass
+
+    def score(self, example, text):
+        return Score.of(sum(map(len, text.split())) / 16)
+
+
+class NeverRight:
+    """No answer is right, so there is nothing to learn."""
+
+    def __init__(self, context):
+        pass
+
+    def score(self, example, text):
+        return Score.of(0.0)
+
+
+class TwoTurns:
+    """An environment: one question, and one more about the answer."""
+
+    def __init__(self, context):
+        self.said = {}
+
+    def load(self):
+        examples = (Example(id=f"two-{n}", prompt=f"what is {n} ?", reference="") for n in range(8))
+        return LoadedData(examples=tuple(examples))
+
+    def begin(self, examples):
+        self.said = {number: [example.prompt] for number, example in enumerate(examples)}
+
+    def advance(self, replies):
+        for number, reply in replies.items():
+            self.said[number] += [reply.text, "ok"]
+        return {number: Ask(prompt=" ".join(said)) for number, said in self.said.items() if len(said) < 5}
+
+    def finish(self):
+        return [Ending(score=Score.of(len(" ".join(said)) / 64)) for said in self.said.values()]
+
+
+@hookimpl
+def retrain_register_environments(register):
+    register(PluginSpec(name="toy_turns", summary="Two turns.", factory=TwoTurns))
+
+
+@hookimpl
+def retrain_register_backends(register):
+    register(
+        PluginSpec(name="toy_overlap", summary="Two.", factory=OverlappedBackend, params=Options, traits=CAPABILITIES)
+    )
+
+
+@hookimpl
+def retrain_register_rewards(register):
+    register(PluginSpec(name="toy_wordy", summary="Words.", factory=Wordy))
+    register(PluginSpec(name="toy_never", summary="Never right.", factory=NeverRight))
