@@ -122,7 +122,7 @@ def verifiers_v1(session: nox.Session) -> None:
     blocks = CONSTRAINTS.read_text(encoding="utf-8").split("\n\n")
     options = _constrained_by(session, [block for block in blocks if "# what the extra verifiers " not in block])
     session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
-    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs)
+    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs, marked="not gpu and not server and not long")
 
 
 @nox.session(name="server-vllm", default=False)
