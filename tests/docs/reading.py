@@ -12,10 +12,10 @@ import click
 
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.overrides import from_arguments
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import registered_tables
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
-from retrain.kernel.contracts.tasks import TimedScore
 from retrain.rooms.audit.gold import gold_of
 from retrain.rooms.audit.report import AuditReport
 from retrain.rooms.audit.trial import audit
+from retrain.rooms.tasks.contracts import TimedScore
 from retrain.rooms.tasks.scoring.verdict import verdict
 
 Load = Callable[..., Any]

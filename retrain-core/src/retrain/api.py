@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.report import ReportPlot, ReportSection
     from retrain.kernel.contracts.serving import (
         LogprobRow,
         Measuring,
@@ -26,19 +23,6 @@ if TYPE_CHECKING:
         SamplesAhead,
         TakesWeights,
     )
-    from retrain.kernel.contracts.tasks import (
-        Action,
-        Ask,
-        DataSource,
-        Ending,
-        Environment,
-        EpisodeResult,
-        LoadedData,
-        Observation,
-        Reply,
-        Reward,
-    )
-    from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -81,9 +65,26 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+    from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
+    from retrain.rooms.health.contract import Finding, HealthMonitor
     from retrain.rooms.inference.throttle import Throttle
+    from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.report_parts import ReportPlot, ReportSection
+    from retrain.rooms.tasks.contracts import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
 
 __all__ = [
     "Action",
@@ -181,7 +182,7 @@ __all__ = [
     "resolve",
 ]
 
-_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first
+_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first, rooms last
     "retrain.kernel.declared",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
@@ -189,10 +190,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
-    "retrain.rooms.doctor.diagnosis",
-    "retrain.kernel.contracts.launching",
     "retrain.kernel.contracts.pacing",
-    "retrain.kernel.contracts.report",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
@@ -200,9 +198,15 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.contracts.backend",
     "retrain.kernel.contracts.tasks",
     "retrain.kernel.contracts.algorithm",
-    "retrain.kernel.contracts.watchers",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
+    "retrain.rooms.tasks.contracts",
+    "retrain.rooms.credit.parts",
+    "retrain.rooms.recorders.contract",
+    "retrain.rooms.health.contract",
+    "retrain.rooms.doctor.diagnosis",
+    "retrain.rooms.campaign.launching",
+    "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
 )
@@ -213,7 +217,12 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a mis
         """The public name, imported now and kept."""
         if name in __all__:
             for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # what is here already goes first
-                value = getattr(import_module(home), name, None)
+                try:
+                    value = getattr(import_module(home), name, None)
+                except ModuleNotFoundError as error:
+                    if not home.startswith(error.name or "?"):
+                        raise
+                    continue  # a room that was taken away
                 if value is not None:
                     globals()[name] = value
                     return value

@@ -60,6 +60,8 @@ def retrain_register_config_tables(register: Register) -> None:
     for name, summary, factory in TABLES:
         traits = TableTraits(flag_prefix=f"{name}_")
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", traits=traits))
+    phrases, extends = "retrain_sepa.tables:PlanningPhrases", TableTraits(extends=True)
+    register(PluginSpec(name="logging", summary="Planning phrases.", factory=phrases, traits=extends))
     defaults = TableTraits(extends=True, defaults=DEFAULTS)
     register(PluginSpec(name="algorithm", summary="The default condition.", factory=None, traits=defaults))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
+
+from pydantic import field_validator
 
 from retrain.api import Kind, Table, key
 
@@ -41,3 +44,21 @@ class PlanningTable(Table):
     detector: str = key("regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR)
     model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).")
     threshold: float = key(0.02, "Margin of the planning similarity (semantic).")
+
+
+class PlanningPhrases(Table):
+    """The key that [logging] gets for planning phrases."""
+
+    strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
+
+    @field_validator("strategic_grams")
+    @classmethod
+    def _phrases(cls, text: str) -> str:
+        if text.strip().startswith("["):
+            try:
+                grams = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"not a JSON array: {error}") from error
+            if not all(isinstance(gram, str) for gram in grams):
+                raise ValueError("every phrase of the JSON array must be text")
+        return text

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.report import ReportSection
-    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
-    from retrain.kernel.types import TrainReport
+    from retrain.kernel.types import Score, TrainReport
     from retrain.rooms.capacity.estimate import MemoryModel
     from retrain.rooms.doctor.diagnosis import Diagnosis
+    from retrain.rooms.session.report_parts import ReportSection
+    from retrain.rooms.tasks.contracts import LoadedTasks
 
     Register = Callable[[PluginSpec], None]
 
@@ -282,6 +282,11 @@ def retrain_extra_metrics(
 
     `report` is None when nothing was trained. A field that already exists is an error naming the plugin.
     """
+
+
+@hookspec
+def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, Any] | None:
+    """Fields about an evaluation, from the scores of each held-out example's completions. Once per evaluation."""
 
 
 @hookspec

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
-from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.types import Example
+from retrain.rooms.tasks.contracts import LoadedData
 from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

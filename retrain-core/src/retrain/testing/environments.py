@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation
 from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
 from retrain.rooms.tasks.environment_process import EnvironmentProcess, with_current_methods
 from retrain.rooms.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.tasks import Prompt, TimedScore
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
 from retrain.rooms.audit.gold import boxed, gold_from_reference, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
 from retrain.rooms.audit.start import audit_prompts
 from retrain.rooms.audit.trial import audit
+from retrain.rooms.tasks.contracts import TimedScore
 from retrain.rooms.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]

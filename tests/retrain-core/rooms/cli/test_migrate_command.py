@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import load_plugins
+from retrain.rooms.session.check import registered_tables
 
 Command = Callable[..., Any]
 OLD = '# mine\n[backend]\nbackend = "local"\nprime_rl_zmq_hwm = 10  # high water\n\n[model]\nmodel = "x"\n'

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.kernel.contracts.algorithm import ControllerView, Needs
+from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import GroupStatus
 from retrain.kernel.types import Completion, Group
 from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.parts import ControllerView
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 
 MakeGroup = Callable[..., Group]

@@ -10,8 +10,9 @@ from threading import Thread
 
 import pytest
 
-from retrain.kernel.plugins.installed import installed_version, required_packages
+from retrain.kernel.plugins.installed import installed_version
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra, diagnose_server
+from retrain.rooms.session.packages import required_packages
 
 Distribution = Callable[..., Path]
 REQUIRES = """\

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.contracts.watchers import Finding
 from retrain.kernel.errors import HealthError
+from retrain.rooms.health.contract import Finding
 from retrain.rooms.health.watch import HealthWatch
 
 

@@ -8,13 +8,13 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner, PluginSpec
 from retrain.rooms.inference.plugin import ENGINES
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.unsupported_keys import KEYS, problems_of
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables
 
 CHANGED = {"attention_kernel": "triton", "dtype": "bf16", "kv_cache_dtype": "int8"}
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from retrain.api import Ask, Ending, EpisodeResult, Observation, Reply
-from retrain.kernel.contracts.tasks import Action, LoadedData
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.rooms.tasks.contracts import Action, LoadedData
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from tests.playing import Counting
 

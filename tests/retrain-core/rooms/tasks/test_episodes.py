@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import EpisodeResult, Prompt, Streams
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
 from retrain.rooms.credit.algorithm import CreditAlgorithm
+from retrain.rooms.tasks.contracts import EpisodeResult
 from retrain.rooms.tasks.episodes import Episodes
 from tests.playing import Counting
 

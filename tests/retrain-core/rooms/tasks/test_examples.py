@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from retrain.kernel.config.resolved import Config, Layer, Origin
-from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.types import Example, Score
+from retrain.rooms.tasks.contracts import LoadedData
 from retrain.rooms.tasks.examples import usable_examples, uses_own_verifier
 
 

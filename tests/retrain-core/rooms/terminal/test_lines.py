@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Group
 from retrain.rooms.terminal.lines import evaluation, group_lines, step_line, training_complete
+from retrain.rooms.text.terminal_text import printable
 
 MakeGroup = Callable[..., Group]
 METRICS = {

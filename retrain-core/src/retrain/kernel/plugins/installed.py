@@ -18,7 +18,6 @@ from retrain import __version__
 
 if TYPE_CHECKING:
     from importlib_metadata import IDistribution
-    from packaging.requirements import Requirement
 
 GROUP, KERNEL = "retrain", "retrain-core"
 # `retrain-core<0.2,>=0.1.0`, as wheels have it; a requirement with a marker holds elsewhere, or for an extra.
@@ -37,24 +36,6 @@ class Offer:
     distribution: str
     version: str
     unmet: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """A package that another one requires.
-
-    `wanted` are the versions it may have (`>=2.6`), `installed` the version that is there, empty when there is none.
-    """
-
-    name: str
-    wanted: str
-    installed: str
-    is_met: bool
-
-    def __str__(self) -> str:
-        if self.is_met:
-            return f"{self.name} {self.installed}"
-        return f"{self.name} {self.installed} (wants {self.wanted})" if self.installed else self.name
 
 
 def offered_plugins() -> Iterator[Offer]:
@@ -94,28 +75,12 @@ def installed_version(name: str) -> str:
     return found.version if _can_import(re.sub(r"[-.]+", "_", name)) or _has_modules(found) else ""
 
 
-def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
-    """What a distribution requires on this machine: always, or with `extra` what that extra adds."""
-    from packaging.requirements import InvalidRequirement, Requirement  # every run imports this module, few ask
-
+def requirements_of(name: str) -> tuple[str, ...]:
+    """The requirements that a distribution's metadata state, extras included; none when it is not installed."""
     try:
-        lines = distribution(name).requires or []
+        return tuple(distribution(name).requires or ())
     except PackageNotFoundError:
         return ()
-    found = []
-    for line in lines:
-        try:
-            wanted = Requirement(line)
-        except InvalidRequirement:
-            continue  # of a stranger's package; pip would have refused it
-        always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-        if (
-            always
-            if not extra
-            else not always and wanted.marker is not None and wanted.marker.evaluate({"extra": extra})
-        ):
-            found.append(_package(wanted))
-    return tuple(found)
 
 
 def installed_dependents(name: str) -> tuple[str, ...]:
@@ -153,12 +118,6 @@ def _is_met(wanted: str) -> bool:
         return SpecifierSet(wanted).contains(__version__, prereleases=True)
     except InvalidSpecifier:
         return False
-
-
-def _package(wanted: Requirement) -> Package:
-    version = installed_version(wanted.name)
-    is_met = bool(version) and wanted.specifier.contains(version, prereleases=True)
-    return Package(name=wanted.name, wanted=str(wanted.specifier), installed=version, is_met=is_met)
 
 
 def _has_modules(found: IDistribution) -> bool:

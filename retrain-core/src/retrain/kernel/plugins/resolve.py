@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.first_party import promised_default, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
@@ -21,7 +22,6 @@ from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-from retrain.kernel.declared import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import duration, printable
 from retrain.rooms.audit.report import AuditFinding, AuditReport
 from retrain.rooms.audit.start import audit_tasks
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.tasks.tasks import load_tasks
+from retrain.rooms.text.terminal_text import duration, printable
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 COLOURS = {"error": "red", "warning": "yellow"}

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
-from retrain.kernel.terminal_text import duration, printable
 from retrain.rooms.audit.probes import Severity
+from retrain.rooms.text.terminal_text import duration, printable
 
 LOG = logging.getLogger("retrain")
 SHOWN = 5  # findings in an error or on the console; the command shows all

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from retrain.kernel.contracts.tasks import TimedScore
 from retrain.kernel.informative import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
 from retrain.rooms.audit.probes import Probe, Severity, wrong_texts
 from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
+from retrain.rooms.tasks.contracts import TimedScore
+from retrain.rooms.text.terminal_text import printable
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
 DETAIL_CHARS = 300

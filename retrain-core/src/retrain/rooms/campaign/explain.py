@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from retrain.kernel.config.resolved import Layer
-from retrain.kernel.plugins.check import declared_capabilities
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
+from retrain.rooms.session.check import declared_capabilities
 
 
 def warnings_of(campaign: Campaign) -> list[str]:

@@ -14,9 +14,8 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.check import registered_tables, table_hint
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.campaign.condition_lines import ConditionPlaces
@@ -25,6 +24,7 @@ from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
 from retrain.rooms.campaign.table import CampaignTable
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.session.records.manifest import public_values
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.campaign.planned import PlannedRun
 from retrain.rooms.session.records.checkpoints import FINAL, newest_valid
 from retrain.rooms.session.records.folder import MARK
@@ -22,6 +21,7 @@ from retrain.rooms.session.records.reading import last_record
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import adapters_of
+from retrain.rooms.text.terminal_text import printable
 
 ERROR_HEAD = re.compile(r"retrain: \w+ error")
 TAIL_BYTES = 65536

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pydantic import BaseModel, ConfigDict
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.launching import Job
 from retrain.kernel.errors import BackendError, Problem
 from retrain.rooms.campaign.devices import VARIABLE, DevicePool, listed_devices
+from retrain.rooms.campaign.launching import Job
 
 THREADS = "OMP_NUM_THREADS"
 GUARD = (sys.executable, "-m", "retrain.rooms.campaign.parent_death")

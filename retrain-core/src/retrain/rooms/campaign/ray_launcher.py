@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.launching import Job
 from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, PluginError, Problem
+from retrain.rooms.campaign.launching import Job
 from retrain.rooms.campaign.processes import THREADS, start_process
 
 LOST = -int(signal.SIGKILL)  # what a run looks like whose worker is gone

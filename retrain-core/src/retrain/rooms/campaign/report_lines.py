@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.terminal_text import OUTCOME_LEVEL
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.outcome import progress
 from retrain.rooms.campaign.planned import PlannedRun
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 
 LOOK_EVERY_S = 1.0
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
 from retrain.kernel.errors import EXIT_USAGE, RetrainError
 from retrain.rooms.campaign.devices import gpus_per_run
 from retrain.rooms.campaign.folder import move_aside
 from retrain.rooms.campaign.follow_up import FollowUps
+from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import Manifest, now
 from retrain.rooms.campaign.outcome import Adopted, State, can_continue, has_records, is_done, owner, reason_of_failure

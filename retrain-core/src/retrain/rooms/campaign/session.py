@@ -10,16 +10,15 @@ from typing import Any
 import tomli_w
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.launching import Launcher
 from retrain.kernel.errors import Problem, RetrainError, StopRequested
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import OUTCOME_LEVEL, duration
 from retrain.kernel.types import Kind
 from retrain.rooms.campaign.explain import warnings_of, workers_of
 from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
 from retrain.rooms.campaign.follow_up import FollowUps
+from retrain.rooms.campaign.launching import Launcher
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, session_fields
 from retrain.rooms.campaign.outcome import State, is_done
@@ -29,6 +28,7 @@ from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")

@@ -7,9 +7,9 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.terminal_text import duration
 from retrain.rooms.capacity.forecast import Forecast, forecast
 from retrain.rooms.capacity.show import size
+from retrain.rooms.text.terminal_text import duration
 
 
 def explained(config: Config, plugins: Plugins) -> dict[str, str]:

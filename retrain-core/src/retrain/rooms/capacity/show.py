@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retrain.kernel.terminal_text import duration
 from retrain.rooms.capacity.estimate import MemoryPhase
 from retrain.rooms.capacity.forecast import Forecast
+from retrain.rooms.text.terminal_text import duration
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 

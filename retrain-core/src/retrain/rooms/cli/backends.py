@@ -13,12 +13,12 @@ from rich.text import Text
 
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.first_party import promised_names, provider
-from retrain.kernel.plugins.installed import required_packages
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.cli.plugins import short_file
 from retrain.rooms.session.locate import part_file
+from retrain.rooms.session.packages import required_packages
+from retrain.rooms.text.terminal_text import printable
 
 RANGE = {  # keywords of JSON Schema, and how they are shown
     "minimum": "at least",

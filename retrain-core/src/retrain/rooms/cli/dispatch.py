@@ -105,13 +105,13 @@ class RetrainGroup(click.Group):
 
     def _key_flags(self) -> set[str]:
         from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
-        from retrain.kernel.plugins.check import registered_tables
+        from retrain.rooms.session.check import registered_tables
 
         return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
 
     def _command_for(self, args: list[str]) -> str:
-        from retrain.kernel.terminal_text import QUIET_FLAGS
         from retrain.rooms.session.configure import claim_of  # not needed for `--help` and completion
+        from retrain.rooms.text.terminal_text import QUIET_FLAGS
 
         claim = claim_of([word for word in args if word not in QUIET_FLAGS], self.plugins)
         return claim.command if claim else TRAIN

@@ -12,9 +12,9 @@ import click
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
-from retrain.kernel.plugins.check import declared_capabilities, registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities
+from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.session.records.secrets import hide
 

@@ -79,8 +79,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_error(label: str, text: str) -> None:
-    from retrain.kernel.terminal_text import printable  # only errors need these
     from retrain.rooms.session.records.secrets import hide_text
+    from retrain.rooms.text.terminal_text import printable  # only errors need these
 
     color = wants_color()
     click.secho(f"retrain: {label}", fg="red", bold=True, err=True, color=color)

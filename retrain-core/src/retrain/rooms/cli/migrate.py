@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
-from retrain.kernel.whole_file import write_bytes
 from retrain.rooms.cli.migrate_toml import Migration, migrate
+from retrain.rooms.text.whole_file import write_bytes
 
 STDIN = "<stdin>"
 EPILOG = """\b

@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import (
-    Algorithm,
-    Controller,
-    ControllerView,
-    Credit,
-    Needs,
-    PlanningDetector,
-    TokenCredit,
-)
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.informative import GroupStatus, group_status, num_correct
 from retrain.kernel.plugins.build import build_part
@@ -25,6 +17,7 @@ from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome,
 from retrain.rooms.credit.checks import refusal
 from retrain.rooms.credit.custom import build_custom
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.rooms.credit.token_metrics import concatenated, execution_variance, token_metrics
 

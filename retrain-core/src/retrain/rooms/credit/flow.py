@@ -9,8 +9,8 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty

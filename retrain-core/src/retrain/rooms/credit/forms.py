@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from retrain.kernel.errors import PluginError, Problem, RetrainError, raised_at
+from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import Found
 from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
+from retrain.rooms.text.raised_at import raised_at
 
 
 def as_advantage(found: Found) -> AdvantageSpec:

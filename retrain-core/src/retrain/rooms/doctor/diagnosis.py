@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from retrain.kernel.plugins.installed import installed_version, required_packages
+from retrain.kernel.plugins.installed import installed_version
+from retrain.rooms.session.packages import required_packages
 
 SERVER_TIMEOUT_S = 5.0
 SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; any other status counts as an answer

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import DEFAULT_FILE, claim_of, load_with_problems
 from retrain.rooms.session.selected import selected_parts
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.first_party import CORE, LOCAL, PRIME_RL, REWARDS, SEPA, TINKER, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.selected import Selected, selected_parts
 
 PURPOSES = {

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import RetrainError
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_server
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.selected import selected_parts
 
 HUB_TIMEOUT_S = 10.0

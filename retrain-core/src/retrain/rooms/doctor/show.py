@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.doctor.diagnosis import Diagnosis
 from retrain.rooms.doctor.examine import Examination
 from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from retrain.kernel.contracts.algorithm import PlanningDetector
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, Mask
 from retrain.rooms.credit.algorithm import build_detector
+from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
 from retrain.rooms.insight.stored import StoredCompletion, read_step, replay

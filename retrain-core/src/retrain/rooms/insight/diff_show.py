@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.terminal_text import ABSENT, duration, printable, sparkline
 from retrain.rooms.insight.diff import RunDiff
 from retrain.rooms.insight.status_show import decimal, share
+from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkline
 
 MOST_FIELDS = 8
 VALUE_CHARS = 60

@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Floats, Mask
+from retrain.rooms.text.terminal_text import printable
 
 GAMMA = 0.6  # completions of small credit must still be seen beside those of large
 FLOOR = 0.25  # so must the least token of a completion

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ResumeError
-from retrain.kernel.plugins.check import registered_tables, wanted_names
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
+from retrain.rooms.session.check import registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.checkpoints import Checkpoint
 from retrain.rooms.session.records.lock import owner_of

@@ -10,8 +10,8 @@ import click
 
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.insight.resume_check import Item, ResumeCheck, check_resume
+from retrain.rooms.text.terminal_text import printable
 
 EPILOG = """\b
 Examples:

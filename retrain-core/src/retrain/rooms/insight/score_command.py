@@ -15,13 +15,13 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Outcome
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.tasks.scoring.build import build_rewards, data_reward, verifier_of_source
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 CONFIG = "config.toml"

@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.terminal_text import ABSENT, duration, printable
 from retrain.rooms.insight.status_campaign import CampaignRun, CampaignStatus
 from retrain.rooms.insight.status_run import RunStatus
 from retrain.rooms.insight.status_scan import Overview
+from retrain.rooms.text.terminal_text import ABSENT, duration, printable
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"

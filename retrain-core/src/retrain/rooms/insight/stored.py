@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import PlanningDetector
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Mask
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.rooms.session.records.reading import Record, parse_record, parsed_lines, read_steps
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens

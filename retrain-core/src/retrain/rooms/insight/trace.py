@@ -9,12 +9,12 @@ import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.check import declared_capabilities
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Capabilities, Kind
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.session.check import declared_capabilities
 
 PROBE_SEED = 0
 REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))

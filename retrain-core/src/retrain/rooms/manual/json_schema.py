@@ -14,9 +14,9 @@ from pydantic.json_schema import models_json_schema
 
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # What `key` keeps in json_schema_extra.

@@ -7,10 +7,10 @@ from typing import Any
 import tomli_w
 
 from retrain.kernel.config.keys import Key, keys_of
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual import markdown
 from retrain.rooms.manual.json_schema import key_schemas
+from retrain.rooms.session.check import registered_tables
 
 RANGES = (("minimum", "≥ "), ("exclusiveMinimum", "> "), ("maximum", "≤ "), ("exclusiveMaximum", "< "))
 COMMENT_FROM = 40  # column

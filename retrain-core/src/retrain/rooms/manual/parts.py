@@ -6,11 +6,11 @@ from pydantic import BaseModel
 
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.declared import TableTraits
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Registered
 from retrain.kernel.types import Kind
 from retrain.rooms.manual import markdown
+from retrain.rooms.session.check import registered_tables
 
 # Where parts are named, for kinds that no config key declares.
 KEYS = {

@@ -16,9 +16,8 @@ import click
 from retrain.kernel.config.load import load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.check import registered_tables, table_hint
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.terminal_text import printable
+from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.squeeze.adapter import locate_adapter, read_adapter
 from retrain.rooms.squeeze.analysis import ranks_to_test
@@ -27,6 +26,7 @@ from retrain.rooms.squeeze.evaluate import Measured, measure
 from retrain.rooms.squeeze.job import SqueezeResult, rank_to_keep, run_job
 from retrain.rooms.squeeze.remote import REMOTE, local_copy
 from retrain.rooms.squeeze.table import SqueezeTable
+from retrain.rooms.text.terminal_text import printable
 
 REPORT = Path("logs/squeeze")
 _FOLDER = click.Path(path_type=Path, file_okay=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.terminal_text import printable
+from retrain.rooms.text.terminal_text import printable
 
 
 def unusable(path: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:

@@ -6,9 +6,9 @@ import html
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.session.records.files import write_text
 from retrain.rooms.squeeze.analysis import LayerSpectrum, SqueezeAnalysis
+from retrain.rooms.text.terminal_text import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")  # Okabe-Ito, but for its yellow
 GREY = "#888888"

@@ -12,8 +12,8 @@ from retrain.kernel.plugins.spec import ConfigClaim, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.report import ReportSection
     from retrain.kernel.contracts.views import RunView
+    from retrain.rooms.session.report_parts import ReportSection
 
 TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these is no file for squeezing alone
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.terminal_text import ABSENT
 from retrain.rooms.session.records.reading import Record, number, read_object
+from retrain.rooms.session.report_parts import ReportPlot, ReportSection
+from retrain.rooms.text.terminal_text import ABSENT
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"
 CURVES = (("mean of layers", "mean_variance"), ("weighted by energy", "energy_variance"), ("least", "min_variance"))

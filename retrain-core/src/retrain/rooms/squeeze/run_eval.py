@@ -9,12 +9,11 @@ from pathlib import Path
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.evaluate import eval_metrics
 from retrain.kernel.parts import Parts
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.assemble import assemble
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
@@ -63,4 +62,5 @@ def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     table = parts.config.eval
     with parts.rollouts.batch("squeeze-eval") as batch:
         batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        return eval_metrics(batch.scores())
+        added = parts.plugins.notify("retrain_eval_metrics", scores_EG=batch.scores())
+    return {name: value for fields in added for name, value in (fields or {}).items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.squeeze.analysis import RankRow, SqueezeAnalysis
 from retrain.rooms.squeeze.compress import CompressedAdapter
+from retrain.rooms.text.terminal_text import printable
 
 FRAME = "=" * 60
 COLUMNS = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.session.records.secrets import hide, hide_text
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 RUN_NAME = "squeeze-analysis"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Action, Environment, EpisodeResult, LoadedData, Observation
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Score
 from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
 from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.contracts import Action, Environment, EpisodeResult, LoadedData, Observation
 
 LOAD_TIMEOUT_S = 1800.0  # it may install a package and fetch a data set
 GRACE_S = 10.0  # beyond the environment's own limit, by which it should have cut off whatever hangs

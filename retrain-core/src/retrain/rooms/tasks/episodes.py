@@ -10,9 +10,10 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation, Prompt, RolloutBatch, Streams
+from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.text.transcript import Transcript

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
-from retrain.kernel.contracts.tasks import LoadedData
 from retrain.kernel.errors import ConfigError, PluginError, Problem
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Example
+from retrain.rooms.tasks.contracts import LoadedData
 from retrain.rooms.text.chat import prompt_text
+from retrain.rooms.text.terminal_text import printable
 
 # Rewards that compare with the reference: an empty one would make silence, or an empty box, correct.
 COMPARING = frozenset({"match", "math"})

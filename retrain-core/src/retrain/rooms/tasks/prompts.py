@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import LoadedData, Prompt
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Tokens
+from retrain.rooms.tasks.contracts import LoadedData
 from retrain.rooms.tasks.examples import usable_examples
 from retrain.rooms.text.chat import check_template_args, encode, prompt_text
 from retrain.rooms.text.context import fit_context

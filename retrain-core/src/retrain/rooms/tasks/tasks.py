@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Kind
+from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
 from retrain.rooms.tasks.scoring.build import build_rewards
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 

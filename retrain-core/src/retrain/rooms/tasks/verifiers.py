@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Action, Reward, Rollouts, TimedScore
+from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.types import Example, SamplingParams, StopReason
+from retrain.rooms.tasks.contracts import Action, Reward, TimedScore
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn

@@ -9,8 +9,8 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Example, Message
+from retrain.rooms.text.terminal_text import printable
 
 BATCH = 1000  # texts that the tokenizer is given at once
 # Arguments of `apply_chat_template` itself, in any version: the others go on to the template.

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.rooms.tasks.child import wire
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, LoadedData, Observation
 
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()))
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS

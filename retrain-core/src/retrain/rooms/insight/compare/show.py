@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.insight.compare import words
 from retrain.rooms.insight.compare.family import Verdict
 from retrain.rooms.insight.compare.study import Study
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables, fisher_table
+from retrain.rooms.text.terminal_text import printable
 
 COLOURS = {Verdict.BETTER.value: "green", Verdict.WORSE.value: "red", Verdict.CANNOT_TELL.value: "yellow"}
 MOST_LINES = 20

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.terminal_text import ABSENT
 from retrain.rooms.insight.report.chart_specs import GROUPS, TIMES, Unit
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import note, plot, section, table
 from retrain.rooms.insight.report.numbers import value_text
 from retrain.rooms.insight.report.samples import CAUSES, StepSamples
 from retrain.rooms.insight.report.text import plain, text
+from retrain.rooms.text.terminal_text import ABSENT
 
 GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict")
 TIME_NAMES = ("sampling", "scoring", "training", "other")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from retrain.kernel.terminal_text import duration
 from retrain.rooms.insight.report.chart_specs import Unit
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, details, note, section, table
 from retrain.rooms.insight.report.numbers import plural, value_text
 from retrain.rooms.insight.report.text import text
+from retrain.rooms.text.terminal_text import duration
 
 MOST_EPISODES = 200
 MOST_RUNS = 2000

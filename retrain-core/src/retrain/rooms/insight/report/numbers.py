@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from retrain.kernel.terminal_text import ABSENT
 from retrain.rooms.insight.report.chart_specs import Unit
+from retrain.rooms.text.terminal_text import ABSENT
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:

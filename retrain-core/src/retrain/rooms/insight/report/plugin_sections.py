@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, RetrainError
-from retrain.kernel.plugins.check import declared_capabilities, registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Determinism
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import Links, note, plot, section, table
 from retrain.rooms.insight.report.text import plain, text
+from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.records.reading import number
+from retrain.rooms.session.report_parts import ReportPlot, ReportSection
 
 HOOK = "retrain_report_sections"
 MAX_CHARS = 20_000

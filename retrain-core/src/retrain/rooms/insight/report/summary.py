@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
-from retrain.kernel.terminal_text import duration
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import Links, facts, note, section, table
 from retrain.rooms.insight.report.numbers import amount, plural
 from retrain.rooms.insight.report.settings import common, versions
 from retrain.rooms.insight.report.text import joined, text
+from retrain.rooms.text.terminal_text import duration
 
 MOST_FAILED = 50
 MOST_LISTED = 12

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
 from retrain.kernel.types import Example, Outcome, Score, StopReason
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, LoadedData, Observation
 
 RECORDS: dict[str, type[Any]] = {
     record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData)

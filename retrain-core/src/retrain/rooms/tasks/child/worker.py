@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from retrain.kernel import errors
 from retrain.rooms.tasks.child import wire
 from retrain.rooms.tasks.child.orphans import descendants, has_children, kill_descendants
+from retrain.rooms.text.raised_at import raised_at
 
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed
@@ -73,7 +74,7 @@ def failure(error: BaseException) -> dict[str, Any]:
         trace = ""
     place = ""
     with suppress(BaseException):
-        place = errors.raised_at(error)
+        place = raised_at(error)
     told: dict[str, Any] = {"error": type(error).__name__, "text": text, "place": place, "traceback": trace}
     if isinstance(error, errors.RetrainError):
         own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import LoadedData, Reward
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
+from retrain.rooms.tasks.contracts import LoadedData, Reward
 from retrain.rooms.tasks.examples import names_a_reward
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example
-from retrain.kernel.whole_file import write_bytes
 from retrain.rooms.tasks.child import wire
+from retrain.rooms.text.whole_file import write_bytes
 
 LOG = logging.getLogger("retrain")
 FOLDER = "failures"

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Mapping
 from queue import SimpleQueue
 
-from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.types import Score
 from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.contracts import Reward
 from retrain.rooms.tasks.scoring.task import NOT_TRIED, Attempt, Task
 from retrain.rooms.tasks.scoring.verdict import Scorers
 

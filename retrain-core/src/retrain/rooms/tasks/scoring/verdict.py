@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.types import Example, Outcome, Score
+from retrain.rooms.tasks.contracts import Reward
 
 MAX_DETAIL = 1000  # characters; it is stored with every completion
 

@@ -12,12 +12,12 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind
 from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default, promised_options
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import problem_with
-from retrain.kernel.plugins.tables import registered_tables as registered_tables
-from retrain.kernel.plugins.tables import table_hint as table_hint
+from retrain.rooms.session.tables import registered_tables as registered_tables
+from retrain.rooms.session.tables import table_hint as table_hint
 
 # Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.evaluate import eval_metrics, pass_at_k, rate_interval
 from retrain.kernel.types import Score
+from retrain.rooms.metrics.evaluate import eval_metrics, pass_at_k, rate_interval
 
 RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
 

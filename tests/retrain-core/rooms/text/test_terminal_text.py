@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.kernel.terminal_text import ABSENT, duration
+from retrain.rooms.text.terminal_text import ABSENT, duration
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from retrain.kernel.config.keys import Table, TableTraits, key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.check import check_names, check_options, registered_tables, wanted_names
 from retrain.kernel.plugins.manager import Plugins, load_plugins
 from retrain.kernel.plugins.resolve import missing
 from retrain.kernel.plugins.spec import Owner, PluginSpec
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import check_names, check_options, registered_tables, wanted_names
 
 
 class Notebook(Table):
