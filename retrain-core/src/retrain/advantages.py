@@ -1,7 +1,7 @@
-"""The public credit API: what an advantage, transform, uncertainty or algorithm plugin is made of.
+"""The public credit API: what advantage, transform, uncertainty and algorithm plugins are made of.
 
 Credit flows in one direction. The episode advantage sees only the rewards of a group; the token transform sees only
-uncertainty and planning mask and answers with how much of that advantage each token receives:
+uncertainty and planning mask, and decides how much of that advantage each token receives:
 
     A_i = advantage(rewards_G)                       one number per completion
     U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token

@@ -1,4 +1,4 @@
-"""What this distribution offers; nothing here is imported beyond the names, see the modules they point to."""
+"""What this distribution registers: names only; the modules they point to are imported when a name is used."""
 
 from __future__ import annotations
 
@@ -136,14 +136,15 @@ def retrain_register_controllers(register: Register) -> None:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """What the controller adds."""
+    """Fields that the controller adds."""
     meaning = "Whether the correct-rate gate lets lambda through."
     return [MetricSpec(name="sepa_gate_open", meaning=meaning, unit="flag", absent="without the controller sepa")]
 
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Its extra."""
-    from retrain_sepa.doctor import diagnose
+    """Whether the extra `semantic` is installed, which `[planning] detector = "semantic"` needs."""
+    from retrain.api import diagnose_extra
 
-    return diagnose(config)
+    needed = config is not None and config.value("planning.detector", "") == "semantic"
+    return [diagnose_extra("retrain-sepa", "semantic", purpose="planning detector 'semantic'", needed=needed)]

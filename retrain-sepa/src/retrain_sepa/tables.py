@@ -34,7 +34,7 @@ class SepaTable(Table):
         0.1, "Lambda stays 0 until a step's correct rate reaches this; 0 = open from the start.", ge=0.0, le=1.0
     )
     ema_decay: float = key(0.99, "Decay per step of the averaged execution variance (auto).", ge=0.0, lt=1.0)
-    threshold: float = key(0.2, "Fraction of the starting variance under which pooling sets in (auto).", gt=0.0, le=1.0)
+    threshold: float = key(0.2, "Fraction of the starting variance below which pooling begins (auto).", gt=0.0, le=1.0)
     warmup_steps: int = key(50, "Steps with a variance before its starting value is fixed (auto).", ge=1)
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from retrain.testing import conformance
 
+PAGE = Path(__file__).parents[3] / "docs/pages/write/algorithm.md"
 Failures = Callable[..., dict[str, str]]
 SOUND = (
     ("advantage", "centred"),
@@ -60,6 +63,15 @@ def test_broken_parts_are_named(kind: str, part: str, check: str, words: str, fa
 def test_the_kernel_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
     for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):
+        check()
+
+
+def test_the_whole_algorithm_of_the_documentation_conforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "traits=Needs()" in part]
+    (tmp_path / "running_mean_of_the_page.py").write_text(block, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for check in conformance("algorithm", "running_mean_of_the_page.PLUGIN"):
         check()
 
 

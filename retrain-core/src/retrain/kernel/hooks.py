@@ -102,7 +102,7 @@ def retrain_register_advantages(register: Register) -> None:
 def retrain_register_transforms(register: Register) -> None:
     """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
 
-    The transforms `gtpo` and `gtpo_hicra` also carry the stages that the flags of every `TransformSpec` switch on.
+    A transform may also carry `stages`: steps of the credit pipeline that the flags of any `TransformSpec` switch on.
     """
 
 

@@ -109,7 +109,7 @@ def credits_a_group_by_itself(bench: Bench) -> None:
             all(np.array_equal(a, b) for a, b in zip(alone, together[number], strict=True)),
             f"{group.name} gets other credit alone than in a step with others",
             why="a run would depend on its batch size and on the order of its prompts",
-            fix="keep no state between calls; a schedule belongs into a controller",
+            fix="keep no state between calls; a schedule belongs in a controller",
         )
 
 
@@ -143,7 +143,7 @@ def names_a_controller_that_exists(bench: Bench) -> None:
     known = [entry.spec.name for entry in bench.plugins.registered(Kind.CONTROLLER)]
     expect(
         flow.controller in known,
-        f"it asks controller {flow.controller!r} for lambda, and nobody provides that; known: {', '.join(known)}",
+        f"it asks controller {flow.controller!r} for lambda, which is not installed; known: {', '.join(known)}",
         why="a run with it ends before its first step",
         fix="correct TransformSpec(controller=...), or let your distribution require the one that provides it",
     )

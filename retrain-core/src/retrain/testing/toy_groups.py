@@ -1,4 +1,4 @@
-"""Groups of completions for the credit suites: the usual ones, and those at the edges of what a run can meet."""
+"""Groups of completions for the credit suites: ordinary ones and edge cases."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from retrain_sepa.tables import PlanningTable
 
 WINDOW_WORDS = 12
 STRIDE_WORDS = 6
-MIN_WORDS = 3  # shorter texts say too little to be compared
-FLOOR = 0.25  # least similarity to planning: unlike both kinds is not planning
+MIN_WORDS = 3  # shorter texts carry too little meaning to compare
+FLOOR = 0.25  # least similarity to planning: a window unlike both kinds is not planning
 WORD = re.compile(r"\S+")
 Vectors = NDArray[np.float32]
 
@@ -36,7 +36,7 @@ def semantic_detector(context: PluginContext) -> PlanningDetector:
         ) from error
     try:
         model = SentenceTransformer(table.model, device="cpu")
-    except Exception as error:  # the library raises many kinds for a name or folder it cannot load
+    except Exception as error:  # the library raises many exception types for a name or folder it cannot load
         reason = " ".join(str(error).split())[:300]
         fix = "give a local folder or a hub id that can be reached"
         raise ConfigError(
@@ -57,7 +57,7 @@ class SemanticPlanningDetector:
 
     Windows of 12 words every 6 words, the last one ending with the text. A window plans when
     cos(window, planning) > cos(window, execution) + margin and cos(window, planning) > 0.25, where both sides are
-    centroids of anchor sentences; overlapping windows add up. `margin` is thus a difference of similarities, not one.
+    centroids of anchor sentences; a token in any such window is marked. `margin` is a difference of similarities.
     """
 
     decoder: TokenDecoder
@@ -105,6 +105,6 @@ def _centroid(model: Any, sentences: Sequence[str]) -> Vectors:
 
 
 def _embed(model: Any, texts: Sequence[str]) -> Vectors:
-    whole = [text.encode("utf-8", "replace").decode() for text in texts]  # a cut completion may end in half a character
+    whole = [text.encode("utf-8", "replace").decode() for text in texts]  # a completion may end in half a character
     vectors: Vectors = model.encode(whole, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False)
     return vectors

@@ -132,6 +132,15 @@ def test_every_missing_stage_is_told_with_everything_else(strangers: Callable[..
     assert "needs stage 'top_rho'" in problems[2]
 
 
+def test_a_faulty_transform_is_told_with_the_other_problems(strangers: Callable[..., Plugins], flow: BuildFlow) -> None:
+    plugins = strangers("weighted", more="SPECS['weighted'] = 3")
+    with pytest.raises(PluginError, match=r"transform 'weighted' of retrain-strange 1\.0 is int"):
+        flow(plugins, "--transform-mode", "weighted")
+    with pytest.raises(ConfigError) as caught:
+        flow(plugins, "--transform-mode", "weighted", "--advantage-mode", "gpro")
+    assert len(caught.value.problems) == 2
+
+
 def test_another_distribution_may_provide_the_stage(strangers: Callable[..., Plugins], flow: BuildFlow) -> None:
     built = flow(strangers("gtpo", "weighted"), "--transform-mode", "weighted", "--gtpo-beta", "0.3")
     assert built.gtpo_beta == 7.0  # the owner of the stage says how strong it is

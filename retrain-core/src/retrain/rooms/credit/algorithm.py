@@ -1,4 +1,4 @@
-"""The default `Algorithm`: the configured flow of credit, with the planning detector and the controller it asks for."""
+"""The default `Algorithm`: the configured flow of credit, with the planning detector and controller that it uses."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise refusal(f"{what} is not a list of numbers: {error}") from error
-    if array.dtype.kind not in "biuf":  # text that reads as a number is still text
+    if array.dtype.kind not in "biuf":  # text such as "1.5" is refused too
         raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
@@ -31,7 +31,7 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
         got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
         raise refusal(f"{what} {got}, expected {length}")
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()  # finite only if every entry is: the quick way through for all good arrays
+        total = array.sum()  # finite only if every entry is: one pass suffices for valid arrays
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
         position = int(np.argmin(finite))
         raise refusal(f"{what} is {array[position]} at position {position}: it must be finite")

@@ -13,7 +13,7 @@ from retrain.kernel.types import Group, Kind
 from retrain.rooms.credit.checks import as_numbers, call_part, check_count, refusal
 
 CONDITION = "condition"
-UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # of the default algorithm: empty here
+UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labels of the default algorithm
 
 
 class CustomAlgorithm:
@@ -30,7 +30,7 @@ class CustomAlgorithm:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The plugin's labels, over empty ones for the parts that it does without."""
+        """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
         return {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:

@@ -1,4 +1,4 @@
-"""The credit pipeline of one step, straight down: uncertainty, pooling, weight, advantage, post-processing, mask.
+"""The credit pipeline of one step, straight down: uncertainty, pooling, advantage, weight, post-processing, mask.
 
 `_G` one entry per completion of a group, `_T` one per action token of a completion.
 """
@@ -23,7 +23,7 @@ Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditGroup:
-    """What credit needs of one group; ragged arrays, action tokens only."""
+    """One group as credit sees it: ragged arrays over action tokens only."""
 
     rewards_G: Floats
     logprobs_G: Sequence[Floats]
@@ -34,7 +34,7 @@ class CreditGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditResult:
-    """Token advantages per group and completion, the uncertainties they came from, and numbers worth logging."""
+    """Token advantages per group and completion, uncertainties before and after pooling, and metrics to log."""
 
     token_advs: tuple[Arrays, ...]
     uncertainties: tuple[Arrays, ...]
@@ -53,16 +53,12 @@ def assign_credit(
 
     Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by
     default) and are zero elsewhere. The top-rho threshold is taken over all action tokens of the trained groups.
-    Numbers that are not finite, and plugin outputs of the wrong count or length, are a CreditError that names
-    plugin, group, completion and position.
+    CreditError for numbers that are not finite, and for plugin outputs of the wrong count or length; it names plugin,
+    group, completion and position.
     """
     if flow.is_custom:
-        raise CreditError(
-            Problem(
-                what=f"algorithm {flow.condition!r} assigns credit itself, so there is no flow of credit to compute",
-                fix="compute its credit by its own `assign`, or choose an algorithm that is made of stages",
-            )
-        )
+        what = f"algorithm {flow.condition!r} assigns credit itself: it has no stages to compute"
+        raise CreditError(Problem(what=what, fix="choose an algorithm that is made of stages"))
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]

@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for, read off the tokenizer's own decoder."""
+"""The bytes that each token of a vocabulary stands for, derived from the tokenizer's own decoder."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ WORDPIECE_CLEANUP = (  # what the WordPiece decoder does to each token, in its o
 )
 
 
-def vocabulary_pieces(tokenizer: Any) -> dict[int, bytes] | None:
+def vocabulary_bytes(tokenizer: Any) -> dict[int, bytes] | None:
     """Token id -> UTF-8 bytes (a token may hold part of a character); None when the decoder is of an unknown kind.
 
-    Knows byte-level BPE (ByteLevel), SentencePiece (Metaspace, or Replace and ByteFallback), WordPiece, BPE with word
-    ends, and no decoder at all. Blanks at the very start of a text are not the token's own and may differ.
+    It knows byte-level BPE (ByteLevel), SentencePiece (Metaspace, or Replace and ByteFallback), WordPiece, BPE with
+    word ends, and tokenizers without a decoder. Spaces at the very start of a text belong to no token and may differ.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
     try:
         steps = decoder_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
-    except Exception:  # a decoder written in Python cannot be described
+    except Exception:  # a decoder written in Python has no serialised form
         return None
     if steps is None:
         return None
-    return {index: piece_bytes(token, steps) for token, index in tokenizer.get_vocab().items()}
+    return {index: token_bytes(token, steps) for token, index in tokenizer.get_vocab().items()}
 
 
-def piece_bytes(token: str, steps: list[Step]) -> bytes:
+def token_bytes(token: str, steps: list[Step]) -> bytes:
     """The bytes of one token."""
     text: str | bytes = token
     for step in steps:
@@ -53,13 +53,13 @@ def piece_bytes(token: str, steps: list[Step]) -> bytes:
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Step] | None:
-    """What the decoder does to one token amid others, as functions; None when that cannot be told token by token."""
+    """What the decoder does to one token among others, as functions; None when that depends on other tokens."""
     if decoder is None:
         return [lambda token: f" {token}"]
     steps: list[Step] = []
     for part in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
         if part["type"] == "Fuse":
-            break  # what follows sees one text: it trims the edges, which belong to no token
+            break  # later steps see the whole text: they trim its edges, which belong to no token
         step = _step(part)
         if step is None:
             return None
@@ -87,7 +87,7 @@ def _step(part: Mapping[str, Any]) -> Step | None:
 def _byte_level(token: str) -> bytes:
     try:
         return bytes([BYTE_OF_CHAR[char] for char in token])
-    except KeyError:  # an added token is written as it is
+    except KeyError:  # an added token is stored as plain text
         return token.encode("utf-8", "surrogatepass")
 
 
@@ -104,7 +104,7 @@ def _word_piece(token: str, prefix: str, cleanup: bool) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others are moved above U+0100 in order."""
+    """GPT-2's alphabet: printable bytes stand for themselves, the others are mapped to U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(printable)]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(moved)}}

@@ -5,7 +5,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from retrain_sepa.planning.offsets import IncrementalDecoder, TableDecoder, token_decoder
-from retrain_sepa.planning.pieces import decoder_steps, piece_bytes, vocabulary_pieces
+from retrain_sepa.planning.token_bytes import decoder_steps, token_bytes, vocabulary_bytes
 
 LLAMA = {
     "type": "Sequence",
@@ -39,7 +39,7 @@ WORDPIECE = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     ],
 )
 def test_bytes_of_a_token(decoder, token, expected):
-    assert piece_bytes(token, decoder_steps(decoder)) == expected
+    assert token_bytes(token, decoder_steps(decoder)) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_other_decoders_are_not_guessed(decoder):
 
 def test_every_byte_has_its_letter():
     steps = decoder_steps({"type": "ByteLevel"})
-    assert {piece_bytes(letter, steps) for letter in ByteLevel.alphabet()} == {bytes([byte]) for byte in range(256)}
+    assert {token_bytes(letter, steps) for letter in ByteLevel.alphabet()} == {bytes([byte]) for byte in range(256)}
 
 
 def test_without_a_fast_tokenizer_there_is_no_table():
-    assert vocabulary_pieces(object()) is None
+    assert vocabulary_bytes(object()) is None
 
 
 VOCABULARY = {"▁what": 0, "▁if": 1, "▁x": 2, "w</w>": 3, "[UNK]": 4, ".": 5, "##s": 6}
