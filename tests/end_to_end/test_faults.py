@@ -34,7 +34,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 # From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
 READ_ONLY = """
 import ctypes
-import retrain.kernel.step as loop
+from retrain.rooms.session.savepoint import RunRecords
 
 def obey_permissions():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,14 +43,14 @@ def obey_permissions():
     sets[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, effective
     assert libc.capset(header, sets) == 0
 
-original, calls = loop.save_run, []
+original, calls = RunRecords.save, []
 def save(*args):
     calls.append(1)
     if len(calls) == {call}:
         os.chmod({folder!r}, 0o555)
         os.geteuid() == 0 and obey_permissions()
     return original(*args)
-loop.save_run = save
+RunRecords.save = save
 """
 OWN_PARTS = """
 import math
