@@ -6,13 +6,12 @@ import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from retrain.api import Config, ConfigError, Problem
+from retrain.api import Config, ConfigError, Problem, install_line
 from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.judge.prompt import DEFAULT_RUBRIC, problem_with_rubric
 from retrain_rewards.tables import RewardTable
 
 OPENAI_URL = "https://api.openai.com/v1"
-INSTALL = "pip install 'retrain-rewards[judge]'"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
 
@@ -105,7 +104,7 @@ def _problems(settings: JudgeSettings, config: Config) -> list[Problem]:
         import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
         where, what = config.place("reward.judge_model"), "reward 'judge' needs the library openai"
-        found.append(Problem(where=where, what=what, why=str(error), fix=INSTALL))
+        found.append(Problem(where=where, what=what, why=str(error), fix=install_line("retrain-rewards", "judge")))
     return found
 
 

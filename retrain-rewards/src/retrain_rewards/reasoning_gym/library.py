@@ -7,9 +7,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from retrain.api import ConfigError, Problem
+from retrain.api import ConfigError, Problem, install_line
 
-INSTALL = "pip install 'retrain-rewards[reasoning-gym]'"
 RESERVED = ("seed", "size")  # options of the source itself
 
 
@@ -20,7 +19,8 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
-        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=INSTALL)) from error
+        fix = install_line("retrain-rewards", "reasoning-gym")
+        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
     return dict(DATASETS)
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score
+from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
 from retrain_rewards.verifiers.episode import Episode
 from retrain_rewards.verifiers.episode_loop import EpisodeLoop, reason_of
 from retrain_rewards.verifiers.locate import check_library, find_module
@@ -142,5 +142,5 @@ def _generation(settings: Settings) -> Generation:
         from retrain_rewards.verifiers.tasksets import Tasksets
     except ImportError as error:
         what = f"the installed verifiers cannot be used: {reason_of(error)}"
-        raise settings.problem("id", what, fix="pip install 'retrain-rewards[verifiers]'") from error
+        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers")) from error
     return Tasksets(settings, module, is_classic=is_classic)

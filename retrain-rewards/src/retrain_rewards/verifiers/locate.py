@@ -7,18 +7,18 @@ import importlib.util
 from difflib import get_close_matches
 from types import ModuleType
 
-from retrain.api import installed_dependents, installed_version
+from retrain.api import install_line, installed_dependents, installed_version
 from retrain_rewards.verifiers.install import install, manual_command
 from retrain_rewards.verifiers.settings import Settings
 
-EXTRA = "pip install 'retrain-rewards[verifiers]'"
 BUILT_IN = "verifiers.v1.tasksets"
 
 
 def check_library(settings: Settings) -> None:
     """ConfigError with the install line when the library is missing; imports nothing."""
     if importlib.util.find_spec("verifiers") is None:
-        raise settings.problem("id", f"{settings.id!r} needs the library verifiers, which is not installed", fix=EXTRA)
+        what = f"{settings.id!r} needs the library verifiers, which is not installed"
+        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers"))
 
 
 def library_version() -> str:
