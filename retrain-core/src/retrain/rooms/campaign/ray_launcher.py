@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, PluginError, Problem
+from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.campaign.launching import Job
 from retrain.rooms.campaign.processes import THREADS, start_process
 
@@ -43,7 +44,7 @@ def build(context: PluginContext) -> RayLauncher:
     try:
         import ray
     except ImportError as error:
-        fix = 'pip install "retrain-core[ray]"'
+        fix = install_line("retrain-core", "ray")
         raise PluginError(Problem(where=context.config.place("campaign.launcher"), what=str(error), fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
