@@ -84,7 +84,7 @@ def tend_until(publisher: Publisher, condition: Callable[[], object]) -> None:
     end = time.monotonic() + GENEROUS_S
     while not condition():
         assert time.monotonic() < end, "never happened"
-        publisher.tend()
+        publisher.serve_ranks()
         time.sleep(0.01)
 
 
