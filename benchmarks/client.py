@@ -27,8 +27,8 @@ import numpy as np
 
 from retrain.rooms.inference.caller import Caller
 from retrain.rooms.inference.client import Client
-from retrain.rooms.inference.dialect import Served
-from retrain.rooms.inference.settings import Settings
+from retrain.rooms.inference.dialect import ServedModel
+from retrain.rooms.inference.table import Settings
 from retrain.rooms.inference.vllm import VLLM
 
 COMPLETIONS, LATENCY_S, TOKENS, REPEATS = 128, 0.2, 64, 5
@@ -87,8 +87,8 @@ def _overhead(url: str) -> dict[str, float]:
 
 @contextmanager
 def _caller(url: str) -> Iterator[Caller]:
-    client = Client(Settings(urls=(url,), place="", headers={}))
-    served = {url: Served(name=MODEL)}
+    client = Client(Settings(urls=(url,)))
+    served = {url: ServedModel(name=MODEL)}
     try:
         yield Caller(
             client=client,

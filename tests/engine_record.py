@@ -19,7 +19,8 @@ import numpy as np
 
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
 from retrain.kernel.types import StopReason
-from retrain.rooms.inference.gap import measure
+from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
+from retrain.rooms.session.logprob_gap import measure_gap
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 
@@ -45,8 +46,8 @@ class _Recording:
     def publish(self) -> None:
         self._engine.publish()
         sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
-        temperature, limit = self._context.config.training.temperature, self._policy.context_limit
-        gap = measure(sides, self._context.tokenizer, temperature, context_limit=limit)
+        params = SamplingParams(max_tokens=PROBE_TOKENS, temperature=self._context.config.training.temperature)
+        gap = measure_gap(sides, probe_prompts(self._context.tokenizer, self._policy.context_limit), params)
         assert gap is not None
         _write(GAPS, {"version": self._policy.version, "gap": gap.max, "tokens": gap.num_tokens})
 

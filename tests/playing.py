@@ -6,13 +6,13 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from retrain.kernel.contracts.tasks import Ask, Ending, LoadedData, Reply
 from retrain.kernel.types import Example, Score
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, LoadedData, Observation
 
 
 @dataclass
 class Counting:
-    """Asks `turns` times; the score is the share of replies that say the number asked for. `fault` breaks it."""
+    """Waits `turns` times; the score is the share of actions that say the number asked for. `fault` breaks it."""
 
     turns: int = 2
     fault: str = ""
@@ -28,31 +28,36 @@ class Counting:
         )
         return LoadedData(examples=examples, notes=("counting: 3 tasks",))
 
-    def begin(self, examples: list[Example]) -> None:
+    def reset(self, examples: list[Example]) -> dict[int, Observation]:
         self.examples = list(examples)
         self.said = {number: [] for number in range(len(examples))}
         self.stops = {number: [] for number in range(len(examples))}
+        return self._observations()
 
-    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
-        for number, reply in replies.items():
-            self.said[number].append(reply.text)
-            self.stops[number].append(reply.stop_reason.value)
-        if self.fault == "dies" and replies:
+    def step(self, actions: dict[int, Action]) -> dict[int, Observation]:
+        for number, action in actions.items():
+            self.said[number].append(action.text)
+            self.stops[number].append(action.stop_reason.value)
+        if self.fault == "dies":
             os._exit(3)
-        if self.fault == "hangs" and replies:
+        if self.fault == "hangs":
             time.sleep(1e6)
-        if self.fault == "raises" and replies:
+        if self.fault == "raises":
             raise RuntimeError("the game broke")
-        open_ones = [n for n, said in self.said.items() if len(said) < self.turns + n % 2]
-        return {number: Ask(prompt=self._messages(number)) for number in open_ones}
+        return self._observations()
 
-    def finish(self) -> list[Ending]:
-        endings = []
+    def results(self) -> list[EpisodeResult]:
+        results = []
         for number, example in enumerate(self.examples):
             wanted = [str(int(example.reference) + i) for i in range(len(self.said[number]))]
             right = sum(said.strip() == word for said, word in zip(self.said[number], wanted, strict=True))
-            endings.append(Ending(score=Score.of(right / max(len(wanted), 1)), hit_turn_limit=number == 0))
-        return endings[:-1] if self.fault == "forgets one" else endings
+            score = Score.of(right / max(len(wanted), 1))
+            results.append(EpisodeResult(score=score, hit_turn_limit=number == 0))
+        return results[:-1] if self.fault == "forgets one" else results
+
+    def _observations(self) -> dict[int, Observation]:
+        open_ones = [n for n, said in self.said.items() if len(said) < self.turns + n % 2]
+        return {number: Observation(prompt=self._messages(number)) for number in open_ones}
 
     def _messages(self, number: int) -> list[dict[str, str]]:
         messages = [dict(message) for message in self.examples[number].prompt]

@@ -12,10 +12,10 @@ import click
 
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.overrides import from_arguments
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import registered_tables
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "pages"
@@ -27,6 +27,8 @@ FENCE = re.compile(
 )
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 PICTURE = re.compile(r"!\[[^\]\n]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
+# A comment of the shell, and before it whatever is quoted.
+COMMENT = re.compile(r"""^((?:[^\s'"#]|'[^']*'|"[^"]*"|\s+(?!\#)|(?<=\S)\#)*)\s*(?:\#.*)?$""", re.VERBOSE)
 SHELL = ("bash", "sh", "console")
 ENDS_A_COMMAND = {"&&", "||", "|", ";", ">", ">>", "2>", "<", "&"}
 
@@ -62,21 +64,36 @@ def anchors(page: Path) -> set[str]:
     return used
 
 
-def command_lines(page: Path) -> Iterator[list[str]]:
-    """The words of every `retrain ...` that a page shows in a shell block, without what the shell does with them."""
+def typed_lines(page: Path) -> list[str]:
+    """What a page tells people to type into a shell, line by line, without comments and with continuations joined."""
+    found = []
     for block in blocks(page, *SHELL):
         lines = block.replace("\\\n", " ").splitlines()
-        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are what it says
-        for line in prompted or lines:
-            words = shlex.split(line, comments=True)
-            while words:
-                end = next((i for i, word in enumerate(words) if word in ENDS_A_COMMAND), len(words))
-                command = words[:end]
-                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
-                    command = command[1:]
-                if command[:1] == ["retrain"]:
-                    yield command[1:]
-                words = words[end + 1 :]
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are output
+        bare = (COMMENT.sub(r"\1", line) for line in prompted or lines)
+        found += [" ".join(line.split()) for line in bare if line.strip()]
+    return found
+
+
+def commands_of(line: str) -> Iterator[list[str]]:
+    """The words of each command on a line, without variables in front of it and without what the shell does with it."""
+    words = shlex.split(line, comments=True)
+    while words:
+        end = next((i for i, word in enumerate(words) if word in ENDS_A_COMMAND), len(words))
+        command = words[:end]
+        while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+            command = command[1:]
+        if command:
+            yield command
+        words = words[end + 1 :]
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of every `retrain ...` that a page shows in a shell block, without what the shell does with them."""
+    for line in typed_lines(page):
+        for command in commands_of(line):
+            if command[:1] == ["retrain"]:
+                yield command[1:]
 
 
 def faults(words: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import load_plugins
+from retrain.rooms.session.check import registered_tables
 from retrain.testing import conformance
 from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of
 

@@ -10,13 +10,13 @@ import pytest
 
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins, load_plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.manual.metrics import described
 from retrain.rooms.manual.pages import regenerated
 from retrain.rooms.manual.public import MODULES
 from retrain.rooms.manual.sections import generator
+from retrain.rooms.session.check import registered_tables
 from tests.docs.reading import MANUAL, ROOT, SITE, SITE_PAGES, name_of
 
 GENERATED = [page for page in [*SITE_PAGES, MANUAL] if "<!-- generated:" in page.read_text(encoding="utf-8")]

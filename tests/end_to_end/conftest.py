@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import site
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.mlx_server import float32_copy, mlx_serving
+from tests.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = (
@@ -65,34 +68,49 @@ class Installation:
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A freshly built wheel of each of our distributions."""
-    built = {}
-    for name in DISTRIBUTIONS:
-        folder = tmp_path_factory.mktemp(name)
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        subprocess.run(command, cwd=ROOT / name, check=True, capture_output=True, text=True)
-        (built[name],) = folder.glob("*.whl")
-    return built
+
+    def build(folder: Path) -> None:
+        for name in DISTRIBUTIONS:
+            command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / name)]
+            subprocess.run(command, cwd=ROOT / name, check=True, capture_output=True, text=True)
+
+    built = made_once(tmp_path_factory, "wheels", build)
+    return {name: next((built / name).glob("*.whl")) for name in DISTRIBUTIONS}
+
+
+@pytest.fixture(scope="session")
+def unpacked(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them unpacked, with byte code: a process that imports them does not compile them."""
+
+    def unpack(folder: Path) -> None:
+        for wheel in wheels.values():
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+        # not checked: templates of plugins are Python only once they are filled in
+        subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=False, capture_output=True)
+
+    return made_once(tmp_path_factory, "unpacked", unpack)
 
 
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Links to all that is installed around this test run, except ours."""
-    folder = tmp_path_factory.mktemp("others")
-    for packages in map(Path, site.getsitepackages()):
-        for entry in packages.iterdir() if packages.is_dir() else ():
-            link = folder / entry.name
-            if not entry.name.startswith(OURS) and entry.suffix != ".pth" and not link.exists():
-                link.symlink_to(entry)
-    return folder
+
+    def link_all(folder: Path) -> None:
+        for packages in (Path(each) for each in sys.path if each.endswith("-packages")):
+            for entry in packages.iterdir() if packages.is_dir() else ():
+                link = folder / entry.name
+                if not entry.name.startswith(OURS) and entry.suffix != ".pth" and not link.exists():
+                    link.symlink_to(entry)
+
+    return made_once(tmp_path_factory, "others", link_all)
 
 
 @pytest.fixture
-def installation(wheels: dict[str, Path], others: Path, tmp_path: Path) -> Installation:
-    """All four distributions, installed for one test."""
+def installation(unpacked: Path, others: Path, tmp_path: Path) -> Installation:
+    """All six distributions, installed for one test."""
     ours = tmp_path / "site"
-    for wheel in wheels.values():
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(ours)
+    shutil.copytree(unpacked, ours)
     return Installation(ours=ours, others=others)
 
 
@@ -113,3 +131,17 @@ def toml(work: Path) -> Callable[[str], str]:
         return "retrain.toml"
 
     return write
+
+
+@pytest.fixture(scope="session")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model with its weights stored in float32, as MLX then computes."""
+    return float32_copy(BUILTIN_MODELS["tiny"], tmp_path_factory.mktemp("models") / "tiny-float32")
+
+
+@pytest.fixture(scope="session")
+def mlx_url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of MLX-LM whose own defaults of sampling no request may get."""
+    home = tmp_path_factory.mktemp("mlx")
+    with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
+        yield url

@@ -9,12 +9,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from retrain.rooms.session.records.checkpoints import checkpoint_folders, read_checkpoint
-from tests.end_to_end.running import SCRIPT, untimed
+from tests.end_to_end.running import SCRIPT, retrain, untimed
+from tests.shared import made_once
 
 RUN = ("--max-steps", "6", "--save-every", "1", "--batch-size", "4", "--group-size", "8", "--max-tokens", "24")
 EVALS = ("--eval-examples", "4", "--eval-every", "2", "--eval-samples", "2", "--sepa-delay-steps", "1", "--seed", "3")
 ONE_CORE = {"OMP_NUM_THREADS": "1"}  # runs are killed two at a time
+BASE = (*RUN, *EVALS)
 STREAMS = ("emergence/generations.jsonl", "emergence/steps.jsonl")
 
 KILL_AT = """
@@ -41,6 +45,17 @@ def start(*arguments: str, cwd: Path, patch: str = "") -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def left_alone(factory: pytest.TempPathFactory, name: str, *arguments: str) -> Path:
+    """A folder with a configuration and `never`, the run of these arguments that nothing disturbs; made once."""
+
+    def make(folder: Path) -> None:
+        assert retrain("init", "--template", "tiny", cwd=folder).code == 0
+        code, _, err = finish(start(*arguments, "--log-dir", "never", cwd=folder))
+        assert code == 0, err
+
+    return made_once(factory, name, make)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

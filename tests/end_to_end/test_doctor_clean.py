@@ -45,7 +45,7 @@ def test_backends_tell_what_is_not_installed(installation, work):
 
 
 def test_the_other_commands_work_without_the_doctors_room(installation, work, toml):
-    shutil.rmtree(installation.ours / "retrain" / "doctor")
+    shutil.rmtree(installation.ours / "retrain/rooms/doctor")
     assert installation.retrain("explain", toml(SMALL), folder=work).returncode == 0
     listed = json.loads(installation.retrain("plugins", "--json", folder=work).stdout)
     assert [failure["source"] for failure in listed["failures"]] == ["retrain.rooms.doctor.plugin"]

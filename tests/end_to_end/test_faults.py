@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.killing import EVALS, RUN, check_nothing_is_half_written, check_same, contents, finish, start
-from tests.end_to_end.running import records, retrain, untimed
+from tests.end_to_end.killing import (
+    BASE,
+    RUN,
+    check_nothing_is_half_written,
+    check_same,
+    contents,
+    finish,
+    left_alone,
+    start,
+)
+from tests.end_to_end.running import records, untimed
+from tests.shared import made_once, mostly_slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
-BASE = (*RUN, *EVALS)
 Break = Callable[[Path], object]
 
 SMALL_FILES = """
@@ -25,7 +34,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 # From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
 READ_ONLY = """
 import ctypes
-import retrain.kernel.step as loop
+from retrain.rooms.session.savepoint import RunRecords
 
 def obey_permissions():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -34,14 +43,14 @@ def obey_permissions():
     sets[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, effective
     assert libc.capset(header, sets) == 0
 
-original, calls = loop.save_run, []
+original, calls = RunRecords.save, []
 def save(*args):
     calls.append(1)
     if len(calls) == {call}:
         os.chmod({folder!r}, 0o555)
         os.geteuid() == 0 and obey_permissions()
     return original(*args)
-loop.save_run = save
+RunRecords.save = save
 """
 OWN_PARTS = """
 import math
@@ -60,22 +69,30 @@ def broken_recorder(context): return Broken()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `never`, a run without faults, and `half`, the same after four of its six steps."""
-    folder = tmp_path_factory.mktemp("faults")
-    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
+    """A folder with `never`, a run without faults; faults are parts of its own."""
+    folder = left_alone(tmp_path_factory, "six-steps", *BASE)
     (folder / "own_parts.py").write_text(OWN_PARTS, encoding="utf-8")
-    for name, steps in (("never", "6"), ("half", "4")):
-        code, _, err = finish(start(*BASE, "--max-steps", steps, "--log-dir", name, cwd=folder))
-        assert code == 0, err
     return folder
 
 
+@pytest.fixture(scope="session")
+def four_steps(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run after four of its six steps, where each of them left a checkpoint."""
+
+    def make(folder: Path) -> None:
+        code, _, err = finish(start(*BASE, "--max-steps", "4", "--log-dir", str(folder / "half"), cwd=work))
+        assert code == 0, err
+
+    return made_once(tmp_path_factory, "four-steps", make) / "half"
+
+
 @pytest.fixture
-def half(work: Path, request: pytest.FixtureRequest) -> Path:
-    """A copy of `half`."""
-    return Path(shutil.copytree(work / "half", work / request.node.name.replace("[", "-").replace("]", "")))
+def half(four_steps: Path, work: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of it."""
+    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "-")
+    return Path(shutil.copytree(four_steps, work / name))
 
 
 def go_on(half: Path, work: Path, patch: str = "") -> tuple[int, str, str]:
@@ -103,7 +120,7 @@ DAMAGES: dict[str, tuple[Break, str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, "truncated adapter"))
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str, half: Path, work: Path) -> None:
     spoil, message = DAMAGES[damage]
     spoil(half / "adapter/final")
@@ -115,6 +132,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str
     check_nothing_is_half_written(half)
 
 
+@pytest.mark.slow
 def test_without_any_whole_checkpoint_the_run_begins_again_with_its_seed(half: Path, work: Path) -> None:
     for folder in (half / "adapter").iterdir():
         flip(folder / "optimizer.safetensors")
@@ -125,6 +143,7 @@ def test_without_any_whole_checkpoint_the_run_begins_again_with_its_seed(half: P
     check_same(half, work / "never")
 
 
+@pytest.mark.slow
 def test_a_missing_trainer_state_is_no_loss(half: Path, work: Path) -> None:
     (half / "trainer_state.json").unlink()
     assert go_on(half, work)[0] == 0
@@ -132,6 +151,7 @@ def test_a_missing_trainer_state_is_no_loss(half: Path, work: Path) -> None:
     assert json.loads((half / "trainer_state.json").read_text())["checkpoint_name"] == "final"
 
 
+@pytest.mark.slow
 def test_records_that_something_else_has_cut_are_not_continued(half: Path, work: Path) -> None:
     file = half / "emergence/generations.jsonl"
     file.write_bytes(file.read_bytes()[:-10])
@@ -157,6 +177,7 @@ def test_a_checkpoint_that_the_disk_refuses_leaves_the_earlier_ones(half: Path, 
     check_same(half, work / "never")
 
 
+@pytest.mark.slow
 def test_a_record_that_the_disk_refuses_leaves_whole_lines(half: Path, work: Path) -> None:
     file = half / "emergence/generations.jsonl"
     before = file.read_bytes()
@@ -181,6 +202,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_nearly_full_is_told_before_the_write(small_disk: Path, work: Path) -> None:
     code, _, err = finish(start(*BASE, "--log-dir", str(small_disk / "run"), cwd=work))
     assert code == 1
@@ -193,6 +215,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_the_write(small_disk: Path, w
     check_same(small_disk / "run", work / "never")
 
 
+@pytest.mark.slow
 def test_a_folder_that_becomes_read_only_stops_the_run_with_its_checkpoints(work: Path) -> None:
     run = work / "read-only"
     patch = READ_ONLY.format(call=3, folder=str(run / "adapter"))

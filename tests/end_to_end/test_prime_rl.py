@@ -55,7 +55,6 @@ def check_on_policy(stack: Stack, steps: int) -> None:
     assert all(line["distinct_advantages"] > line["rows"] for line in trained)  # credit per token arrives
 
 
-@pytest.mark.slow
 def test_files_carry_the_steps_and_a_half_written_broadcast_is_waited_for(stack, server):
     made = stack()
     made.write_toml(server)

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import (
-    EVALS,
-    RUN,
+    BASE,
     arguments_for,
     check_nothing_is_half_written,
     check_same,
     contents,
     finish,
+    left_alone,
     start,
     wait_for,
 )
-from tests.end_to_end.running import records, retrain
+from tests.end_to_end.running import records
+from tests.shared import mostly_slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
-BASE = (*RUN, *EVALS)
 KILLS, SEED, AT_ONCE = 25, 20240, 2
 SOURCE_OF_PATCHES = {
     # half of the adapter's bytes of the third checkpoint are written
@@ -147,14 +147,10 @@ Path.rename = rename
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a configuration and `never`, the run that is left alone."""
-    folder = tmp_path_factory.mktemp("resume")
-    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
-    code, _, err = finish(start(*BASE, "--log-dir", "never", cwd=folder))
-    assert code == 0, err
-    return folder
+    return left_alone(tmp_path_factory, "six-steps", *BASE)
 
 
 def complete(work: Path, run: Path) -> None:
@@ -164,6 +160,7 @@ def complete(work: Path, run: Path) -> None:
     check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants_again_and_again(work: Path) -> None:
     """25 kills in chains: each resumed run is killed again, until one gets through and is compared."""
     stepping_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in metrics(work / "never"))
@@ -201,21 +198,16 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return records(run / "metrics.jsonl")
 
 
-def test_killed_at_the_worst_places(work: Path) -> None:
-    def case(item: tuple[str, str]) -> str:
-        place, patch = item
-        run = work / place.replace(" ", "-").replace(",", "")
-        code, _, _ = finish(start(*BASE, "--log-dir", str(run), cwd=work, patch=patch))
-        assert code == -9, place
-        check_nothing_is_half_written(run)
-        complete(work, run)
-        return place
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = list(pool.map(case, SOURCE_OF_PATCHES.items()))
-    assert done == list(SOURCE_OF_PATCHES)
+@pytest.mark.parametrize("place", mostly_slow(SOURCE_OF_PATCHES, "mid-write of a checkpoint"))
+def test_killed_at_the_worst_places(place: str, work: Path) -> None:
+    run = work / place.replace(" ", "-").replace(",", "")
+    code, _, _ = finish(start(*BASE, "--log-dir", str(run), cwd=work, patch=SOURCE_OF_PATCHES[place]))
+    assert code == -9, place
+    check_nothing_is_half_written(run)
+    complete(work, run)
 
 
+@pytest.mark.slow
 def test_killed_between_the_two_renames_that_replace_a_checkpoint(work: Path) -> None:
     run = work / "renames"
     assert finish(start(*BASE, "--max-steps", "4", "--log-dir", str(run), "--keep-last", "1", cwd=work))[0] == 0
@@ -233,6 +225,7 @@ def test_killed_between_the_two_renames_that_replace_a_checkpoint(work: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended_and_else_stays_as_it_is(work: Path) -> None:
     run = work / "extended"
     assert finish(start(*BASE, "--max-steps", "4", "--log-dir", str(run), cwd=work))[0] == 0

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.running import SCRIPT, retrain, tiny
+from retrain.rooms.cli.main import main
+from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
+from tests.shared import made_once
 
 EXE = str(SCRIPT)
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")
@@ -87,7 +91,7 @@ def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Pat
     ]
     code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
     assert code == 0, printed
-    for told in ("a seed is named twice", "not negative", "'0' is not a whole number of at least 1", "'nonsense'"):
+    for told in ("a seed is given twice", "non-negative", "'0' is not a whole number of at least 1", "'nonsense'"):
         assert told in printed
     assert "  retrain explain campaign.toml\n  retrain campaign.toml\n" in printed
     explained = json.loads(retrain("explain", "campaign.toml", "--json", cwd=tmp_path).out)
@@ -127,7 +131,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_no_dialog(tmp_path: Path) -> None:
     outcome = retrain("init", "-i", cwd=tmp_path)
     assert (outcome.code, outcome.out) == (2, "")
-    assert "there is no terminal to ask on" in outcome.err
+    assert "there is no terminal for the questions" in outcome.err
     assert "fix: `retrain init --template NAME`" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
@@ -149,9 +153,11 @@ def modern_bash() -> str | None:
 def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
     (tmp_path / "exotic.toml").write_text("")
     path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+    # the prompt that is waited for is ours, whatever the shell of whoever runs the tests exports
+    environ = {"PATH": path, "PS1": "first> ", "PROMPT_COMMAND": "", "INPUTRC": os.devnull}
     setup = 'PS1="> "; bind "set enable-bracketed-paste off"; eval "$(retrain completion bash)"; echo rea""dy\n'
     exchange = [
-        ("bash-", setup),
+        ("first> ", setup),
         ("ready", "retrain expl\t --transform-mo\tgtpo_s\t --max-steps 3 --json | grep transform_mode\n"),
         (
             '"transform_mode": "gtpo_sepa"',
@@ -161,7 +167,7 @@ def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
         ('"config": "exotic.toml"', "exit\n"),
     ]
     argv = [str(modern_bash()), "--norc", "--noprofile", "-i"]
-    code, printed = converse(argv, exchange, cwd=tmp_path, environ={"PATH": path})
+    code, printed = converse(argv, exchange, cwd=tmp_path, environ=environ)
     assert code == 0, printed
     assert '"config": "exotic.toml"' in printed
 
@@ -223,23 +229,57 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run and a `.env`."""
-    folder = tmp_path_factory.mktemp("trained")
-    tiny(*SHORT, cwd=folder)
-    (folder / ".env").write_text("SOME_VARIABLE=1\n")
-    return folder
+
+    def make(folder: Path) -> None:
+        tiny(*SHORT, cwd=folder)
+        (folder / ".env").write_text("SOME_VARIABLE=1\n")
+
+    return made_once(tmp_path_factory, "trained", make)
+
+
+@pytest.fixture
+def script(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Outcome]]:
+    """What the `retrain` script does, in this process; all that reaches either descriptor is seen."""
+    before = dict(os.environ)
+    monkeypatch.chdir(trained)
+    monkeypatch.syspath_prepend(str(trained))
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # this process goes on
+
+    def call(*words: str) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        out, err = capfd.readouterr()
+        return Outcome(code=int(left.value.code or 0), out=out, err=err)
+
+    yield call
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def refuse(name: str) -> Any:
+    raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.mark.parametrize("words", JSON_COMMANDS.values(), ids=list(JSON_COMMANDS))
-def test_json_on_stdout_is_json_alone(words: tuple[str, ...], trained: Path) -> None:
-    outcome = retrain(*words, cwd=trained, environ={"FORCE_COLOR": "1"})
+def test_json_on_stdout_is_json_alone(
+    words: tuple[str, ...], script: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    outcome = script(*words)
     assert outcome.code in (0, 1), outcome.err
+    assert json.loads(outcome.out, parse_constant=refuse)
+    assert "Loaded .env" in outcome.err
 
-    def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is not JSON")
 
+def test_json_of_the_installed_script_is_json_alone(trained: Path) -> None:
+    outcome = retrain("explain", "--json", cwd=trained, environ={"FORCE_COLOR": "1"})
+    assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out, parse_constant=refuse)
     assert "Loaded .env" in outcome.err
 

@@ -6,17 +6,15 @@ import json
 import signal
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.killing import EVALS, RUN, check_nothing_is_half_written, check_same, finish, start
-from tests.end_to_end.running import retrain
+from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
+from tests.shared import mostly_slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
-BASE = (*RUN, *EVALS)
 STEP = 3
 PHASES = ("sampling", "scoring", "training", "eval")
 SIGNALS = {"sampling": ("SIGTERM", "SIGINT", "SIGUSR1"), "scoring": ("SIGTERM",), "training": ("SIGTERM", "SIGINT")}
@@ -26,8 +24,7 @@ CASES = [(phase, name) for phase in PHASES for name in SIGNALS[phase]]
 # The run tells that it has entered the phase and waits inside of it, in the work of that phase, for the signal.
 WAIT_IN_PHASE = """
 import time
-from retrain.kernel.step import Trainer
-from retrain.kernel import step as loop
+from retrain.kernel.parts import Run
 
 def tell_and_wait():
     Path({file!r}).touch()
@@ -35,16 +32,11 @@ def tell_and_wait():
         time.sleep(0.05)  # training is shielded: there the signal is noticed after this
 
 state = dict(phase="", step=-2, told=False)
-original_init = Trainer.__init__
-def init(self, *args, **more):
-    original_init(self, *args, **more)
-    notify = self.notify
-    def listen(hook, **values):
-        if hook == "retrain_phase":
-            state.update(phase=values["phase"], step=values["step"])
-        return notify(hook, **values)
-    self.notify = listen
-Trainer.__init__ = init
+original_enter = Run.enter
+def enter(self, step, phase):
+    state.update(phase=phase, step=step)
+    original_enter(self, step, phase)
+Run.enter = enter
 
 def slow(module, name, phase):
     original = getattr(module, name)
@@ -65,26 +57,22 @@ slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 """
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """
-import retrain.kernel.step as loop
 import threading
-original = loop.save_run
-def hang(name, *args):
+from retrain.rooms.session.savepoint import RunRecords
+original = RunRecords.save
+def hang(self, name, metrics):
     if name == "checkpoint_step_3":
         Path({file!r}).touch()
         threading.Event().wait(60)
-    return original(name, *args)
-loop.save_run = hang
+    return original(self, name, metrics)
+RunRecords.save = hang
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a configuration and `never`, the run that gets no signal."""
-    folder = tmp_path_factory.mktemp("signals")
-    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
-    code, _, err = finish(start(*BASE, "--log-dir", "never", cwd=folder))
-    assert code == 0, err
-    return folder
+    return left_alone(tmp_path_factory, "six-steps", *BASE)
 
 
 @pytest.fixture
@@ -110,31 +98,29 @@ def newest(run: Path) -> int:
     return int(next_step)
 
 
-def test_a_signal_in_any_phase_leaves_a_checkpoint_and_the_resumed_run_is_the_same(work: Path) -> None:
-    def case(phase_and_name: tuple[str, str]) -> tuple[str, str]:
-        phase, name = phase_and_name
-        run = work / f"{phase}-{name}"
-        patch = WAIT_IN_PHASE.replace("{phase!r}", repr(phase)).replace("{step}", str(STEP))
-        # no checkpoint of its own before: what is there afterwards is what the signal left
-        process = started(work, run, patch, "--save-every", "0", "--grace-s", "20")
-        process.send_signal(getattr(signal, name))
-        code, _, err = finish(process)
-        assert code == 75, (phase, name, err)
-        assert f"stopped by {name}" in err
-        assert "--resume" in err
-        assert newest(run) == STEP
-        manifest = json.loads((run / "run.json").read_text())
-        assert (manifest["status"], manifest["reason"]) == ("stopped", name)
-        assert not (run / "adapter/final").exists()
-        code, _, err = finish(start("--resume", str(run), cwd=work))
-        assert code == 0, err
-        check_same(run, work / "never")
-        return phase, name
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(case, CASES)) == CASES
+@pytest.mark.parametrize(("phase", "name"), mostly_slow(CASES, ("training", "SIGTERM")))
+def test_a_signal_in_any_phase_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
+    phase: str, name: str, work: Path
+) -> None:
+    run = work / f"{phase}-{name}"
+    patch = WAIT_IN_PHASE.replace("{phase!r}", repr(phase)).replace("{step}", str(STEP))
+    # no checkpoint of its own before: what is there afterwards is what the signal left
+    process = started(work, run, patch, "--save-every", "0", "--grace-s", "20")
+    process.send_signal(getattr(signal, name))
+    code, _, err = finish(process)
+    assert code == 75, (phase, name, err)
+    assert f"stopped by {name}" in err
+    assert "--resume" in err
+    assert newest(run) == STEP
+    manifest = json.loads((run / "run.json").read_text())
+    assert (manifest["status"], manifest["reason"]) == ("stopped", name)
+    assert not (run / "adapter/final").exists()
+    code, _, err = finish(start("--resume", str(run), cwd=work))
+    assert code == 0, err
+    check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(work: Path, run: Path) -> None:
     process = started(work, run, HANG)
     process.send_signal(signal.SIGTERM)  # heard, and waits for the end of the write that hangs
@@ -150,6 +136,7 @@ def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(work: P
     check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_the_grace_period_ends_what_does_not_end_by_itself(work: Path, run: Path) -> None:
     process = started(work, run, HANG, "--grace-s", "0.5")
     process.send_signal(signal.SIGTERM)
@@ -161,6 +148,7 @@ def test_the_grace_period_ends_what_does_not_end_by_itself(work: Path, run: Path
     check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_leaving_by_force_before_there_is_a_checkpoint_is_a_failure(work: Path, run: Path) -> None:
     patch = HANG.replace("checkpoint_step_3", "checkpoint_step_1")
     process = started(work, run, patch, "--grace-s", "0.5")

@@ -13,26 +13,28 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import (
-    EVALS,
-    RUN,
+    BASE,
     arguments_for,
     check_nothing_is_half_written,
     check_same,
     finish,
+    left_alone,
     start,
     wait_for,
 )
-from tests.end_to_end.running import records, retrain, tiny, untimed
+from tests.end_to_end.running import records, tiny, untimed
+from tests.shared import mostly_slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
-SPLIT = (*RUN, *EVALS, "--devices", "cpu,cpu")
+SPLIT = (*BASE, "--devices", "cpu,cpu")
 STEP, KILLS, SEED, AT_ONCE = 3, 10, 917, 2
 
 # Step 3 is trained while step 4 is drawn. The run tells that it has come to a place and waits there for the signal.
 WAIT_AT_PLACE = """
 import time
-from retrain.kernel import step as loop
+from retrain.kernel.overlap import Overlapped
+from retrain.kernel.run import Trainer as Loop
 from retrain.rooms.tasks import rollout
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain_local.backend import LocalBackend
@@ -55,11 +57,11 @@ def wait_once():
         for _ in range(40):
             time.sleep(0.05)
 
-original_sample = loop.Trainer._sample_and_score
+original_sample = Overlapped._sample_measured
 def sample(self, step, prompts, clock):
     state["drawing"] = step
     return original_sample(self, step, prompts, clock)
-loop.Trainer._sample_and_score = sample
+Overlapped._sample_measured = sample
 
 def slow(owner, name, is_time):
     original = getattr(owner, name)
@@ -77,22 +79,18 @@ if place == "scoring":
 if place == "training":
     slow(Trainer, "accumulate", lambda trainer, batch: batch.step == {step})
 if place == "eval":
-    slow(loop.Trainer, "_evaluate", lambda trainer, step: step == {step})
+    slow(Loop, "_evaluate", lambda loop, step: step == {step})
 if place == "drawing again":
-    slow(loop.Trainer, "_draw_of", lambda trainer, step, *_: step == {step} + 1 and trainer.ahead._version == 0)
+    slow(Overlapped, "_sample_next", lambda overlap, step, *_: step == {step} + 1 and overlap._version == 0)
 """
 # where -> optimizer steps in the checkpoint that the signal leaves; with both halves at work it may be either
 PLACES = {"sampling": (4,), "scoring": (4,), "training": (3,), "eval": (4,), "both": (3, 4)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a configuration and `never`, the split run that is left alone."""
-    folder = tmp_path_factory.mktemp("split")
-    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
-    code, _, err = finish(start(*SPLIT, "--log-dir", "never", cwd=folder))
-    assert code == 0, err
-    return folder
+    return left_alone(tmp_path_factory, "split", *SPLIT)
 
 
 def completed(work: Path, run: Path) -> None:
@@ -132,24 +130,21 @@ def test_completions_are_one_step_old_from_the_second_step_on(work: Path) -> Non
     assert all(line["overlap_time_s"] > 0.0 for line in steps[:-1])
 
 
-def test_a_signal_at_any_place_leaves_a_checkpoint_and_the_resumed_run_is_the_same(work: Path) -> None:
-    def case(place: str) -> str:
-        run = work / place
-        # no checkpoint of its own before: what is there afterwards is what the signal left
-        stopped(waiting(work, run, place, *SPLIT, "--log-dir", str(run), "--save-every", "0", "--grace-s", "60"))
-        (checkpoint,) = (run / "adapter").iterdir()
-        steps = int(checkpoint.name.removeprefix("checkpoint_step_"))
-        assert steps in PLACES[place], place
-        check_nothing_is_half_written(run)
-        backend = json.loads((checkpoint / "backend_state.json").read_text())
-        assert (backend["policy_version"], backend["published_version"]) == (steps, steps - 1)
-        completed(work, run)
-        return place
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        assert list(pool.map(case, PLACES)) == list(PLACES)
+@pytest.mark.parametrize("place", mostly_slow(PLACES, "both"))
+def test_a_signal_at_any_place_leaves_a_checkpoint_and_the_resumed_run_is_the_same(place: str, work: Path) -> None:
+    run = work / place
+    # no checkpoint of its own before: what is there afterwards is what the signal left
+    stopped(waiting(work, run, place, *SPLIT, "--log-dir", str(run), "--save-every", "0", "--grace-s", "60"))
+    (checkpoint,) = (run / "adapter").iterdir()
+    steps = int(checkpoint.name.removeprefix("checkpoint_step_"))
+    assert steps in PLACES[place], place
+    check_nothing_is_half_written(run)
+    backend = json.loads((checkpoint / "backend_state.json").read_text())
+    assert (backend["policy_version"], backend["published_version"]) == (steps, steps - 1)
+    completed(work, run)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again(work: Path) -> None:
     run = work / "twice"
     stopped(waiting(work, run, "eval", *SPLIT, "--log-dir", str(run), "--save-every", "0", "--grace-s", "60"))
@@ -157,6 +152,7 @@ def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again
     completed(work, run)
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants(work: Path) -> None:
     lines = records(work / "never/metrics.jsonl")
     stepping_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in lines)
@@ -180,6 +176,7 @@ def test_killed_at_random_instants(work: Path) -> None:
         assert sum(pool.map(chain, range(AT_ONCE))) >= KILLS
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended(work: Path) -> None:
     run = work / "extended"
     assert finish(start(*SPLIT, "--max-steps", "4", "--log-dir", str(run), cwd=work))[0] == 0
@@ -188,6 +185,7 @@ def test_a_finished_run_can_be_extended(work: Path) -> None:
     check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_three_devices_draw_the_same_tokens_as_two(work: Path) -> None:
     """Two engines share the requests; floating-point rounding of other batches is all that may differ."""
     run = work / "three"
@@ -199,6 +197,7 @@ def test_three_devices_draw_the_same_tokens_as_two(work: Path) -> None:
         assert [line.get(name) for line in ours] == [line.get(name) for line in theirs], name
 
 
+@pytest.mark.slow
 def test_a_split_run_learns(tmp_path: Path) -> None:
     tiny("--seed", "1", "--devices", "cpu,cpu", cwd=tmp_path)
     rates = [r["eval_correct_rate"] for r in records(tmp_path / "logs/tiny/metrics.jsonl") if "eval_correct_rate" in r]

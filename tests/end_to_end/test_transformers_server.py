@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from retrain.api import ConfigError, PluginContext, Seeds, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.answers import Asked
-from retrain.rooms.inference.dialect import Request
+from retrain.rooms.inference.answers import CompletionRequest
+from retrain.rooms.inference.dialect import HttpRequest
 from retrain.rooms.inference.engine import create
 from retrain.rooms.inference.openai import OpenAI
 from retrain.rooms.inference.table import InferenceTable
@@ -23,6 +23,8 @@ from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.toy_policy import ToyPolicy
 from tests.transformers_server import transformers_serving
+
+pytestmark = pytest.mark.slow  # starting the server takes as long as twenty other tests
 
 TINY = BUILTIN_MODELS["tiny"]
 
@@ -54,7 +56,7 @@ def test_the_command_refuses_it_in_one_clear_error(tmp_path: Path, url: str) -> 
 class PlainOpenAI(OpenAI):
     """Asks with OpenAI's own fields and a text alone, which this server takes."""
 
-    def completion(self, asked: Asked) -> Request:
+    def completion(self, asked: CompletionRequest) -> HttpRequest:
         path, body = super().completion(asked)
         assert body is not None
         kept = {name: body[name] for name in ("model", "max_tokens", "temperature", "logprobs")}

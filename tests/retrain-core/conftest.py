@@ -18,9 +18,9 @@ from hypothesis import settings
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins, load_plugins
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
+from retrain.rooms.session.check import registered_tables
 
 settings.register_profile("retrain-core", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("retrain-core")

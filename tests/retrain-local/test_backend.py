@@ -23,7 +23,7 @@ from retrain.api import (
 )
 from retrain.kernel.plugins.spec import Owner
 from retrain_local.backend import LocalBackend, create_backend
-from retrain_local.plugin import CAPABILITIES
+from retrain_local.capabilities import CAPABILITIES
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

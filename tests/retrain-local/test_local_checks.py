@@ -7,10 +7,10 @@ import pytest
 from retrain.api import load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.plugins.check import registered_tables
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.unsupported_keys import KEYS
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables
 from retrain_local.checks import GPU_ONLY, problems_of
 
 

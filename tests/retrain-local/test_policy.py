@@ -13,7 +13,7 @@ import torch
 
 from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, SampleRequest, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.plugin import CAPABILITIES
+from retrain_local.capabilities import CAPABILITIES
 from retrain_local.sizes import TOKEN_BUDGET
 
 MakeBackend = Callable[..., LocalBackend]

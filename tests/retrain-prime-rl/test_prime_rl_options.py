@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.first_party import promised_options
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 
 from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
 from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
-from retrain.kernel.plugins.params import validated_params
+from retrain.kernel.plugins.build import validated_params
 from retrain_rewards.judge.reward import JudgeReward
 from retrain_rewards.tables import RewardTable
 from tests.judge_server import KEY, LONG_S, JudgeServer
+from tests.reasoning_gym_entries import kept_alive
 
 Load = Callable[..., LoadedData]
 
@@ -68,3 +69,10 @@ def build_judge(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         return made
 
     return make
+
+
+@pytest.fixture(scope="module")
+def one_entries_process() -> Iterator[None]:
+    """Entries of reasoning-gym come from one process, which imports the library once."""
+    with kept_alive():
+        yield

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
-from retrain.kernel.contracts.tasks import TimedScore
 from retrain.rooms.audit.gold import gold_of
 from retrain.rooms.audit.report import AuditReport
 from retrain.rooms.audit.trial import audit
+from retrain.rooms.tasks.contracts import TimedScore
 from retrain.rooms.tasks.scoring.verdict import verdict
 
 Load = Callable[..., Any]
@@ -96,6 +96,7 @@ def test_match_and_math_on_the_sources(
     assert report.gold_correct == report.examples
 
 
+@pytest.mark.usefixtures("one_entries_process")
 @pytest.mark.parametrize("name", ["chain_sum", "intermediate_integration", "graph_color"])
 def test_reasoning_gym_with_its_own_verifiers(load: Load, name: str) -> None:
     loaded = load("reasoning_gym", options={"name": name, "size": 24})

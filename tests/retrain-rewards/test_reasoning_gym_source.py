@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import ConfigError, Example
+from retrain.api import ConfigError, Example, install_line
+from retrain_rewards.reasoning_gym import entries
 from retrain_rewards.reasoning_gym.guards import GUARDS, harmless, is_literal
 from retrain_rewards.reasoning_gym.plain import from_plain, to_plain
 
 Load = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("one_entries_process")
 
 
 def boxed(answer: str) -> str:
@@ -54,12 +56,15 @@ def test_seed_and_size(load: Load) -> None:
 
 
 def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
+    monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     first = load("reasoning_gym", options={"name": "word_ladder", "size": 3})
     monkeypatch.setenv("PYTHONHASHSEED", "2")
     assert [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples] == [
         e.id for e in first.examples
     ]
+    assert [e.id for e in first.examples] == kept_alive
 
 
 def test_tuples_survive_and_partial_credit_is_the_librarys(load: Load) -> None:
@@ -132,7 +137,7 @@ def test_bad_kernel_options_are_refused(load: Load, options: dict[str, object]) 
 
 def test_a_missing_library_says_how_to_install_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'retrain-rewards[reasoning-gym]'")):
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
         load("reasoning_gym", options={"name": "gcd"})
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from retrain.rooms.inference.answers import Asked, checked
+from retrain.rooms.inference.answers import CompletionRequest, checked
 from retrain.rooms.inference.client import BadAnswerError
-from retrain.rooms.inference.gap import probe_prompts
 from retrain.rooms.inference.max import MAX
+from retrain.rooms.inference.probes import probe_prompts
 from retrain.rooms.inference.text_ids import TextIds
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
@@ -103,7 +103,7 @@ def reference(model: Path, ids: list[int], count: int) -> np.ndarray:
 def test_what_it_says_is_exact_or_refused(model: Path, url: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     dialect, outcomes = MAX(TextIds(tokenizer)), Counter[str]()
-    asked = Asked(
+    asked = CompletionRequest(
         prompt_T=[5],
         seed=1,
         max_tokens=3,
@@ -120,7 +120,7 @@ def test_what_it_says_is_exact_or_refused(model: Path, url: str) -> None:
             answer = httpx.post(url + path, json=body, timeout=120.0, trust_env=False)
             assert answer.status_code == 200, answer.text
             try:
-                drawn = checked(dialect.said(answer.json(), one), one)
+                drawn = checked(dialect.parse_completion(answer.json(), one), one)
             except BadAnswerError as error:
                 outcomes["refused" if "the text" in str(error) else str(error)] += 1
                 continue

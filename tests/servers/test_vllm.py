@@ -27,8 +27,9 @@ from retrain.api import (
 )
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
-from retrain.rooms.inference.gap import measure
+from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
 from retrain.rooms.inference.table import InferenceTable
+from retrain.rooms.session.logprob_gap import measure_gap
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import records, retrain
@@ -41,6 +42,7 @@ pytestmark = [
 ]
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4
+PROBE = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.7)
 SMALL = ("--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0", "--seed", "5")
 
 
@@ -94,12 +96,12 @@ def train_a_step(backend: LocalBackend, step: int) -> None:
 def test_eight_prompts_after_every_step(backend: LocalBackend, tokenizer: Any) -> None:
     seen = []
     for step in range(5):
-        gap = measure(backend, tokenizer, 0.7, context_limit=640)  # its longest prompt has 420 tokens
+        gap = measure_gap(backend, probe_prompts(tokenizer, 640), PROBE)  # the longest prompt has 420 tokens
         assert gap is not None
         assert gap.max < EXACT
         seen.append(gap)
         train_a_step(backend, step)
-    gap = measure(backend, tokenizer, 0.7, context_limit=640)
+    gap = measure_gap(backend, probe_prompts(tokenizer, 640), PROBE)
     assert gap is not None
     assert gap.max < EXACT
     print("gap, max of each step:", [f"{gap.max:.1e}" for gap in seen])

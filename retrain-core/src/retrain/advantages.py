@@ -1,7 +1,7 @@
-"""The public credit API: what an advantage, transform, uncertainty or algorithm plugin is made of.
+"""The public credit API: what advantage, transform, uncertainty and algorithm plugins are made of.
 
 Credit flows in one direction. The episode advantage sees only the rewards of a group; the token transform sees only
-uncertainty and planning mask and answers with how much of that advantage each token receives:
+uncertainty and planning mask, and decides how much of that advantage each token receives:
 
     A_i = advantage(rewards_G)                       one number per completion
     U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token
@@ -15,13 +15,13 @@ All of it is a constant for the gradient. Arrays hold action tokens only; lists 
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.informative import GroupStatus, group_status
+from retrain.rooms.credit.algorithm import train_rows
 from retrain.rooms.credit.public import (
     amplify_planning,
     compute_composable_advantages,
     gtpo_weights,
     top_rho_threshold,
 )
-from retrain.rooms.credit.rows import train_rows
 from retrain.rooms.credit.specs import (
     AdvantageContext,
     AdvantageSpec,

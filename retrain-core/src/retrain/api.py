@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.algorithm import Controller, ControllerView, PlanningDetector
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.launching import Job, Launcher, RunningJob
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.report import ReportPlot, ReportSection
     from retrain.kernel.contracts.serving import (
         LogprobRow,
         Measuring,
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
         SamplesAhead,
         TakesWeights,
     )
-    from retrain.kernel.contracts.tasks import Ask, DataSource, Ending, Environment, LoadedData, Reply, Reward
-    from retrain.kernel.contracts.watchers import Finding, HealthMonitor, Recorder
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -42,6 +37,8 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.first_party import install_line
+    from retrain.kernel.plugins.installed import installed_dependents, installed_version
     from retrain.kernel.plugins.manager import Plugins, load_plugins
     from retrain.kernel.plugins.resolve import Found, resolve
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
@@ -69,11 +66,29 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
+    from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+    from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
+    from retrain.rooms.health.contract import Finding, HealthMonitor
     from retrain.rooms.inference.throttle import Throttle
+    from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.report_parts import ReportPlot, ReportSection
+    from retrain.rooms.tasks.contracts import (
+        Action,
+        Ask,
+        DataSource,
+        Ending,
+        Environment,
+        EpisodeResult,
+        LoadedData,
+        Observation,
+        Reply,
+        Reward,
+    )
 
 __all__ = [
+    "Action",
     "ActionRow",
     "Ask",
     "Backend",
@@ -96,6 +111,7 @@ __all__ = [
     "Engine",
     "EngineTraits",
     "Environment",
+    "EpisodeResult",
     "Example",
     "Finding",
     "Floats",
@@ -116,6 +132,7 @@ __all__ = [
     "MetricSpec",
     "Needs",
     "NonFiniteError",
+    "Observation",
     "OutOfMemoryError",
     "Outcome",
     "OverlapsTraining",
@@ -159,22 +176,24 @@ __all__ = [
     "diagnose_server",
     "generator",
     "hookimpl",
+    "install_line",
+    "installed_dependents",
+    "installed_version",
     "key",
     "load_plugins",
     "resolve",
 ]
 
-_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first
+_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first, rooms last
     "retrain.kernel.declared",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
+    "retrain.kernel.plugins.installed",
+    "retrain.kernel.plugins.first_party",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
-    "retrain.rooms.doctor.diagnosis",
-    "retrain.kernel.contracts.launching",
     "retrain.kernel.contracts.pacing",
-    "retrain.kernel.contracts.report",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
     "retrain.kernel.contracts.serving",
@@ -182,9 +201,15 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.contracts.backend",
     "retrain.kernel.contracts.tasks",
     "retrain.kernel.contracts.algorithm",
-    "retrain.kernel.contracts.watchers",
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
+    "retrain.rooms.tasks.contracts",
+    "retrain.rooms.credit.parts",
+    "retrain.rooms.recorders.contract",
+    "retrain.rooms.health.contract",
+    "retrain.rooms.doctor.diagnosis",
+    "retrain.rooms.campaign.launching",
+    "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
 )
@@ -195,7 +220,12 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a mis
         """The public name, imported now and kept."""
         if name in __all__:
             for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # what is here already goes first
-                value = getattr(import_module(home), name, None)
+                try:
+                    value = getattr(import_module(home), name, None)
+                except ModuleNotFoundError as error:
+                    if not home.startswith(error.name or "?"):
+                        raise
+                    continue  # a room that was taken away
                 if value is not None:
                     globals()[name] = value
                     return value

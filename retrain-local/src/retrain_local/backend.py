@@ -35,6 +35,7 @@ from retrain.api import (
     TrainReport,
 )
 from retrain_local.attention.select_kernels import Kernels, kernels_for
+from retrain_local.capabilities import CAPABILITIES
 from retrain_local.devices import Devices, choose_devices, working_on
 from retrain_local.locate import find_model
 from retrain_local.memory import MemoryLimits
@@ -43,7 +44,6 @@ from retrain_local.model.checkpoint import Published, PublishedHistory
 from retrain_local.model.load import create_pair
 from retrain_local.model.pair import Pair
 from retrain_local.options import LocalOptions
-from retrain_local.plugin import CAPABILITIES
 from retrain_local.policy import LocalPolicy
 from retrain_local.split import create_engine, find_engine, sample_with
 from retrain_local.torch_modes import threads_for

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.api import (
-    Capabilities,
-    CheckpointMode,
     ConfigError,
     Determinism,
     EngineTraits,
@@ -17,20 +15,13 @@ from retrain.api import (
     TableTraits,
     hookimpl,
 )
+from retrain_local.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis, MemoryModel, MetricSpec, Plugins
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
-CAPABILITIES = Capabilities(
-    reports_sync_loss=True,
-    preserves_token_advantages=True,
-    supports_checkpoint_resume=True,
-    checkpoint_resume_mode=CheckpointMode.EXACT,
-    determinism=Determinism.SAME_MACHINE,
-    provides_entropy=True,
-)
 
 
 @hookimpl

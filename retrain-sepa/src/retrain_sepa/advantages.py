@@ -35,7 +35,7 @@ def grpo_advantages(rewards_G: Floats, *, scale: str = "", ddof: int = 0) -> Flo
     with ddof 0, TRL with 1. The default has no division, which is the numerator of Dr. GRPO (arXiv:2503.20783), and
     neither has a KL term.
     """
-    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():  # exact zeros, where a rounded mean would leave dust
+    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():  # exact zeros: a rounded mean would leave a residue
         return np.zeros(rewards_G.shape)
     centred_G: Floats = rewards_G - rewards_G.mean()
     if scale == "std":

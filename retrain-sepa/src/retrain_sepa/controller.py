@@ -10,7 +10,7 @@ from typing import Any
 from retrain.api import Controller, ControllerView, PluginContext, Problem, ResumeError
 from retrain_sepa.tables import SepaTable
 
-VARIANCE_EPS = 1e-8  # a start with no variance at all must not divide by zero
+VARIANCE_EPS = 1e-8  # lower bound of the starting variance, which divides
 SAVED_SETTINGS = {  # key of [sepa] -> its name in a checkpoint
     "steps": "sepa_steps",
     "schedule": "sepa_schedule",
@@ -38,8 +38,8 @@ class SepaController:
     linear: clip((step - delay_steps) / steps, 0, 1), always 0 when steps = 0.
     auto: the larger of linear and 1 - min((v / v_0) / threshold, 1), where v is the moving average (`ema_decay`) of
     the step's variance over execution tokens and v_0 = max(v, 1e-8) after `warmup_steps` steps that had one.
-    gate: 0 until a step's correct rate reaches `correct_rate_gate`; then open for good, from the next step on. The
-    ramp counts absolute steps meanwhile, so lambda jumps when a late gate opens.
+    gate: lambda is 0 until a step's correct rate reaches `correct_rate_gate`; from the next step on the gate stays
+    open. The ramp counts absolute steps meanwhile, so lambda jumps when the gate opens late.
     Differs from the reference implementation, which updates v once per completion.
     """
 
@@ -73,7 +73,7 @@ class SepaController:
         return {"sepa_gate_open": self.gate_open}
 
     def state(self) -> Mapping[str, Any]:
-        """The moving average, the gate, and the settings they were made under."""
+        """The moving average, the gate, and the settings that they depend on."""
         settings = {saved: getattr(self.settings, name) for name, saved in SAVED_SETTINGS.items()}
         return {
             **settings,
@@ -114,7 +114,7 @@ class SepaController:
             Problem(
                 where=self.place(f"sepa.{name}"),
                 what=f"is {getattr(self.settings, name)!r}, but the checkpoint was made with {state[saved]!r}",
-                why="the schedule would not be the one that was interrupted",
+                why="the schedule would differ from that of the interrupted run",
                 fix=f"set it to {state[saved]!r}, or start a new run",
             )
             for name, saved in SAVED_SETTINGS.items()
@@ -134,7 +134,7 @@ class SepaController:
             Problem(
                 where=f"checkpoint, sepa.{name}",
                 what=f"is {state.get(name, 'missing')!r}",
-                fix="continue from another checkpoint",
+                fix="resume from another checkpoint",
             )
             for name, fine in sound.items()
             if not fine

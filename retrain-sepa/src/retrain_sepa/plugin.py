@@ -1,4 +1,4 @@
-"""What this distribution offers; nothing here is imported beyond the names, see the modules they point to."""
+"""What this distribution registers: names only; the modules they point to are imported when a name is used."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def retrain_register_config_tables(register: Register) -> None:
     for name, summary, factory in TABLES:
         traits = TableTraits(flag_prefix=f"{name}_")
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", traits=traits))
+    phrases, extends = "retrain_sepa.tables:PlanningPhrases", TableTraits(extends=True)
+    register(PluginSpec(name="logging", summary="Planning phrases.", factory=phrases, traits=extends))
     defaults = TableTraits(extends=True, defaults=DEFAULTS)
     register(PluginSpec(name="algorithm", summary="The default condition.", factory=None, traits=defaults))
 
@@ -134,14 +136,15 @@ def retrain_register_controllers(register: Register) -> None:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """What the controller adds."""
+    """Fields that the controller adds."""
     meaning = "Whether the correct-rate gate lets lambda through."
     return [MetricSpec(name="sepa_gate_open", meaning=meaning, unit="flag", absent="without the controller sepa")]
 
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Its extra."""
-    from retrain_sepa.doctor import diagnose
+    """Whether the extra `semantic` is installed, which `[planning] detector = "semantic"` needs."""
+    from retrain.api import diagnose_extra
 
-    return diagnose(config)
+    needed = config is not None and config.value("planning.detector", "") == "semantic"
+    return [diagnose_extra("retrain-sepa", "semantic", purpose="planning detector 'semantic'", needed=needed)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
+
+from pydantic import field_validator
 
 from retrain.api import Kind, Table, key
 
@@ -31,7 +34,7 @@ class SepaTable(Table):
         0.1, "Lambda stays 0 until a step's correct rate reaches this; 0 = open from the start.", ge=0.0, le=1.0
     )
     ema_decay: float = key(0.99, "Decay per step of the averaged execution variance (auto).", ge=0.0, lt=1.0)
-    threshold: float = key(0.2, "Fraction of the starting variance under which pooling sets in (auto).", gt=0.0, le=1.0)
+    threshold: float = key(0.2, "Fraction of the starting variance below which pooling begins (auto).", gt=0.0, le=1.0)
     warmup_steps: int = key(50, "Steps with a variance before its starting value is fixed (auto).", ge=1)
 
 
@@ -41,3 +44,21 @@ class PlanningTable(Table):
     detector: str = key("regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR)
     model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).")
     threshold: float = key(0.02, "Margin of the planning similarity (semantic).")
+
+
+class PlanningPhrases(Table):
+    """The key that [logging] gets for planning phrases."""
+
+    strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
+
+    @field_validator("strategic_grams")
+    @classmethod
+    def _phrases(cls, text: str) -> str:
+        if text.strip().startswith("["):
+            try:
+                grams = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"not a JSON array: {error}") from error
+            if not all(isinstance(gram, str) for gram in grams):
+                raise ValueError("every phrase of the JSON array must be text")
+        return text

@@ -14,9 +14,9 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     """SEPA: pull the uncertainty of execution tokens towards their mean, within one completion.
 
     U'_t = lambda mean(U over execution tokens) + (1 - lambda) U_t where `planning_T` is False; planning tokens keep
-    theirs. lambda is clamped to [0, 1]. Both means stay, so the GTPO weights of planning tokens do not depend on
-    lambda; the variance over execution tokens is multiplied by (1 - lambda)^2. Returns a new array `[T]`, equal to the
-    input when lambda = 0 or nothing executes. CreditError for unequal lengths or a lambda that is not a number.
+    theirs. lambda is clamped to [0, 1]. Both means are preserved, so the GTPO weights of planning tokens do not depend
+    on lambda; the variance over execution tokens is multiplied by (1 - lambda)^2. Returns a new array `[T]`, equal to
+    the input when lambda = 0 or there is no execution token. CreditError for unequal lengths or a lambda that is NaN.
     Selective Entropy Pooling with Annealing (Millet); attention plays no part in it.
     """
     if uncertainty_T.shape != planning_T.shape:
@@ -25,7 +25,7 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     if np.isnan(sepa_lambda):
         raise CreditError(Problem(what="lambda is not a number", fix="give one in [0, 1]"))
     strength = min(max(sepa_lambda, 0.0), 1.0)
-    weights_T = 1.0 - planning_T  # products and sums: several times faster than picking the entries out
+    weights_T = 1.0 - planning_T  # products and sums are several times faster than boolean indexing
     count = weights_T.sum()
     if strength == 0.0 or count == 0.0:
         return np.array(uncertainty_T, dtype=np.float64)

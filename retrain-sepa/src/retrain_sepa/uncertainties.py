@@ -8,14 +8,15 @@ from retrain.advantages import UncertaintyContext, UncertaintySpec
 from retrain.api import CreditError, Floats, Problem
 
 MAX_SURPRISAL = 50.0  # nats; one impossible token must not flatten the weights of all others
-ROUNDING = 1e-3  # nats by which half-precision arithmetic may pass zero
+ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 
 
 def surprisal(ctx: UncertaintyContext) -> Floats:
     """-log p of the sampled token, nats in [0, 50], `[T]`; the clamp takes -inf too. CreditError when log p > 0."""
     surprisal_T = -_logprobs(ctx)
-    np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding may put a certain token's log p a hair above 0
-    return np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
+    np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding can make the log p of a certain token slightly positive
+    is_bounded = surprisal_T.max(initial=0.0) <= MAX_SURPRISAL  # the test costs less than half of clamping
+    return surprisal_T if is_bounded else np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
 
 
 def predictive_variance(ctx: UncertaintyContext) -> Floats:
@@ -46,7 +47,7 @@ def _refuse(bad_T: np.ndarray[tuple[int], np.dtype[np.bool_]], values_T: Floats,
     if bad_T.any():
         position = int(np.argmax(bad_T))
         what = f"{values_T[position]} at token {position}: {rule}"
-        raise CreditError(Problem(what=what, fix="correct the backend or engine that gave it"))
+        raise CreditError(Problem(what=what, fix="correct the backend or engine that reported it"))
 
 
 SURPRISAL = UncertaintySpec(name="surprisal", compute=surprisal)

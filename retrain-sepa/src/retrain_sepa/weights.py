@@ -12,7 +12,7 @@ import numpy as np
 from retrain.api import CreditError, Floats, Mask, Problem
 
 MAX_UNCERTAINTY = 50.0  # one impossible token must not flatten the weights of all others
-FLAT_UNCERTAINTY = 1e-7  # below this mean there is nothing to weight by
+FLAT_UNCERTAINTY = 1e-7  # a mean below this gives no basis for weights
 
 
 def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
@@ -23,7 +23,9 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
     After GTPO (arXiv:2508.04349), from which it differs: sampled-token uncertainty rather than entropy, no separate
     rule for wrong answers, multiplicative, normalised over the completion rather than across answers.
     """
-    bounded_T = np.minimum(uncertainty_T, MAX_UNCERTAINTY)
+    bounded_T = np.asarray(uncertainty_T)
+    if not bounded_T.max(initial=0.0) <= MAX_UNCERTAINTY:  # the test costs less than half of clamping
+        bounded_T = np.minimum(bounded_T, MAX_UNCERTAINTY)
     mean = bounded_T.mean() if bounded_T.size else 0.0
     if beta == 0.0 or mean < FLAT_UNCERTAINTY:
         return np.ones(bounded_T.shape)
@@ -35,8 +37,8 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
 def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Floats:
     """HICRA: A + alpha |A| on planning tokens, unchanged elsewhere (arXiv:2509.03646).
 
-    alpha in [0, 1]. Note what that does to wrong answers: their planning tokens are punished *less* (alpha = 1 removes
-    the penalty). Differs from the paper in coming after the GTPO weight.
+    alpha in [0, 1]. Planning tokens of wrong answers are penalised *less* (alpha = 1 removes the penalty). Unlike in
+    the paper, it comes after the GTPO weight.
     """
     if np.shape(planning_T) != np.shape(advantages_T):
         what = f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}"
@@ -48,7 +50,7 @@ def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
     """Smallest uncertainty that keeps its credit: the value at rank max(1, floor(n rho)), over all given tokens.
 
     Ties are kept, so slightly more than rho may survive. -inf (keep all) when rho is 0 (off), 1, or nothing is given.
-    After arXiv:2506.01939 ("80/20"), there on the entropy; masked tokens stay in the loss denominator, as there.
+    After arXiv:2506.01939 ("80/20"), which uses the entropy; masked tokens stay in the loss denominator, as there.
     """
     count = sum(values.size for values in uncertainties)
     if rho <= 0.0 or rho >= 1.0 or count == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.kernel.errors import raised_at
+from retrain.rooms.text.raised_at import raised_at
 
 MakeModule = Callable[[str, str], types.ModuleType]
 

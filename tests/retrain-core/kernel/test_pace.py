@@ -88,7 +88,7 @@ def test_it_is_off_by_default_and_then_says_nothing(run: Run, tmp_path: Path) ->
     for line in lines(tmp_path):
         assert line["batch_size"] == 2
         assert not [field for field in line if field.startswith("bp_")]
-    assert state(tmp_path, "final")["pacer"] is None
+    assert state(tmp_path, "final")["pacer"] == {}
 
 
 def test_the_pacer_sets_the_batch_size_and_sees_every_step(run: Run, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from retrain.testing import conformance
 
+PAGE = Path(__file__).parents[3] / "docs/pages/write/algorithm.md"
 Failures = Callable[..., dict[str, str]]
 SOUND = (
     ("advantage", "centred"),
@@ -14,6 +17,7 @@ SOUND = (
     ("uncertainty", "NEEDS_THEM"),
     ("algorithm", "whole"),
     ("algorithm", "PAIR"),
+    ("algorithm", "WHOLE"),
 )
 BROKEN = (
     ("advantage", "sorted_ones", "follows_the_order_of_completions", "in the order"),
@@ -31,6 +35,15 @@ BROKEN = (
     ("uncertainty", "negative", "measures_every_token", "must not be negative"),
     ("uncertainty", "needs_them_secretly", "declares_that_it_needs_entropies", "TypeError"),
     ("algorithm", "forgets_one", "gives_one_finite_number_per_token", "has 3 entries, expected 4"),
+    ("algorithm", "NO_CONDITION", "names_its_condition", "has no label 'condition'"),
+    ("algorithm", "NUMBER_LABEL", "names_its_condition", "its labels are"),
+    ("algorithm", "FORGETFUL", "goes_on_after_a_resume", "credit and metrics from step 3 on"),
+    ("algorithm", "MOVES_IN_ASSIGN", "repeats_its_credit", "other numbers when called again"),
+    ("algorithm", "NOT_FINITE", "gives_one_finite_number_per_token", "must be finite"),
+    ("algorithm", "ONE_SHORT", "gives_one_finite_number_per_token", "has length 5, expected 6"),
+    ("algorithm", "TRAINS_NOTHING", "trains_informative_groups", "0 rows do not carry"),
+    ("algorithm", "WRITES_LOGPROBS", "leaves_its_inputs_alone", "have changed after the call"),
+    ("algorithm", "RETURNS_ROWS", "gives_one_finite_number_per_token", "returned tuple, not Credit"),
     ("algorithm", "BROKEN_PAIR", "gives_one_finite_number_per_token", "'no_such_advantage'"),
 )
 
@@ -50,6 +63,15 @@ def test_broken_parts_are_named(kind: str, part: str, check: str, words: str, fa
 def test_the_kernel_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
     for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):
+        check()
+
+
+def test_the_whole_algorithm_of_the_documentation_conforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "traits=Needs()" in part]
+    (tmp_path / "running_mean_of_the_page.py").write_text(block, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for check in conformance("algorithm", "running_mean_of_the_page.PLUGIN"):
         check()
 
 

@@ -12,6 +12,7 @@ SOUND = (
     ("reward", "reward_parts.SoundAsync"),
     ("data source", "source_parts.Source"),
     ("environment", "environment_parts.sound"),
+    ("environment", "environment_parts.with_former_names"),
 )
 REWARDS = (
     ("WrongArguments", "can_score", "score(example, text)"),
@@ -30,19 +31,19 @@ SOURCES = (
     ("AList", "gives_examples", "returned list"),
     ("SharedIds", "names_examples_for_good", "['sum']"),
     ("Shuffled", "names_examples_for_good", "another order"),
-    ("HoldsArrays", "holds_plain_data", "info of example 'sum-0' is no JSON"),
+    ("HoldsArrays", "holds_plain_data", "info of example 'sum-0' is not JSON"),
     ("EmptyChat", "can_be_put_to_the_model", "'sum-0' has the message {'role': 'user'}"),
     ("HalfACharacter", "can_be_put_to_the_model", "example sum-0: the tokenizer refuses the prompt"),
     ("BadVerifier", "brings_a_sound_verifier", "gold() of example 'sum-0'"),
 )
 ENVIRONMENTS = (
-    ("never_ends", "plays_episodes_side_by_side", "6 episodes still ask after 128 turns"),
-    ("forgets_one", "plays_episodes_side_by_side", "5 endings for 6 episodes"),
+    ("never_ends", "plays_episodes_side_by_side", "6 episodes are still open after 128 turns"),
+    ("forgets_one", "plays_episodes_side_by_side", "5 results for 6 episodes"),
     ("fails", "plays_episodes_side_by_side", "episode 0 ended with"),
-    ("keeps_what_was_open", "drops_what_was_left_open", "4 endings for 1 episodes"),
-    ("breaks_on_nothing", "survives_hostile_replies", "RuntimeError: no reply"),
+    ("keeps_what_was_open", "drops_what_was_left_open", "4 results for 1 episodes"),
+    ("breaks_on_nothing", "survives_hostile_replies", "RuntimeError: no action"),
     ("breaks_on_nothing", "ends_when_the_context_is_full", "environment_parts.py:"),
-    ("asks_in_sets", "asks_in_plain_data", "asks something that is no JSON"),
+    ("asks_in_sets", "asks_in_plain_data", "the observation of episode 0 is not JSON"),
     ("asks_in_text", "asks_in_plain_data", "'And then?'"),
     ("cannot_travel", "plays_in_a_process_of_its_own", "lambda"),
 )

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Ask, Ending, Example, LoadedData, Reply, StopReason
+from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, StopReason
 from retrain_rewards.verifiers.environment import VerifiersEnvironment
 from retrain_rewards.verifiers.settings import Settings
 
 PACKAGES = Path(__file__).parent / "packages"
 MAX_TURNS = 50
 
-Says = Callable[[int, int, Ask], str]  # episode, turn, what is asked -> what the policy says
+Says = Callable[[int, int, Observation], str]  # episode, turn, observation -> text of the action
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,18 +57,18 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Played:
-    """All that was asked, turn by turn, and how it ended."""
+    """All observations, turn by turn, and the results."""
 
-    asked: list[dict[int, Ask]] = field(default_factory=list)
-    endings: Sequence[Ending] = ()
+    seen: list[dict[int, Observation]] = field(default_factory=list)
+    results: Sequence[EpisodeResult] = ()
 
     @property
     def values(self) -> list[float | None]:
-        return [ending.score.value for ending in self.endings]
+        return [result.score.value for result in self.results]
 
     @property
     def details(self) -> list[str]:
-        return [ending.score.detail for ending in self.endings]
+        return [result.score.detail for result in self.results]
 
 
 @dataclass
@@ -84,14 +84,13 @@ class Table:
         """Play to the end; `says` is a function, or a list of replies per episode."""
         speak = says if callable(says) else lambda number, turn, _: says[number][turn]
         played = Played()
-        self.environment.begin(examples)
-        asks: Mapping[int, Ask] = self.environment.advance({})
-        while asks and len(played.asked) < MAX_TURNS:
-            played.asked.append(dict(asks))
-            turn = len(played.asked) - 1
-            replies = {n: Reply(text=speak(n, turn, ask), stop_reason=stop) for n, ask in asks.items()}
-            asks = self.environment.advance(dict(reversed(replies.items())))
-        played.endings = self.environment.finish()
+        observations: Mapping[int, Observation] = self.environment.reset(examples)
+        while observations and len(played.seen) < MAX_TURNS:
+            played.seen.append(dict(observations))
+            turn = len(played.seen) - 1
+            actions = {n: Action(text=speak(n, turn, each), stop_reason=stop) for n, each in observations.items()}
+            observations = self.environment.step(dict(reversed(actions.items())))
+        played.results = self.environment.results()
         return played
 
 

@@ -39,7 +39,7 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
         one["trajectory"] = [{"reward": None, "advantage": None}]
     asyncio.run(rubric.score_group(direct))
     assert played.values == [one["reward"] for one in direct] == [1.5, 0.5, 1.0, 1.5]
-    assert [dict(ending.score.parts) for ending in played.endings] == [one["metrics"] for one in direct]
+    assert [dict(result.score.parts) for result in played.results] == [one["metrics"] for one in direct]
 
 
 def test_tasks_become_examples(sit: Sit) -> None:
@@ -62,30 +62,30 @@ def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
     game = [[r"\boxed{5}", r"Try another: \boxed{7}"], [r"\boxed{8}", r"\boxed{9}"], [r"\boxed{7}"], ["?", "?"]]
     played = table.play([seven] * 4, game)
     assert played.values == [1.0, 0.0, 1.0, 0.0]
-    assert sorted(played.asked[1]) == [0, 1, 3]
-    assert played.asked[1][0].prompt == [
+    assert sorted(played.seen[1]) == [0, 1, 3]
+    assert played.seen[1][0].prompt == [
         {"role": "user", "content": "I think of a number from 1 to 9. Guess it."},
         {"role": "assistant", "content": r"\boxed{5}"},
         {"role": "user", "content": "Too low. Guess again."},
     ]
-    assert played.asked[1][1].prompt[-1]["content"] == "Too high. Guess again."
-    assert played.endings[1].score.parts == {"right": 0.0, "distance": 2.0, "num_turns": 2.0}
-    assert not any(ending.hit_turn_limit for ending in played.endings)
+    assert played.seen[1][1].prompt[-1]["content"] == "Too high. Guess again."
+    assert played.results[1].score.parts == {"right": 0.0, "distance": 2.0, "num_turns": 2.0}
+    assert not any(result.hit_turn_limit for result in played.results)
 
 
-def test_a_tool_is_called_and_its_result_is_in_the_next_ask(sit: Sit) -> None:
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
     table = sit("tool_sum")
     scripts = [[CALL, "6"], ["6"], ["<tool_call>{]</tool_call>"], [f"I compute {CALL} now", "7"]]
     played = table.play([table.data.examples[0]] * 4, scripts)
     assert played.values == [1.0, 1.0, 0.0, 0.0]
-    (schema,) = played.asked[0][0].tools
+    (schema,) = played.seen[0][0].tools
     assert schema["function"]["name"] == "add"
     assert json.loads(json.dumps(schema)) == schema
-    said, result = played.asked[1][0].prompt[1:]
+    said, result = played.seen[1][0].prompt[1:]
     assert said == {"role": "assistant", "content": CALL}  # word for word as it was sampled
     assert (result["role"], result["content"]) == ("tool", "6")
-    assert played.asked[1][3].prompt[1]["content"] == f"I compute {CALL} now"
-    assert played.endings[0].score.parts["add_calls"] == 1.0
+    assert played.seen[1][3].prompt[1]["content"] == f"I compute {CALL} now"
+    assert played.results[0].score.parts["add_calls"] == 1.0
 
 
 def test_groups_are_asked_together_and_scored_apart(sit: Sit) -> None:
@@ -93,8 +93,8 @@ def test_groups_are_asked_together_and_scored_apart(sit: Sit) -> None:
     first, second, third = table.data.examples[:3]
     examples = [first, first, second, second, third, third, first]
     played = table.play(examples, lambda number, turn, ask: rf"\boxed{{{2 if turn else number + 1}}}")
-    assert list(played.asked[0]) == list(range(7))
-    assert list(played.asked[1]) == [1, 2, 3, 4, 5, 6]
+    assert list(played.seen[0]) == list(range(7))
+    assert list(played.seen[1]) == [1, 2, 3, 4, 5, 6]
     assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
@@ -103,26 +103,25 @@ def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
     five = next(example for example in table.data.examples if example.reference == "5")
     played = table.play([five] * 2, [[r"\boxed{5}"], [r"\boxed{4}"]])
     assert played.values == [1.0, 0.0]
-    assert [ending.hit_turn_limit for ending in played.endings] == [False, True]
+    assert [result.hit_turn_limit for result in played.results] == [False, True]
     capped = sit("trouble", max_turns=1, args={"max_turns": -1})
     played = capped.play(capped.data.examples, [["a"], ["bb"], ["ccc"]])
-    assert (played.values, [ending.hit_turn_limit for ending in played.endings]) == ([1.0, 2.0, 3.0], [True] * 3)
+    assert (played.values, [result.hit_turn_limit for result in played.results]) == ([1.0, 2.0, 3.0], [True] * 3)
 
 
 def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
     table = sit("guess_number")
-    table.environment.begin(table.data.examples[:2])
-    assert list(table.environment.advance({})) == [0, 1]
-    endings = table.environment.finish()
-    assert [ending.hit_turn_limit for ending in endings] == [True, True]
-    assert [ending.score.value for ending in endings] == [0.0, 0.0]
+    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
+    results = table.environment.results()
+    assert [result.hit_turn_limit for result in results] == [True, True]
+    assert [result.score.value for result in results] == [0.0, 0.0]
 
 
 def test_a_truncated_reply_is_told_as_such(sit: Sit) -> None:
     table = sit("tool_sum")
     played = table.play([table.data.examples[0]], [["it is 6"]], stop=StopReason.LENGTH)
     assert played.values == [1.0]
-    assert table.environment._stage.episodes[0].result["is_truncated"]
+    assert table.environment._loop.episodes[0].result["is_truncated"]
 
 
 def test_an_empty_reply_is_an_answer(sit: Sit) -> None:
@@ -143,22 +142,22 @@ def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> 
     played = table.play([table.data.examples[0]] * 3, [["a", "b"], [word], ["a", "cc"]])
     assert played.values == [1.0, None, 2.0]
     assert detail in played.details[1]
-    assert played.endings[1].score.outcome is Outcome.FAILED
+    assert played.results[1].score.outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize(
     ("word", "detail"),
     [
         ("judge raises", "judged raised KeyError: 'no such verdict'"),
-        ("nan", "judged gave nan"),
-        ("infinite", "judged gave inf"),
+        ("nan", "judged returned nan"),
+        ("infinite", "judged returned inf"),
         ("text", "judged raised ValueError: could not convert string to float"),
     ],
 )
 def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) -> None:
     table = sit("trouble", args={"max_turns": 1})
     played = table.play([table.data.examples[0]] * 2, [["a"], [word]])
-    assert (played.values, played.endings[1].score.outcome) == ([1.0, None], Outcome.FAILED)
+    assert (played.values, played.results[1].score.outcome) == ([1.0, None], Outcome.FAILED)
     assert detail in played.details[1]
 
 
@@ -181,22 +180,21 @@ def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
     assert table.play([table.data.examples[0]] * 2, [["a", "b"], ["a", "cc"]]).values == [1.0, 2.0]
 
 
-def test_what_is_asked_depends_on_the_replies_alone(sit: Sit) -> None:
-    def asked(table: Any) -> Any:
+def test_observations_depend_on_the_actions_alone(sit: Sit) -> None:
+    def observed(table: Any) -> Any:
         played = table.play([table.data.examples[0]] * 20, lambda number, turn, ask: f"{number}")
-        return [[(number, ask.prompt) for number, ask in turn.items()] for turn in played.asked]
+        return [[(number, each.prompt) for number, each in turn.items()] for turn in played.seen]
 
     table = sit("trouble", args={"max_turns": 4}, seed=1)
-    first = asked(table)
+    first = observed(table)
     random.seed(99)  # numbers drawn elsewhere must not matter
-    assert asked(table) == first == asked(sit("trouble", args={"max_turns": 4}, seed=1))
-    assert asked(sit("trouble", args={"max_turns": 4}, seed=2)) != first
+    assert observed(table) == first == observed(sit("trouble", args={"max_turns": 4}, seed=1))
+    assert observed(sit("trouble", args={"max_turns": 4}, seed=2)) != first
 
 
-def test_beginning_again_drops_what_was_open(sit: Sit) -> None:
+def test_a_reset_drops_open_episodes(sit: Sit) -> None:
     table = sit("guess_number")
-    table.environment.begin(table.data.examples)
-    table.environment.advance({})
+    table.environment.reset(table.data.examples)
     assert table.play(table.data.examples[:1], [[r"\boxed{1}"]]).values == [1.0]
 
 
@@ -206,7 +204,7 @@ def test_it_pickles_small_after_loading_too(sit: Sit) -> None:
     text = pickle.dumps(table.environment)
     assert len(text) < 2000
     with pytest.raises(RuntimeError, match="load"):
-        pickle.loads(text).begin(table.data.examples)
+        pickle.loads(text).reset(table.data.examples)
 
 
 def test_an_unknown_example_fails_alone(sit: Sit) -> None:
@@ -246,13 +244,13 @@ def test_a_mixture_is_played_by_each_of_its_environments(sit: Sit) -> None:
     table = sit("mixture")
     played = table.play(table.data.examples, [[r"\boxed{5}", r"\boxed{7}"], [r"\boxed{0.75}"]])
     assert played.values == [1.0, 1.0]
-    assert played.endings[0].score.parts["num_turns"] == 2.0
+    assert played.results[0].score.parts["num_turns"] == 2.0
 
 
 def test_plain_text_is_asked_without_a_chat(sit: Sit) -> None:
     table = sit("story")
     played = table.play(table.data.examples, [[" time"]])
-    assert (played.asked[0][0].prompt, played.values) == ("Once upon a", [5.0])
+    assert (played.seen[0][0].prompt, played.values) == ("Once upon a", [5.0])
 
 
 def test_a_broken_verifier_of_the_library_is_never_a_zero(sit: Sit) -> None:

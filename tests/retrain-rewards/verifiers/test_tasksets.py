@@ -22,8 +22,8 @@ def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
     assert (first.reference, third.reference) == ("1", "5")
     played = table.play([first, first, third], [["it is 1"], ["2"], ["5"]])
     assert played.values == [2.0, 0.0, 2.0]
-    assert [ask.prompt for ask in played.asked[0].values()] == [first.prompt, first.prompt, third.prompt]
-    assert played.endings[0].score.parts == {"right": 1.0, "length": 7.0}
+    assert [each.prompt for each in played.seen[0].values()] == [first.prompt, first.prompt, third.prompt]
+    assert played.results[0].score.parts == {"right": 1.0, "length": 7.0}
 
 
 def test_ids_are_made_of_content(sit: Sit) -> None:
@@ -35,7 +35,7 @@ def test_ids_are_made_of_content(sit: Sit) -> None:
 def test_a_reward_that_breaks_is_never_a_zero(sit: Sit) -> None:
     table = sit("taskset-sum")
     played = table.play([table.data.examples[0]] * 3, [["judge raises"], ["nan"], [""]])
-    assert [ending.score.outcome for ending in played.endings] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
+    assert [result.score.outcome for result in played.results] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
     assert "no such verdict" in played.details[0]
     assert "nan" in played.details[1]
 
@@ -45,7 +45,7 @@ def test_an_environment_that_plays_the_user(sit: Sit) -> None:
     three = table.data.examples[2]
     played = table.play([three] * 4, [["1", "4", "3"], ["3"], ["hang"], ["raise"]])
     assert played.values == [1.0, 1.0, None, None]
-    assert played.asked[2][0].prompt[-4:] == [
+    assert played.seen[2][0].prompt[-4:] == [
         {"role": "assistant", "content": "1"},
         {"role": "user", "content": "Too low. Guess again."},
         {"role": "assistant", "content": "4"},
@@ -65,27 +65,26 @@ def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
     table = sit("taskset_guess", max_turns=2, endless_tasks=3)
     played = table.play([table.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
     assert played.values == [0.0, 1.0]
-    assert [ending.hit_turn_limit for ending in played.endings] == [True, False]
+    assert [result.hit_turn_limit for result in played.results] == [True, False]
 
 
 def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
     table = sit("taskset_guess", endless_tasks=3)
-    table.environment.begin(table.data.examples[:2])
-    assert list(table.environment.advance({})) == [0, 1]
-    endings = table.environment.finish()
-    assert [(ending.hit_turn_limit, ending.score.value) for ending in endings] == [(True, 0.0), (True, 0.0)]
+    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
+    results = table.environment.results()
+    assert [(result.hit_turn_limit, result.score.value) for result in results] == [(True, 0.0), (True, 0.0)]
 
 
-def test_a_tool_is_called_and_its_result_is_in_the_next_ask(sit: Sit) -> None:
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
     table = sit("taskset_tools")
     unknown = '<tool_call>{"name": "nope", "arguments": {}}</tool_call>'
     played = table.play([table.data.examples[0]] * 2, [[CALL, "6"], [unknown, "7"]])
     assert played.values == [1.0, 0.0]
-    assert played.asked[0][0].tools[0]["function"]["name"] == "adder_add"
-    said, result = played.asked[1][0].prompt[1:]
+    assert played.seen[0][0].tools[0]["function"]["name"] == "adder_add"
+    said, result = played.seen[1][0].prompt[1:]
     assert said == {"role": "assistant", "content": CALL}
     assert (result["role"], result["content"]) == ("tool", "6")
-    assert played.asked[1][1].prompt[2]["content"] == "error: unknown tool 'nope'"
+    assert played.seen[1][1].prompt[2]["content"] == "error: unknown tool 'nope'"
 
 
 def test_environments_can_be_played_again_and_again(sit: Sit) -> None:

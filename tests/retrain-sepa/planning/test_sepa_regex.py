@@ -4,16 +4,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Config, ConfigError, PluginContext, Seeds, load_plugins
-from retrain.kernel.config.schema import LoggingTable
 from retrain_sepa.planning.phrases import DEFAULT_PHRASES, PhraseFinder
 from retrain_sepa.planning.regex import regex_detector
+from retrain_sepa.tables import PlanningPhrases
 
 same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 FINDER = PhraseFinder.of(DEFAULT_PHRASES)
 
 
 def detector(tokenizer, grams=""):
-    config = Config(tables={"logging": LoggingTable(strategic_grams=grams)})
+    config = Config(tables={"logging": PlanningPhrases(strategic_grams=grams)})
     plugins = load_plugins({"RETRAIN_PLUGINS": "retrain-core"})
     return regex_detector(PluginContext(config=config, seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer))
 

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.report import ReportSection
-    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
-    from retrain.kernel.types import TrainReport
+    from retrain.kernel.types import Score, TrainReport
     from retrain.rooms.capacity.estimate import MemoryModel
     from retrain.rooms.doctor.diagnosis import Diagnosis
+    from retrain.rooms.session.report_parts import ReportSection
+    from retrain.rooms.tasks.contracts import LoadedTasks
 
     Register = Callable[[PluginSpec], None]
 
@@ -100,7 +100,10 @@ def retrain_register_advantages(register: Register) -> None:
 
 @hookspec
 def retrain_register_transforms(register: Register) -> None:
-    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`."""
+    """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
+
+    A transform may also carry `stages`: steps of the credit pipeline that the flags of any `TransformSpec` switch on.
+    """
 
 
 @hookspec
@@ -110,7 +113,11 @@ def retrain_register_uncertainties(register: Register) -> None:
 
 @hookspec
 def retrain_register_algorithms(register: Register) -> None:
-    """Offer an `algorithm_mode`, a whole pipeline that replaces advantage and transform: an `AlgorithmSpec`."""
+    """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
+
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, asked once per step for the
+    credit of all groups, with a state that checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    """
 
 
 @hookspec
@@ -275,6 +282,11 @@ def retrain_extra_metrics(
 
     `report` is None when nothing was trained. A field that already exists is an error naming the plugin.
     """
+
+
+@hookspec
+def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, Any] | None:
+    """Fields about an evaluation, from the scores of each held-out example's completions. Once per evaluation."""
 
 
 @hookspec

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import BackendError, OutOfMemoryError, Problem, RetrainError, StopRequested
-from retrain.kernel.evaluate import eval_metrics
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds
@@ -54,7 +54,10 @@ class Trainer:
 
     def _steps(self, *, is_restored: bool) -> None:
         run, progress = self.run, self.run.progress
-        self._start_overlap(is_restored=is_restored)
+        first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
+        is_sampled = progress.is_overlapped
+        coming = partial(self.step.coming, first, cursor)
+        self.step.overlap.start(Clock(), coming, is_restored=is_restored, is_sampled=is_sampled)
         if progress.unfinished is not None:
             self._finish(progress.unfinished)
         elif progress.step == 0 and run.parts.prompts.held_out and not progress.has_first_eval:
@@ -71,16 +74,6 @@ class Trainer:
                 is_trained = progress.unfinished is not None  # what failed is the step's evaluation
                 if is_trained or not self.step.backs_off(progress.step, batch_size):
                     raise
-
-    def _start_overlap(self, *, is_restored: bool) -> None:
-        progress, step = self.run.progress, self.step
-        first = progress.step + (progress.unfinished is not None)
-        step.overlap.start(
-            Clock(),
-            lambda: step.coming(first, progress.example_idx),
-            is_restored=is_restored,
-            is_sampled=progress.is_overlapped,
-        )
 
     def _finish(self, line: Fields) -> None:
         """Evaluate if it is time, write the step's line, save if it is time, and go on to the next step.
@@ -117,9 +110,12 @@ class Trainer:
         with run.parts.rollouts.batch(f"eval_{step + 1:06d}", run.records.path / FAILURES) as batch:
             streams = Streams(seeds=Seeds(table.seed), purpose="eval")
             batch.sample(run.parts.prompts.held_out, table.samples, streams)
-            scores_PG = batch.scores()
+            scores_EG = batch.scores()
         self.step.overlap.metrics()  # about this evaluation: belongs to no step
-        return {"step": step, **measured, **eval_metrics(scores_PG), "eval_time_s": time.perf_counter() - started}
+        line: Fields = {"step": step, **measured}
+        for added in run.parts.plugins.notify("retrain_eval_metrics", scores_EG=scores_EG):
+            line |= added or {}
+        return line | {"eval_time_s": time.perf_counter() - started}
 
     def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:
         """Why the run ends after too many rejected steps in a row; None while it goes on."""

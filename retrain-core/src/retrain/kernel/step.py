@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.pacing import PaceView
@@ -16,14 +16,6 @@ from retrain.kernel.step_fields import Fields, merge_fields, train_fields
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 FAILURES = "failures"  # folder of the texts whose scoring failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
-    """The backend's report; or none, and why the step was rejected (empty when there was nothing to train)."""
-
-    report: TrainReport | None = None
-    rejected: str = ""
 
 
 class Step:
@@ -52,19 +44,19 @@ class Step:
         run.notify("retrain_groups_scored", groups=view)
         credit = parts.algorithm.assign(step, groups)
         with run.stops.shield():
-            trained = self._train(step, credit, clock, progress.example_idx + len(prompts))
+            report, rejected = self._train(step, credit, clock, progress.example_idx + len(prompts))
             progress.count(groups)
             progress.example_idx += len(prompts)
-            progress.is_overlapped = self.overlap.is_on and trained.report is not None
-            line = self._line(step, sampled, credit, trained.report)
-            for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=trained.report):
+            progress.is_overlapped = self.overlap.is_on and report is not None
+            line = self._line(step, sampled, credit, report)
+            for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, groups, credit)
             line |= self.overlap.staleness(groups) | clock.fields(overlapped=self.overlap.is_on)
-            line |= {"rejected": trained.rejected} if trained.rejected else {}
-            line = self._pace(line, len(prompts), has_trained=trained.report is not None)
+            line |= {"rejected": rejected} if rejected else {}
+            line = self._pace(line, len(prompts), has_trained=report is not None)
             run.enter(step, "recording")
-            is_trained = trained.report is not None
+            is_trained = report is not None
             run.records.write_completions(step, prompts, groups, credit, is_trained=is_trained, metrics=line)
             progress.unfinished = line
         return line
@@ -107,18 +99,21 @@ class Step:
         self.run.progress.is_overlapped = False
         return self.batch_size(step) < batch_size
 
-    def _train(self, step: int, credit: Credit, clock: Clock, cursor: int) -> Trained:
-        """One optimizer step over the rows with credit, and the coming step sampled meanwhile where both overlap."""
+    def _train(self, step: int, credit: Credit, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
+        """The backend's report and "", or no report and why the step was rejected ("" when there was nothing to train).
+
+        Where both overlap, the coming step, from position `cursor` of the prompts on, is sampled meanwhile.
+        """
         if not credit.rows:
-            return Trained()
+            return None, ""
         temperature = self.run.parts.config.training.temperature
         batch = TrainBatch(step=step, rows=credit.rows, temperature=temperature)
         self.run.enter(step, "training")
         self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
         try:
-            return Trained(report=self.overlap.train(batch, clock, lambda: self.coming(step + 1, cursor)))
+            return self.overlap.train(batch, clock, partial(self.coming, step + 1, cursor)), ""
         except NonFiniteError as error:
-            return Trained(rejected=error.problems[0].what)
+            return None, error.problems[0].what
 
     def _line(self, step: int, sampled: Sampled, credit: Credit, report: TrainReport | None) -> Fields:
         """The step's own fields, those of credit, of the backend, and of sampling and scoring."""

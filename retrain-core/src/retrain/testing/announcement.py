@@ -6,7 +6,7 @@ import subprocess
 import sys
 from functools import cache
 
-from retrain.kernel.plugins.params import validated_params
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.spec import Registered
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

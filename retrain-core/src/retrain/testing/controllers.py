@@ -1,12 +1,12 @@
-"""What a controller must give: one number in [0, 1] per step, the same again after a resume."""
+"""What a controller must do: return one number in [0, 1] per step, and the same numbers after a resume."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from retrain.kernel.contracts.algorithm import ControllerView
 from retrain.kernel.seeding import Seeds
+from retrain.rooms.credit.parts import ControllerView
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.state import expect_plain_metrics, expect_plain_state, expect_same
@@ -16,7 +16,7 @@ RESUME_AT = 23
 
 
 def gives_a_number_between_0_and_1(bench: Bench) -> None:
-    """`value(step)` is finite and in [0, 1] at every step, from the first and far past the last."""
+    """`value(step)` is finite and in [0, 1] at every step, from the first to far past the last."""
     controller = bench.build()
     for step, view in enumerate(_views()):
         _value(controller, step)
@@ -25,21 +25,21 @@ def gives_a_number_between_0_and_1(bench: Bench) -> None:
 
 
 def changes_only_when_it_observes(bench: Bench) -> None:
-    """Asked twice for one step, it says the same."""
+    """Asked twice for one step, it returns the same number."""
     controller = bench.build()
     for step, view in enumerate(_views()[:RESUME_AT]):
         first, again = _value(controller, step), _value(controller, step)
         expect(
             first == again,
             f"value({step}) is {first}, then {again}",
-            why="a step that is tried again, with fewer prompts say, asks again",
+            why="a step that is retried, for example with fewer prompts, asks again",
             fix="change state in observe() alone",
         )
         controller.observe(view)
 
 
 def repeats_its_schedule(bench: Bench) -> None:
-    """Built afresh, it goes through the same numbers."""
+    """Built afresh, it returns the same numbers."""
     first, again = (_run(bench.build(), 0, STEPS) for _ in range(2))
     expect(
         first == again,
@@ -50,7 +50,7 @@ def repeats_its_schedule(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, sent through JSON, it goes on with the same numbers."""
+    """Restored from its state, sent through JSON, it continues with the same numbers."""
     controller = bench.build()
     _run(controller, 0, RESUME_AT)
     state = expect_plain_state(controller)
@@ -71,7 +71,7 @@ def reports_plain_metrics(bench: Bench) -> None:
 
 
 def _views() -> list[ControllerView]:
-    """Steps of a run that learns, some of which had nothing to measure."""
+    """Steps of a run that learns, some without anything to measure."""
     stream = Seeds(0).stream("conformance controller")
     return [
         ControllerView(

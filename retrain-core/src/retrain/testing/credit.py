@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from retrain.kernel.types import Floats, Kind
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
+from retrain.testing.algorithms import WHOLE_ALGORITHM, build, expect_untouched_groups, token_advantages
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.toy_groups import LAMBDAS, REWARDS, groups
@@ -55,19 +56,26 @@ def leaves_rewards_alone(bench: Bench) -> None:
 
 def repeats_its_advantages(bench: Bench) -> None:
     """The same rewards get the same advantages, whatever came before and in a new process."""
-    _expect_repeated(bench, lambda flow: [[episode_advantages(r.copy(), flow, name=n)] for n, r in REWARDS.items()])
+
+    def prepare(flow: CreditFlow) -> Callable[[], Arrays]:
+        return lambda: [[episode_advantages(r.copy(), flow, name=n)] for n, r in REWARDS.items()]
+
+    _expect_repeated(bench, prepare)
 
 
 def gives_one_finite_number_per_token(bench: Bench) -> None:
     """Every action token gets one finite number: empty, single-token, long and nearly impossible completions too."""
-    flow = build_flow(bench.config, bench.plugins)
+    compute = _credit(bench, build_flow(bench.config, bench.plugins))
     for sepa_lambda in LAMBDAS:
-        assign_credit(groups(), flow, sepa_lambda=sepa_lambda)
+        compute(groups(), sepa_lambda)
 
 
 def leaves_its_inputs_alone(bench: Bench) -> None:
     """Rewards, log-probabilities, entropies and planning marks are not written to."""
     flow = build_flow(bench.config, bench.plugins)
+    if flow.is_custom:
+        expect_untouched_groups(build(bench))
+        return
     for before, group in zip(groups(), groups(), strict=True):
         assign_credit([group], flow, sepa_lambda=1.0)
         for what, was, now in _arrays(before, group):
@@ -81,12 +89,19 @@ def leaves_its_inputs_alone(bench: Bench) -> None:
 
 def repeats_its_credit(bench: Bench) -> None:
     """The same group gets the same credit, whatever came before and in a new process."""
-    _expect_repeated(bench, lambda flow: assign_credit(groups(), flow, sepa_lambda=0.5).token_advs)
+
+    def prepare(flow: CreditFlow) -> Callable[[], Arrays]:
+        compute = _credit(bench, flow)
+        return lambda: compute(groups(), 0.5)
+
+    _expect_repeated(bench, prepare)
 
 
 def credits_a_group_by_itself(bench: Bench) -> None:
-    """The credit of a group does not depend on the other groups of the step."""
+    """The credit of a group does not depend on the other groups of the step; a whole `Algorithm` is free to do so."""
     flow = build_flow(bench.config, bench.plugins)
+    if flow.is_custom:
+        return
     together = assign_credit(groups(), flow, sepa_lambda=0.5).token_advs
     for number, group in reversed(list(enumerate(groups()))):
         alone = assign_credit([group], flow, sepa_lambda=0.5).token_advs[0]
@@ -94,7 +109,7 @@ def credits_a_group_by_itself(bench: Bench) -> None:
             all(np.array_equal(a, b) for a, b in zip(alone, together[number], strict=True)),
             f"{group.name} gets other credit alone than in a step with others",
             why="a run would depend on its batch size and on the order of its prompts",
-            fix="keep no state between calls; a schedule belongs into a controller",
+            fix="keep no state between calls; a schedule belongs in a controller",
         )
 
 
@@ -116,7 +131,7 @@ def declares_that_it_needs_entropies(bench: Bench) -> None:
 
 def repeats_its_measure(bench: Bench) -> None:
     """The same completion has the same uncertainty, whatever came before and in a new process."""
-    _expect_repeated(bench, lambda flow: [measure_uncertainty(group, flow) for group in groups()])
+    _expect_repeated(bench, lambda flow: lambda: [measure_uncertainty(group, flow) for group in groups()])
 
 
 def names_a_controller_that_exists(bench: Bench) -> None:
@@ -128,17 +143,26 @@ def names_a_controller_that_exists(bench: Bench) -> None:
     known = [entry.spec.name for entry in bench.plugins.registered(Kind.CONTROLLER)]
     expect(
         flow.controller in known,
-        f"it asks controller {flow.controller!r} for lambda, and nobody provides that; known: {', '.join(known)}",
+        f"it asks controller {flow.controller!r} for lambda, which is not installed; known: {', '.join(known)}",
         why="a run with it ends before its first step",
         fix="correct TransformSpec(controller=...), or let your distribution require the one that provides it",
     )
 
 
-def _expect_repeated(bench: Bench, compute: Callable[[CreditFlow], Arrays]) -> None:
-    """`compute` gives the same numbers twice with one flow, and once more with a flow that is built afresh."""
-    flow = build_flow(bench.config, bench.plugins)
-    first = compute(flow)
-    for again, when in ((compute(flow), "called again"), (compute(build_flow(bench.config, bench.plugins)), "rebuilt")):
+def _credit(bench: Bench, flow: CreditFlow) -> Callable[[Sequence[CreditGroup], float], Arrays]:
+    """`f(groups, lambda)`: token advantages by the flow, or by the plugin's own algorithm, which has no lambda."""
+    if not flow.is_custom:
+        return lambda given, sepa_lambda: assign_credit(given, flow, sepa_lambda=sepa_lambda).token_advs
+    algorithm = build(bench)
+    return lambda given, _: token_advantages(algorithm, given)
+
+
+def _expect_repeated(bench: Bench, prepare: Callable[[CreditFlow], Callable[[], Arrays]]) -> None:
+    """What is prepared gives the same numbers twice, and once more when flow and part are built afresh."""
+    compute = prepare(build_flow(bench.config, bench.plugins))
+    rebuilt = prepare(build_flow(bench.config, bench.plugins))
+    first = compute()
+    for again, when in ((compute(), "called again"), (rebuilt(), "rebuilt")):
         expect(
             all(np.array_equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)),
             f"it gives other numbers when {when}",
@@ -177,5 +201,5 @@ TRANSFORM = (
     credits_a_group_by_itself,
     names_a_controller_that_exists,
 )
-ALGORITHM = TRANSFORM
+ALGORITHM = (*TRANSFORM, *WHOLE_ALGORITHM)
 UNCERTAINTY = (measures_every_token, declares_that_it_needs_entropies, leaves_its_inputs_alone, repeats_its_measure)

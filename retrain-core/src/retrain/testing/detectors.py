@@ -1,4 +1,4 @@
-"""What a planning detector must give: one mark per token, for any tokens."""
+"""What a planning detector must do: return one mark per token, for any tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def repeats_its_marks(bench: Bench) -> None:
 
 
 def _completions(bench: Bench) -> list[Tokens]:
-    """Tokens of texts, and random ones of the vocabulary, special tokens among them."""
+    """Tokens of texts, and random tokens of the vocabulary, special ones included."""
     tokenizer = bench.tokenizer
     texts = [np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64) for text in TEXTS]
     random_T = Seeds(0).stream("conformance detector").integers(0, len(tokenizer), size=64)
@@ -66,8 +66,8 @@ def _masks(detector: Any, completions_G: Sequence[Tokens]) -> list[Mask]:
     expect(
         len(masks_G) == len(completions_G),
         f"{len(masks_G)} masks for {len(completions_G)} completions",
-        why="masks belong to completions by their place",
-        fix="return one mask for each, an empty one for an empty completion",
+        why="masks are matched to completions by position",
+        fix="return one mask per completion, an empty one for an empty completion",
     )
     for number, (mask_T, tokens_T) in enumerate(zip(masks_G, completions_G, strict=True)):
         array_T = np.asarray(mask_T)
@@ -75,7 +75,7 @@ def _masks(detector: Any, completions_G: Sequence[Tokens]) -> list[Mask]:
         expect(
             is_sound,
             f"the mask of completion {number} is {array_T.dtype} of shape {array_T.shape} for {len(tokens_T)} tokens",
-            why="credit is given token by token",
+            why="credit is assigned token by token",
             fix="return np.ndarray of bool, one entry per token",
         )
     return [np.asarray(mask_T, dtype=np.bool_) for mask_T in masks_G]

@@ -1,4 +1,4 @@
-"""What an environment must do: play many episodes side by side, end them all, and travel to another process."""
+"""What an environment must do: play many episodes side by side, end them all, and work in another process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Ask, Ending, Reply
 from retrain.kernel.types import Example, Outcome, StopReason
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
+from retrain.rooms.tasks.environment_process import EnvironmentProcess, with_current_methods
 from retrain.rooms.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
@@ -25,10 +25,10 @@ HARMLESS = ("1", r"\boxed{2}", "I do not know.")
 
 @dataclass(slots=True)
 class _Played:
-    """What was asked turn by turn, and how it ended."""
+    """The observations turn by turn, and the results."""
 
-    asked: list[Mapping[int, Ask]] = field(default_factory=list)
-    endings: Sequence[Ending] = ()
+    seen: list[Mapping[int, Observation]] = field(default_factory=list)
+    results: Sequence[EpisodeResult] = ()
 
 
 def gives_tasks(bench: Bench) -> None:
@@ -41,67 +41,66 @@ def gives_tasks(bench: Bench) -> None:
 
 def plays_in_a_process_of_its_own(bench: Bench) -> None:
     """Sent to another process as a run sends it, it plays an episode of a group there to the end."""
-    hosted = HostedEnvironment(
+    process = EnvironmentProcess(
         bench.build(), name=bench.name, timeout_s=TIMEOUT_S, memory_gb=bench.config.scoring.memory_gb
     )
-    bench.closing(hosted.close)
-    _expect_endings(_play(hosted, hosted.load().examples[:1] * GROUP_SIZE, HARMLESS), GROUP_SIZE)
+    bench.closing(process.close)
+    _expect_results(_play(process, process.load().examples[:1] * GROUP_SIZE, HARMLESS), GROUP_SIZE)
 
 
 def plays_episodes_side_by_side(bench: Bench) -> None:
-    """Groups of several tasks are played together, and `finish` gives one ending for each episode."""
-    environment, examples = _sat_down(bench)
+    """Groups of several tasks are played together, and `results` gives one result for each episode."""
+    environment, examples = _loaded(bench)
     chosen = [example for example in examples[:3] for _ in range(GROUP_SIZE)]
-    _expect_endings(_play(environment, chosen, HARMLESS), len(chosen))
+    _expect_results(_play(environment, chosen, HARMLESS), len(chosen))
 
 
 def asks_in_plain_data(bench: Bench) -> None:
-    """What it asks is a text or a chat, and tools as JSON schemas."""
-    environment, examples = _sat_down(bench)
-    for asks in _play(environment, examples[:2], HARMLESS).asked:
-        for number, ask in asks.items():
+    """An observation is a text or a chat, and tools as JSON schemas."""
+    environment, examples = _loaded(bench)
+    for observations in _play(environment, examples[:2], HARMLESS).seen:
+        for number, observation in observations.items():
             expect(
-                isinstance(ask, Ask) and 0 <= number < 2,
-                f"advance() gave {number!r}: {ask!r:.100}",
-                why="the number says whose episode waits, and an Ask what the policy is shown",
-                fix="return {number of the episode: retrain.api.Ask(prompt=...)}",
+                isinstance(observation, Observation) and 0 <= number < 2,
+                f"reset() or step() gave {number!r}: {observation!r:.100}",
+                why="the number says which episode waits, and an Observation what the policy sees",
+                fix="return {number of the episode: retrain.api.Observation(prompt=...)}",
             )
             try:
-                json.dumps([ask.prompt, list(ask.tools)])
+                json.dumps([observation.prompt, list(observation.tools)])
             except (TypeError, ValueError) as error:
                 expect(
                     False,
-                    f"episode {number} asks something that is no JSON: {error}",
+                    f"the observation of episode {number} is not JSON: {error}",
                     why="it crosses a process boundary and goes into the chat template",
-                    fix="use plain text, lists and tables in Ask.prompt and Ask.tools",
+                    fix="use plain text, lists and dictionaries in Observation.prompt and Observation.tools",
                 )
 
 
 def survives_hostile_replies(bench: Bench) -> None:
-    """Whatever the policy says, episodes end, and their scores are sound."""
-    environment, examples = _sat_down(bench)
+    """Whatever the policy writes, episodes end, and their scores are sound."""
+    environment, examples = _loaded(bench)
     texts = list(HOSTILE.values())
     chosen = (list(examples) * len(texts))[: len(texts)]
-    _expect_endings(_play(environment, chosen, texts, by_episode=True), len(chosen), failures=True)
+    _expect_results(_play(environment, chosen, texts, by_episode=True), len(chosen), failures=True)
 
 
 def ends_when_the_context_is_full(bench: Bench) -> None:
-    """An empty reply that was cut for length, over and over, leads to an end."""
-    environment, examples = _sat_down(bench)
-    _expect_endings(_play(environment, examples[:2], ("",), stop=StopReason.LENGTH), len(examples[:2]), failures=True)
+    """Empty actions that were cut for length, one after the other, end an episode."""
+    environment, examples = _loaded(bench)
+    _expect_results(_play(environment, examples[:2], ("",), stop=StopReason.LENGTH), len(examples[:2]), failures=True)
 
 
 def drops_what_was_left_open(bench: Bench) -> None:
-    """`begin` in the middle of other episodes starts afresh."""
-    environment, examples = _sat_down(bench)
-    environment.begin([examples[0]] * 3)
-    environment.advance({})
-    _expect_endings(_play(environment, examples[:1], HARMLESS), 1)
+    """`reset` in the middle of other episodes drops those."""
+    environment, examples = _loaded(bench)
+    environment.reset([examples[0]] * 3)
+    _expect_results(_play(environment, examples[:1], HARMLESS), 1)
 
 
-def _sat_down(bench: Bench) -> tuple[Any, Sequence[Example]]:
+def _loaded(bench: Bench) -> tuple[Any, Sequence[Example]]:
     """The environment as another process would have it, and its tasks."""
-    environment = pickle.loads(pickle.dumps(bench.build()))
+    environment = with_current_methods(pickle.loads(pickle.dumps(bench.build())))
     return environment, environment.load().examples
 
 
@@ -113,43 +112,43 @@ def _play(
     by_episode: bool = False,
     stop: StopReason = StopReason.EOS,
 ) -> _Played:
-    """Play to the end; every episode says the texts in turn, or its own text again and again."""
+    """Play to the end; every episode gets the texts in turn, or its own text every time."""
     played = _Played()
-    environment.begin(list(examples))
-    asks = environment.advance({})
-    while asks:
-        turn = len(played.asked)
+    observations = environment.reset(list(examples))
+    while observations:
+        turn = len(played.seen)
+        shown = next(iter(observations.values()))
         expect(
             turn < MAX_TURNS,
-            f"{len(asks)} episodes still ask after {MAX_TURNS} turns, one of them {next(iter(asks.values()))!r:.200}",
+            f"{len(observations)} episodes are still open after {MAX_TURNS} turns, one of them with {shown!r:.200}",
             why="a run waits until every episode has ended",
-            fix="end an episode after a number of turns, with Ending(hit_turn_limit=True)",
+            fix="end an episode after a number of turns, with EpisodeResult(hit_turn_limit=True)",
         )
-        played.asked.append(dict(asks))
-        replies = {
-            number: Reply(text=texts[(number if by_episode else turn) % len(texts)], stop_reason=stop)
-            for number in asks
+        played.seen.append(dict(observations))
+        actions = {
+            number: Action(text=texts[(number if by_episode else turn) % len(texts)], stop_reason=stop)
+            for number in observations
         }
-        asks = environment.advance(replies)
-    played.endings = environment.finish()
+        observations = environment.step(actions)
+    played.results = environment.results()
     return played
 
 
-def _expect_endings(played: _Played, count: int, *, failures: bool = False) -> None:
-    """One sound ending per episode; a failed score only where `failures` are a fair answer."""
+def _expect_results(played: _Played, count: int, *, failures: bool = False) -> None:
+    """One sound result per episode; a failed score only where `failures` are acceptable."""
     expect(
-        len(played.endings) == count,
-        f"finish() gave {len(played.endings)} endings for {count} episodes",
-        why="endings belong to episodes by their place",
-        fix="return one Ending for every example that begin() was given, in that order",
+        len(played.results) == count,
+        f"results() gave {len(played.results)} results for {count} episodes",
+        why="a result belongs to the episode with its number",
+        fix="return one EpisodeResult for every example that reset() was given, in that order",
     )
-    for number, ending in enumerate(played.endings):
-        score = verdict(ending.score) if isinstance(ending, Ending) else None
+    for number, result in enumerate(played.results):
+        score = verdict(result.score) if isinstance(result, EpisodeResult) else None
         expect(
             score is not None and (failures or score.outcome is not Outcome.FAILED),
-            f"episode {number} ended with {ending!r:.300}",
+            f"episode {number} ended with {result!r:.300}",
             why="a failed score leaves the episode out, and a run stops when too many fail",
-            fix="give Ending(score=Score.of(number)), or Score.no_verdict(reason)",
+            fix="give EpisodeResult(score=Score.of(number)), or Score.no_verdict(reason)",
         )
 
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.check import registered_tables, table_hint
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 

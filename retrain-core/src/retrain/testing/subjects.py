@@ -12,10 +12,10 @@ import numpy as np
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.declared import Capabilities, Determinism, EngineTraits, Kind
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.check import backend_options
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, TrainBatch, TrainRow
+from retrain.rooms.session.check import backend_options
 from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.text.chat import encode
 from retrain.testing.bench import Bench

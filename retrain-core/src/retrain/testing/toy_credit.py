@@ -1,4 +1,4 @@
-"""The plainest flow of credit, put around the one part that is tried; nothing else depends on it."""
+"""A minimal flow of credit around the part under test."""
 
 from __future__ import annotations
 

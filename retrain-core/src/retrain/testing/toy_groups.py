@@ -1,14 +1,17 @@
-"""Groups of completions for the credit suites: the usual ones, and those at the edges of what a run can meet."""
+"""Groups of completions for the credit suites: ordinary ones and edge cases."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Floats
+from retrain.kernel.types import Completion, Example, Floats, Group, Score, StopReason
 from retrain.rooms.credit.pipeline import CreditGroup
 
 LAMBDAS = (0.0, 0.5, 1.0)
+PROMPT_TOKENS = 2
 NEARLY_IMPOSSIBLE = -750.0  # nats: exp of it is 0 in double precision
 
 REWARDS: dict[str, Floats] = {
@@ -40,6 +43,34 @@ def groups(*, entropies: bool = True) -> list[CreditGroup]:
     rewarded = [(f"rewards: {name}", r, (usual * len(r))[: len(r)]) for name, r in REWARDS.items() if len(r) <= 4]
     made = [_group(name, rewards_G, lengths, entropies) for name, rewards_G, lengths in (*shaped, *rewarded)]
     return [*made, *_extremes(entropies)]
+
+
+def scored_groups(credit_groups: Sequence[CreditGroup]) -> list[Group]:
+    """The same groups as a step has them: prompts of two tokens, completions, scores."""
+    return [_scored_group(group) for group in credit_groups]
+
+
+def _scored_group(group: CreditGroup) -> Group:
+    entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * len(group.logprobs_G)
+    return Group(
+        example=Example(id=group.name, prompt="a prompt", reference="an answer"),
+        completions=tuple(_completion(*arrays) for arrays in zip(group.logprobs_G, entropies_G, strict=True)),
+        scores=tuple(Score.of(value) for value in group.rewards_G),
+    )
+
+
+def _completion(logprobs_A: Floats, entropies_A: Floats | None) -> Completion:
+    prompt_T = np.zeros(PROMPT_TOKENS)
+    length = PROMPT_TOKENS + len(logprobs_A)
+    return Completion(
+        tokens_T=np.arange(length),
+        action_T=np.arange(length) >= PROMPT_TOKENS,
+        logprobs_T=np.concatenate([prompt_T, logprobs_A]),
+        entropies_T=None if entropies_A is None else np.concatenate([prompt_T, entropies_A]),
+        text="",
+        stop_reason=StopReason.EOS,
+        policy_version=0,
+    )
 
 
 def _group(name: str, rewards_G: Floats, lengths: tuple[int, ...], entropies: bool) -> CreditGroup:

@@ -1,4 +1,4 @@
-"""The `verifiers` environment: tasks, interaction and scoring as an environment of that library defines them."""
+"""The `verifiers` environment: tasks, interaction and scoring of any environment of that library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
-from retrain.api import Ask, Ending, Example, LoadedData, PluginContext, Reply, Score
+from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
 from retrain_rewards.verifiers.episode import Episode
+from retrain_rewards.verifiers.episode_loop import EpisodeLoop, reason_of
 from retrain_rewards.verifiers.locate import check_library, find_module
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.stage import Stage, reason_of
 
-LOAD_SEED = 0  # of the global generators while tasks are made: the tasks are the same in every run
+LOAD_SEED = 0  # of the global generators while tasks are made, so that they are the same in every run
 
 
 class Generation(Protocol):
-    """What each generation of the library does in its own way."""
+    """One generation of the library, classic or v1."""
 
     def load(self) -> LoadedData:
         """Make the environment and its tasks; ConfigError when it cannot be trained on."""
@@ -38,14 +38,14 @@ class VerifiersEnvironment:
     """An environment of the verifiers library, classic or v1, behind `retrain.api.Environment`.
 
     It holds plain data until `load` is called; a pickled copy holds plain data again. One event loop plays all
-    episodes: the environment's own rollout code runs, with a client in place of a server, whose calls are what
-    `advance` returns. Not safe for use by several threads.
+    episodes: the environment's own rollout code runs, with a client in place of a server, and each call of that client
+    is an observation. Not safe for use by several threads.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._generation: Generation | None = None
-        self._stage: Stage | None = None
+        self._loop: EpisodeLoop | None = None
 
     def __getstate__(self) -> Settings:
         return self.settings
@@ -62,49 +62,52 @@ class VerifiersEnvironment:
         self._generation = generation
         return data
 
-    def begin(self, examples: Sequence[Example]) -> None:
-        """Start one episode per entry; the same entries give the same draws of the global random generators."""
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry; the same entries give the same draws of the global random generators.
+
+        Returns within `timeout_s`, as `step` does.
+        """
         generation = self._loaded()
-        if self._stage is None:
-            self._stage = Stage(self.settings.timeout_s)
+        if self._loop is None:
+            self._loop = EpisodeLoop(self.settings.timeout_s)
         names = json.dumps([self.settings.seed, *(example.id for example in examples)])
         _seed_generators(int.from_bytes(hashlib.blake2b(names.encode(), digest_size=4).digest(), "little"))
         limit = self.settings.max_turns if self.settings.max_turns > 0 else None
-        self._stage.begin(examples, generation.play, limit)
+        return self._loop.reset(examples, generation.play, limit)
 
-    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
-        """Give replies, or start; returns within `timeout_s`, plus a second for episodes that were cut to clean up."""
-        return self._begun().advance(replies)
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """Continue the episodes; returns within `timeout_s`, plus a second in which episodes that were cut clean up."""
+        return self._started().step(actions)
 
-    def finish(self) -> Sequence[Ending]:
-        """Score what was played, each example's episodes together, for `timeout_s` at most; the endings in order.
+    def results(self) -> Sequence[EpisodeResult]:
+        """Score the episodes, those of one example together, within `timeout_s`; the results in order.
 
-        An episode that still asks gets no answer: it ends as at a turn limit, and is scored as far as it went.
+        An episode that is still open gets no further action: it ends as at a turn limit, and is scored as it stands.
         """
-        stage, generation = self._begun(), self._loaded()
-        stage.close()
-        by_example = [list(group) for _, group in itertools.groupby(stage.episodes, lambda one: one.example.id)]
+        loop, generation = self._started(), self._loaded()
+        loop.close()
+        by_example = [list(group) for _, group in itertools.groupby(loop.episodes, lambda one: one.example.id)]
         groups = [[episode for episode in group if not episode.failure] for group in by_example]
         groups = [group for group in groups if group]
-        failures = stage.each([_score(generation, group) for group in groups])
+        failures = loop.each([_score(generation, group) for group in groups])
         for group, failure in zip(groups, failures, strict=True):
             for episode in group:
                 episode.failure = failure
-        return [_ending(episode) for episode in stage.episodes]
+        return [_result(episode) for episode in loop.episodes]
 
     def _loaded(self) -> Generation:
         if self._generation is None:
             raise RuntimeError("load() comes first")
         return self._generation
 
-    def _begun(self) -> Stage:
-        if self._stage is None:
-            raise RuntimeError("begin() comes first")
-        return self._stage
+    def _started(self) -> EpisodeLoop:
+        if self._loop is None:
+            raise RuntimeError("reset() comes first")
+        return self._loop
 
 
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
-    """The environment that `[environment]` names; ConfigError on what can be told without importing the library."""
+    """The environment that `[environment]` names; ConfigError on faults found without importing the library."""
     settings = Settings.of(context)
     check_library(settings)
     return VerifiersEnvironment(settings)
@@ -114,11 +117,11 @@ async def _score(generation: Generation, group: Sequence[Episode]) -> None:
     await generation.score(group)
 
 
-def _ending(episode: Episode) -> Ending:
+def _result(episode: Episode) -> EpisodeResult:
     score = episode.score
     if episode.failure or score is None:
         score = Score.failed(episode.failure or "the environment gave no score")
-    return Ending(score=score, hit_turn_limit=episode.hit_turn_limit)
+    return EpisodeResult(score=score, hit_turn_limit=episode.hit_turn_limit)
 
 
 def _seed_generators(seed: int) -> None:
@@ -139,5 +142,5 @@ def _generation(settings: Settings) -> Generation:
         from retrain_rewards.verifiers.tasksets import Tasksets
     except ImportError as error:
         what = f"the installed verifiers cannot be used: {reason_of(error)}"
-        raise settings.problem("id", what, fix="pip install 'retrain-rewards[verifiers]'") from error
+        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers")) from error
     return Tasksets(settings, module, is_classic=is_classic)

@@ -1,15 +1,16 @@
-"""One episode as seen from the policy's side: what it asks, what it was told, how it went."""
+"""One episode: the environment's coroutine on one side, observations and actions of the policy on the other."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Ask, Example, Message, Reply, Score, StopReason
+from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason
 from retrain_rewards.verifiers.messages import plain_messages
 from retrain_rewards.verifiers.tool_calls import ToolCall, parse_tool_calls
 
@@ -22,10 +23,10 @@ class TurnLimitError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """One rollout of one example: the environment's coroutine on one side, the policy's replies on the other.
+    """One rollout of one example.
 
-    The environment calls `complete` and is suspended there until `answer` is called. `task` runs the environment's
-    own loop. `failure` says why there can be no score; `score` is set by whoever scores.
+    The environment calls `complete` and is suspended there until `act` is called. `task` runs the environment's own
+    loop. `failure` says why there can be no score; `score` is set by whoever scores.
     """
 
     number: int
@@ -39,12 +40,12 @@ class Episode:
     score: Score | None = None
     result: Any = None
     dropped: bool = False
-    _calls: deque[tuple[Ask, asyncio.Future[Reply]]] = field(default_factory=deque)
+    _calls: deque[tuple[Observation, asyncio.Future[Action]]] = field(default_factory=deque)
     _quotes: dict[str, str] = field(default_factory=dict)
 
     @property
-    def asks(self) -> Ask | None:
-        """What it waits to be told, the oldest first; None when it is at work or over."""
+    def observation(self) -> Observation | None:
+        """The oldest call that waits for the policy; None when the episode is at work or over."""
         return self._calls[0][0] if self._calls and not self.is_over else None
 
     @property
@@ -57,16 +58,16 @@ class Episode:
         """Neither over nor waiting for the policy."""
         return not self.is_over and not self._calls
 
-    def answer(self, reply: Reply) -> None:
-        """Hand the policy's reply to the environment; ValueError when it asked nothing."""
-        if self.asks is None:
-            raise ValueError(f"episode {self.number} asked nothing, so there is nothing to reply to")
+    def act(self, action: Action) -> None:
+        """Hand the policy's action to the environment; ValueError when the episode does not wait for one."""
+        if self.observation is None:
+            raise ValueError(f"episode {self.number} does not wait for an action")
         _, future = self._calls.popleft()
         if not future.done():
-            future.set_result(reply)
+            future.set_result(action)
 
     def close(self) -> None:
-        """Give no further turns: whatever the environment asks is refused, and it ends as at its turn limit."""
+        """Refuse every further call of the environment, so that the episode ends as at its turn limit."""
         self.max_turns = self.turns
         while self._calls:
             _, future = self._calls.popleft()
@@ -75,9 +76,9 @@ class Episode:
                 future.set_exception(TurnLimitError("no further turn is given"))
 
     async def complete(self, prompt: str | Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
-        """What the policy says to this, in the form of an OpenAI chat completion.
+        """The policy's answer to a prompt, as an OpenAI chat completion; messages and tools are OpenAI's too.
 
-        TurnLimitError when that would be one turn too many; a chat's messages are OpenAI's, as are the tools.
+        TurnLimitError when that would be one turn too many.
         """
         if self.dropped:
             raise asyncio.CancelledError
@@ -86,22 +87,22 @@ class Episode:
             raise TurnLimitError(f"max_turns = {self.max_turns} turns are played")
         schemas = [json.loads(json.dumps(tool)) for tool in tools or ()]
         text = prompt if isinstance(prompt, str) else self._quoted(prompt)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls.append((Ask(prompt=text, tools=schemas), future))
+        future: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
+        self._calls.append((Observation(prompt=text, tools=schemas), future))
         self.changed()
-        reply = await future
+        action = await future
         self.turns += 1
-        return self._completion(reply, bool(schemas))
+        return self._completion(action, bool(schemas))
 
-    def _completion(self, reply: Reply, has_tools: bool) -> dict[str, Any]:
-        content, calls = parse_tool_calls(reply.text) if has_tools else (reply.text, ())
+    def _completion(self, action: Action, has_tools: bool) -> dict[str, Any]:
+        content, calls = parse_tool_calls(action.text) if has_tools else (action.text, ())
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reason = "stop"
         if calls:
             message["tool_calls"] = [self._wire(call, place) for place, call in enumerate(calls)]
-            self._quotes[_mark(plain_messages([message])[0])] = reply.text
+            self._quotes[_mark(plain_messages([message])[0])] = action.text
             reason = "tool_calls"
-        if reply.stop_reason is StopReason.LENGTH:
+        if action.stop_reason is StopReason.LENGTH:
             reason = "length"
         choice = {"index": 0, "message": message, "finish_reason": reason}
         name = f"{self.number}-{self.turns}"
@@ -112,10 +113,10 @@ class Episode:
         return {"id": f"call_{self.turns}_{place}", "type": "function", "function": function}
 
     def _quoted(self, prompt: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """The conversation with the policy's own calls as it wrote them.
+        """The conversation with the policy's own tool calls as it wrote them.
 
-        What was sampled is then found again word for word in the next prompt, whatever the chat template makes of
-        `tool_calls`. A message that the environment has altered is passed on as it is.
+        The next prompt then holds the sampled text word for word, whatever the chat template makes of `tool_calls`. A
+        message that the environment has altered is passed on as it is.
         """
         said = []
         for message in plain_messages(prompt):
@@ -126,3 +127,16 @@ class Episode:
 
 def _mark(message: Message) -> str:
     return json.dumps([message["content"], message["tool_calls"]], sort_keys=True)
+
+
+def score_of(value: Any, parts: Mapping[str, Any]) -> Score:
+    """The library's reward and its finite parts as a score; failed unless the reward is a finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return Score.failed(f"the reward is {value!r}, not a number")
+    if not math.isfinite(number):
+        return Score.failed(f"the reward is {number}, not a finite number")
+    kept = {str(name): float(part) for name, part in parts.items() if isinstance(part, (int, float))}
+    finite = {name: part for name, part in kept.items() if math.isfinite(part)}
+    return Score(outcome=Outcome.SCORED, value=number, parts=finite)

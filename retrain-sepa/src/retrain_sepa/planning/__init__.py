@@ -1,1 +1,1 @@
-"""Planning tokens: which tokens of a completion plan rather than execute."""
+"""Planning detectors: which tokens of a completion plan rather than execute."""

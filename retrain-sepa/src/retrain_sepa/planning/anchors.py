@@ -1,4 +1,4 @@
-"""The sentences that say what planning and execution sound like, for the semantic detector."""
+"""Example sentences of planning and of execution, which the semantic detector compares with."""
 
 PLANNING = (
     "Wait, let me think about this again.",

@@ -1,4 +1,4 @@
-"""From token ids to the text they decode to, and the characters of it that each token covers."""
+"""Decodes token ids to text, and says which characters each token covers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.api import CreditError, Mask, Problem, Tokens
-from retrain_sepa.planning.pieces import vocabulary_pieces
+from retrain_sepa.planning.token_bytes import vocabulary_bytes
 
 Offsets = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
-LONE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is no UTF-8
+LONE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not valid UTF-8
 MAX_PENDING = 8  # tokens that may wait for the rest of one character; a character has at most four bytes
-MAX_CONTEXT = 16  # tokens decoded again for the sake of the next one
+MAX_CONTEXT = 16  # preceding tokens decoded again as context of the next one
 log = logging.getLogger("retrain.credit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodedTokens:
-    """A text and the characters `[start, end)` that each token covers, `[T]`, both never falling.
+    """A text and the characters `[start, end)` that each token covers, `[T]`; both arrays are non-decreasing.
 
     Tokens that share a character both cover it; a token without text has start = end.
     """
@@ -52,27 +52,27 @@ class TokenDecoder(Protocol):
 
 
 def token_decoder(tokenizer: Any) -> TokenDecoder:
-    """The exact decoder for this tokenizer: by table where its decoder is known, incrementally otherwise."""
+    """The exact decoder for this tokenizer: by table where the tokenizer's decoder is known, incremental otherwise."""
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    pieces = vocabulary_pieces(tokenizer)
+    bytes_of_id = vocabulary_bytes(tokenizer)
     incremental = IncrementalDecoder(decode)
-    return incremental if pieces is None else TableDecoder(pieces, incremental)
+    return incremental if bytes_of_id is None else TableDecoder(bytes_of_id, incremental)
 
 
 class TableDecoder:
-    """Joins the bytes of the tokens, so that offsets are sums of lengths; no decoding of single tokens.
+    """Concatenates the bytes of the tokens, so that offsets are sums of lengths; no token is decoded on its own.
 
-    A completion that brings a token not seen before is compared with what the tokenizer itself decodes; the first
-    difference hands this and all later completions to the incremental decoder.
+    A completion with a token not seen before is compared with the tokenizer's own decoding; after the first difference
+    this and all later completions go to the incremental decoder.
     """
 
-    def __init__(self, pieces: dict[int, bytes], incremental: IncrementalDecoder) -> None:
-        self.unknown = max(pieces, default=-1) + 1  # ids past the vocabulary (padded embeddings) decode to nothing
-        self.pieces = [pieces.get(index, b"") for index in range(self.unknown + 1)]
-        self.lengths = np.array([len(piece) for piece in self.pieces], dtype=np.int64)
+    def __init__(self, bytes_of_id: dict[int, bytes], incremental: IncrementalDecoder) -> None:
+        self.unknown = max(bytes_of_id, default=-1) + 1  # ids past the vocabulary (padded embeddings) decode to nothing
+        self.token_bytes = [bytes_of_id.get(index, b"") for index in range(self.unknown + 1)]
+        self.lengths = np.array([len(data) for data in self.token_bytes], dtype=np.int64)
         self.verified = np.zeros(self.unknown + 1, np.bool_)
         self.incremental = incremental
         self.trusted = True
@@ -83,10 +83,12 @@ class TableDecoder:
         if not self.trusted:
             return self.incremental.decode(tokens_T)
         ids_T = np.minimum(tokens_T, self.unknown)
-        data = b"".join(map(self.pieces.__getitem__, ids_T.tolist()))
+        data = b"".join(map(self.token_bytes.__getitem__, ids_T.tolist()))
         if not self.verified[ids_T].all() and not self._agrees(ids_T, data):
             self.trusted = False
-            log.warning("planning detector: this tokenizer decodes tokens by their neighbours; it will be slow")
+            log.warning(
+                "planning detector: this tokenizer decodes a token differently by its neighbours; decoding will be slow"
+            )
             return self.incremental.decode(tokens_T)
         ends_T = np.cumsum(self.lengths[ids_T])
         starts_T = ends_T - self.lengths[ids_T]
@@ -102,16 +104,16 @@ class TableDecoder:
         ours = data.decode("utf-8", "replace")
         theirs = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
         if REPLACEMENT in ours:
-            return True  # broken characters are spelt in several ways; these tokens are checked another time
-        agrees = theirs.endswith(ours.lstrip())  # the first token may lose or keep a mark of its own
+            return True  # decoders render broken characters differently: these tokens are checked later
+        agrees = theirs.endswith(ours.lstrip())  # decoders differ in whether they keep the leading space
         self.verified[ids_T] |= agrees
         return agrees
 
 
 class IncrementalDecoder:
-    """Decodes token by token within a short context, for tokenizers whose pieces depend on their neighbours.
+    """Decodes token by token within a short context, for tokenizers whose tokens decode differently by neighbour.
 
-    Tokens that only together make a character all cover it. `decode_text` is the tokenizer's own decoding.
+    Tokens that share one character all cover it. `decode_text` is the tokenizer's own decoding.
     """
 
     def __init__(self, decode_text: Callable[[Sequence[int]], str]) -> None:
@@ -143,7 +145,7 @@ class IncrementalDecoder:
 def decode_bytes(data: bytes) -> tuple[str, Offsets]:
     """Text of UTF-8 `data` and, for each byte and the end, the character it belongs to.
 
-    Bytes that are no UTF-8 become one lone surrogate each, so that the text stays in step with the bytes.
+    Each byte that is not valid UTF-8 becomes one lone surrogate, so that text and bytes stay aligned.
     """
     text = data.decode("utf-8", "surrogateescape")
     leading = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80

@@ -1,4 +1,4 @@
-"""Planning phrases, and the one pattern that finds them in a decoded completion."""
+"""Planning phrases, and the pattern that finds them in a decoded completion."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ THEMES: dict[str, tuple[str, ...]] = {
 }
 DEFAULT_PHRASES = tuple(phrase for phrases in THEMES.values() for phrase in phrases)
 
-# Scripts written without blanks, and Hangul, whose particles follow a foreign word directly: no word ends at their
-# letters, so they must not hide a phrase that they touch.
+# Scripts written without spaces, and Hangul, whose particles directly follow a foreign word: their letters do not mark
+# the edge of a word, so a phrase next to one still counts.
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
@@ -43,16 +43,16 @@ class PhraseFinder:
 
     @classmethod
     def of(cls, phrases: Sequence[str]) -> PhraseFinder:
-        """A finder of these phrases; ConfigError when there is none, or one holds no word."""
+        """A finder of these phrases; ConfigError for no phrases, or a phrase without a word."""
         empty = [phrase for phrase in phrases if not words(phrase)]
         if empty or not phrases:
-            texts = [f"planning phrase {phrase!r} holds no word" for phrase in empty]
+            texts = [f"planning phrase {phrase!r} contains no word" for phrase in empty]
             fix = "write phrases of words in [logging] strategic_grams, or leave the key out"
             raise ConfigError(*(Problem(what=text, fix=fix) for text in texts or ["no planning phrase is given"]))
         return cls(re.compile(phrase_pattern(phrases)))
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Character ranges `[start, end)`, by start; of phrases that start together only the longest."""
+        """Character ranges `[start, end)`, by start; of several phrases that start together, the longest."""
         lowered = text.replace("\u0130", "i").lower()  # the one character whose lower case is two characters long
         found, position = [], 0
         while match := self.pattern.search(lowered, position):
@@ -70,7 +70,7 @@ def parse_grams(text: str) -> tuple[str, ...]:
 
 
 def words(phrase: str) -> list[str]:
-    """Words of a phrase in lower case, apostrophes inside a word kept as `'`, all other punctuation dropped."""
+    """Words of a phrase in lower case, apostrophes inside a word as `'`, other punctuation dropped."""
     plain = phrase.replace("\u0130", "i").lower()
     plain = re.sub(f"(?<=\\w)[{APOSTROPHES}](?=\\w)", "'", plain)
     return "".join(char if char == "'" or _in_word(char) else " " for char in _trim(plain)).split()
@@ -79,9 +79,9 @@ def words(phrase: str) -> list[str]:
 def phrase_pattern(phrases: Sequence[str]) -> str:
     """One expression for all phrases, for text in lower case: a tree of words, longer phrases tried first.
 
-    Between words any run of blanks and punctuation; before the first and after the last no letter or digit of a
-    script that is written with blanks. No quantifier stands inside another. Each edge is written once, not once per
-    phrase: `re` takes a millisecond for every set of letters.
+    Any run of spaces and punctuation may separate words; no letter or digit may precede the first or follow the last,
+    except in scripts written without spaces. No quantifier is nested in another. Each edge is written once, not once
+    per phrase, because `re` takes a millisecond to compile each set of letters.
     """
     trie: Trie = {}
     for phrase in phrases:

@@ -15,7 +15,7 @@ def regex_detector(context: PluginContext) -> PlanningDetector:
     if context.tokenizer is None:
         raise ConfigError(Problem(what="the regex planning detector needs a tokenizer", fix="give the context one"))
     try:
-        finder = PhraseFinder.of(parse_grams(context.config.logging.strategic_grams))
+        finder = PhraseFinder.of(parse_grams(context.config.value("logging.strategic_grams", "")))
     except ConfigError as error:
         where = context.config.place("logging.strategic_grams")
         fix = "give at least one phrase of words, or remove the key for the default list"

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens
+from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens, install_line
 from retrain_sepa.planning.anchors import EXECUTION, PLANNING
 from retrain_sepa.planning.offsets import TokenDecoder, token_decoder
 from retrain_sepa.tables import PlanningTable
 
 WINDOW_WORDS = 12
 STRIDE_WORDS = 6
-MIN_WORDS = 3  # shorter texts say too little to be compared
-FLOOR = 0.25  # least similarity to planning: unlike both kinds is not planning
+MIN_WORDS = 3  # shorter texts carry too little meaning to compare
+FLOOR = 0.25  # least similarity to planning: a window unlike both kinds is not planning
 WORD = re.compile(r"\S+")
 Vectors = NDArray[np.float32]
 
@@ -30,13 +30,13 @@ def semantic_detector(context: PluginContext) -> PlanningDetector:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        fix = "pip install 'retrain-sepa[semantic]', or use [planning] detector = \"regex\""
+        fix = f'{install_line("retrain-sepa", "semantic")}, or use [planning] detector = "regex"'
         raise ConfigError(
             Problem(where=where, what=f"the semantic detector needs sentence-transformers: {error}", fix=fix)
         ) from error
     try:
         model = SentenceTransformer(table.model, device="cpu")
-    except Exception as error:  # the library raises many kinds for a name or folder it cannot load
+    except Exception as error:  # the library raises many exception types for a name or folder it cannot load
         reason = " ".join(str(error).split())[:300]
         fix = "give a local folder or a hub id that can be reached"
         raise ConfigError(
@@ -57,7 +57,7 @@ class SemanticPlanningDetector:
 
     Windows of 12 words every 6 words, the last one ending with the text. A window plans when
     cos(window, planning) > cos(window, execution) + margin and cos(window, planning) > 0.25, where both sides are
-    centroids of anchor sentences; overlapping windows add up. `margin` is thus a difference of similarities, not one.
+    centroids of anchor sentences; a token in any such window is marked. `margin` is a difference of similarities.
     """
 
     decoder: TokenDecoder
@@ -105,6 +105,6 @@ def _centroid(model: Any, sentences: Sequence[str]) -> Vectors:
 
 
 def _embed(model: Any, texts: Sequence[str]) -> Vectors:
-    whole = [text.encode("utf-8", "replace").decode() for text in texts]  # a cut completion may end in half a character
+    whole = [text.encode("utf-8", "replace").decode() for text in texts]  # a completion may end in half a character
     vectors: Vectors = model.encode(whole, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False)
     return vectors

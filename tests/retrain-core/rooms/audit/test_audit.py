@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.tasks import Prompt, TimedScore
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
 from retrain.rooms.audit.gold import boxed, gold_from_reference, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
 from retrain.rooms.audit.start import audit_prompts
 from retrain.rooms.audit.trial import audit
+from retrain.rooms.tasks.contracts import TimedScore
 from retrain.rooms.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
@@ -147,16 +148,16 @@ class GoldRaises(Honest):
 LIARS = [
     (AcceptsEmpty, "empty", "an empty answer is correct (scored 1)"),
     (AcceptsSubstring, "misplaced", "a sentence that denies the right answer is correct"),
-    (AcceptsSubstring, "misplaced", "although another one, an empty box, follows it"),
-    (AcceptsAnyBox, "misplaced", "although another one, an empty box, follows it"),
-    (AcceptsLength, "repeated", "one word again and again is correct"),
+    (AcceptsSubstring, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsAnyBox, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsLength, "repeated", "one word, repeated, is correct"),
     (AcceptsTheQuestion, "echo", "repeating the prompt is correct"),
-    (AcceptsItsOwnWords, "hack", "a text that answers nothing is correct"),
+    (AcceptsItsOwnWords, "hack", "a text without an answer is correct"),
     (KnowsNoGold, "gold", "the right answer scored 0"),
     (GivesNoVerdict, "gold", "the right answer got no verdict"),
     (Counts, "hack", "the same text scored "),
     (Raises, "hack", "scoring failed: KeyError"),
-    (ReturnsNan, "gold", "scoring failed: the reward returned what is no score"),
+    (ReturnsNan, "gold", "scoring failed: the reward returned an invalid score"),
     (GoldRaises, "gold", "gold() raised KeyError: 'solution'"),
 ]
 

@@ -24,6 +24,7 @@ ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_i
 NAMES = ["toy_raw+toy_flat_s7", "grpo+toy_index_s7"]
 
 
+@pytest.mark.slow
 def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish: Finish) -> None:
     write(SEEDS)
     code, out, err = finish("c.toml", "--log-dir", "one")
@@ -51,7 +52,7 @@ def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish
             entry.name for entry in (Path("one/runs") / name).iterdir()
         }
     assert finish("c.toml", "--log-dir", "one")[:2] == (
-        *(0, "Already complete: all 2 runs are done in one. `--new` begins another campaign.\n"),
+        *(0, "Already complete: all 2 runs are done in one. `--new` starts another campaign.\n"),
     )
     code, out, err = finish("c.toml", "--log-dir", "two", "--campaign-parallel", "true", "--campaign-max-workers", "2")
     assert (code, err) == (0, ""), out
@@ -60,6 +61,7 @@ def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish
     check_same("two", "one")
 
 
+@pytest.mark.slow
 def test_one_broken_condition_is_recorded_and_ends_no_other(write: Write, finish: Finish) -> None:
     write(
         "seeds = [1]\nmax_steps = 2\nretries = 1", ONE + ONE.replace("grpo", "toy_raw") + 'reward_type = "toy_broken"\n'
@@ -97,6 +99,7 @@ def test_a_stop_saves_and_the_same_command_finishes(write: Write, start: Start, 
     assert "training.lr was 4e-05 and is now 0.5" in err
 
 
+@pytest.mark.slow
 def test_runs_of_a_killed_runner_are_not_doubled(write: Write, start: Start) -> None:
     write(LONG.replace("4000", "60"), ONE)
     run = Path("out/runs/grpo+toy_index_s1")
@@ -107,7 +110,7 @@ def test_runs_of_a_killed_runner_are_not_doubled(write: Write, start: Start) -> 
     orphan = RunLock(run)  # what remains of one
     process = start("c.toml")
     lines = iter(process.stdout or ())
-    assert any(f"[1/1] {run.name} (still alive: waited for)" in line for line in lines)
+    assert any(f"[1/1] {run.name} (still alive, waiting for it)" in line for line in lines)
     orphan.release()
     rest = "".join(lines)
     process.communicate(timeout=100)

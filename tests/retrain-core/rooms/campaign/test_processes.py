@@ -23,7 +23,7 @@ import sys, time
 from pathlib import Path
 from retrain.rooms.campaign.devices import DevicePool
 from retrain.rooms.campaign.processes import ProcessLauncher
-from retrain.kernel.contracts.launching import Job
+from retrain.rooms.campaign.launching import Job
 job = Job(name="a", argv=(sys.executable, "-c", sys.argv[1]), environ={}, cwd=Path(), folder=Path())
 print(ProcessLauncher(DevicePool([])).start(job).pid, flush=True)
 time.sleep(600)

@@ -1,4 +1,4 @@
-"""Completion: what is offered, through the protocol of each shell, and at what cost."""
+"""Completion through the protocol of each shell: what is offered, and at what cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.cli.candidates import candidates
-from retrain.rooms.cli.completion import ASKED, SHELLS
+from retrain.rooms.cli.completion import SHELLS, VARIABLE
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,7 +24,7 @@ def offered(plugins: Plugins, *words: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with two configurations and a file that is none."""
+    """The current folder, with two configurations and another file."""
     for name in ("retrain.toml", "exp.toml", "pyproject.toml", "notes.md"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)
@@ -83,16 +83,16 @@ def test_commands_are_those_that_are_registered(plugins: Plugins, folder: Path) 
 
 
 def test_what_a_plugin_registers_is_offered(toys: Path, script: Script) -> None:
-    done = script(environ={ASKED: "bash_complete", "COMP_WORDS": "retrain\n--backend\n", "COMP_CWORD": "2"})
+    done = script(environ={VARIABLE: "bash_complete", "COMP_WORDS": "retrain\n--backend\n", "COMP_CWORD": "2"})
     assert "plain,toy" in done.stdout.splitlines()
 
 
 def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> None:
     asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
-    zsh = script(environ={ASKED: "zsh_complete", **asked}).stdout.splitlines()
+    zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
     assert zsh[:2] == ["plain", "--loss"]
     assert zsh[2].startswith("importance_sampling (no clip)")
-    fish = script(environ={ASKED: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
+    fish = script(environ={VARIABLE: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
     assert fish.startswith("plain,--loss\timportance_sampling (no clip)")
 
 
@@ -100,19 +100,19 @@ def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> Non
 def test_the_script_is_printed_and_asks_through_the_variable(shell: str, command: Callable[..., Any]) -> None:
     result = command("completion", shell)
     assert result.code == 0
-    assert f"{ASKED}={shell}_complete" in result.out
+    assert f"{VARIABLE}={shell}_complete" in result.out
 
 
 @pytest.mark.parametrize("question", ["bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"])
 def test_a_question_that_makes_no_sense_is_answered_without_a_word(question: str, script: Script) -> None:
-    done = script(environ={ASKED: question})  # no COMP_WORDS
+    done = script(environ={VARIABLE: question})  # no COMP_WORDS
     assert (done.stdout, done.stderr) == ("", "")
     assert done.returncode == (0 if question == "bash_complete" else 2)
 
 
 def test_the_environment_file_is_read_in_silence(script: Script, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=b\n")
-    asked = {ASKED: "bash_complete", "COMP_WORDS": "retrain\nexpl", "COMP_CWORD": "1"}
+    asked = {VARIABLE: "bash_complete", "COMP_WORDS": "retrain\nexpl", "COMP_CWORD": "1"}
     done = script(environ=asked)
     assert (done.stdout, done.stderr) == ("plain,explain\n", "")
 

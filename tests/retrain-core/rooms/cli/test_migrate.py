@@ -1,4 +1,4 @@
-"""The rewriting of earlier configurations: what it says afterwards, and everything that it must leave as it was."""
+"""Migration of earlier configurations: their new content, and everything that must not change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def expected(document: dict[str, Any]) -> dict[str, Any]:
-    """What a migrated document must say, written down a second time and without the code under test."""
+    """The content of a migrated document, computed independently of the code under test."""
     backend = dict(document.get("backend", {}))
     moved = {name.removeprefix("prime_rl_"): backend.pop(name) for name in list(backend) if name in LEGACY_KEYS}
     if moved:
@@ -69,7 +69,7 @@ def test_comments_and_layout_stay_and_a_comment_goes_with_its_key() -> None:
 
 def test_a_second_migration_changes_nothing() -> None:
     again = migrate(MIGRATED, "a.toml")
-    assert not again.is_needed
+    assert not again.legacy_keys
     assert again.after == MIGRATED
     assert again.diff() == ""
     assert again.options == {"transport": "zmq", "zmq_port": 5556}
@@ -95,7 +95,7 @@ def test_a_second_migration_changes_nothing() -> None:
 def test_every_way_to_write_the_table_is_understood(text: str) -> None:
     found = migrate(text, "a.toml")
     assert said(found.after) == expected(said(text))
-    assert found.is_needed
+    assert found.legacy_keys
 
 
 def test_an_option_that_is_set_already_wins_and_keeps_its_comment() -> None:
@@ -108,7 +108,7 @@ def test_an_option_that_is_set_already_wins_and_keeps_its_comment() -> None:
 @pytest.mark.parametrize("text", ["", "# nothing\n", '[model]\nmodel = "x"\n', 'backend = "local"\n', "[backend]\n"])
 def test_a_file_without_legacy_keys_comes_out_as_it_went_in(text: str) -> None:
     found = migrate(text, "a.toml")
-    assert (found.after, found.is_needed, found.legacy_keys) == (text, False, ())
+    assert (found.after, found.legacy_keys) == (text, ())
 
 
 def test_line_ends_and_byte_order_mark_stay() -> None:

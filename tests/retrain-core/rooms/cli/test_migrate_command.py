@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import load_plugins
+from retrain.rooms.session.check import registered_tables
 
 Command = Callable[..., Any]
 OLD = '# mine\n[backend]\nbackend = "local"\nprime_rl_zmq_hwm = 10  # high water\n\n[model]\nmodel = "x"\n'
@@ -114,7 +114,7 @@ def test_a_pipe_goes_through_byte_by_byte(tmp_path: Path) -> None:
 def test_an_empty_pipe_is_refused(tmp_path: Path, text: bytes) -> None:
     done = piped(tmp_path, text, "--stdout")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"nothing came in" in done.stderr
+    assert b"standard input is empty" in done.stderr
 
 
 def test_a_pipe_is_checked_and_previewed_too(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ flat = TransformSpec(name="flat")
 
 @pytest.fixture
 def searched(tmp_path: Path) -> Path:
-    """A folder with two good modules, one that cannot be imported, one that leaves, and a private one."""
+    """A folder with two good modules, one that cannot be imported, one that calls sys.exit, and a private one."""
     folder = tmp_path / "plugins_of_this_test"
     folder.mkdir()
     (folder / "fine.py").write_text(TRANSFORM)
@@ -47,7 +47,7 @@ def test_every_row_names_distribution_version_and_file(command: Command) -> None
     rows = {(kind, row["name"]): row for kind, rows in content["kinds"].items() for row in rows}
     row = rows["command", "plugins"]
     assert (row["distribution"], row["version"]) == ("retrain-core", retrain.__version__)
-    assert Path(row["file"]) == Path(retrain.__file__).parent / "cli" / "plugins.py"
+    assert Path(row["file"]) == Path(retrain.__file__).parent / "rooms" / "cli" / "plugins.py"
     for row in rows.values():
         assert Path(row["file"]).is_file(), row
     assert "config" not in content
@@ -124,7 +124,7 @@ def test_with_a_configuration_every_part_it_selects_is_traced(searched: Path, co
     assert any("grpp" in problem for problem in content["problems"])
     shown = command("plugins", "run.toml").out
     assert "plugins_of_this_test.leaves  plugins_of_this_test/leaves.py  error: SystemExit: 3" in shown
-    assert "nobody provides it" in shown
+    assert "not provided" in shown
 
 
 def test_the_configuration_of_the_folder_is_used(searched: Path, command: Command) -> None:

@@ -33,8 +33,8 @@ def make_flow() -> Callable[..., CreditFlow]:
 
 
 @pytest.fixture
-def make_group() -> Callable[..., CreditGroup]:
-    """`make_group(rewards, logprobs)`: a group, without planning tokens unless given."""
+def make_credit_group() -> Callable[..., CreditGroup]:
+    """`make_credit_group(rewards, logprobs)`: a group, without planning tokens unless given."""
 
     def make(rewards: Sequence[float], logprobs: Sequence[Sequence[float]], **more: Any) -> CreditGroup:
         planning = more.pop("planning", [[False] * len(lp) for lp in logprobs])

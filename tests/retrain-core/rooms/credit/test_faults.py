@@ -15,7 +15,7 @@ from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 from retrain.rooms.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
 
 MakeFlow = Callable[..., CreditFlow]
-MakeGroup = Callable[..., CreditGroup]
+MakeCreditGroup = Callable[..., CreditGroup]
 
 
 def constant(value: Any) -> Callable[..., Any]:
@@ -43,20 +43,20 @@ ADVANTAGE_FAULTS = [
 
 @pytest.mark.parametrize(("compute", "fragment"), ADVANTAGE_FAULTS, ids=[fragment for _, fragment in ADVANTAGE_FAULTS])
 def test_a_faulty_advantage_is_named(
-    compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_group: MakeGroup
+    compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
 ) -> None:
     flow = make_flow(advantage=AdvantageSpec(name="bad", compute=compute))
     with pytest.raises(CreditError) as caught:
-        assign_credit([make_group([1, 0], [[-1], [-1]], name="step 3 group 1 (example e)")], flow)
+        assign_credit([make_credit_group([1, 0], [[-1], [-1]], name="step 3 group 1 (example e)")], flow)
     assert str(caught.value).startswith("step 3 group 1 (example e): ")
     assert fragment in str(caught.value)
     assert caught.value.exit_code == 1
 
 
-def test_the_line_that_raised_is_told(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_the_line_that_raised_is_told(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
     flow = make_flow(advantage=AdvantageSpec(name="bad", compute=raising))
     with pytest.raises(CreditError, match=rf"test_faults\.py:{raising.__code__.co_firstlineno + 1}\)"):
-        assign_credit([make_group([1, 0], [[-1], [-1]])], flow)
+        assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)
 
 
 TOKEN_FAULTS = [
@@ -70,7 +70,7 @@ TOKEN_FAULTS = [
 @pytest.mark.parametrize("stage", ["uncertainty", "entropy_transform", "post_process"])
 @pytest.mark.parametrize(("compute", "fragment"), TOKEN_FAULTS)
 def test_a_faulty_token_stage_is_named_with_its_completion(
-    stage: str, compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_group: MakeGroup
+    stage: str, compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
 ) -> None:
     flow = make_flow()
     if stage == "uncertainty":
@@ -78,7 +78,7 @@ def test_a_faulty_token_stage_is_named_with_its_completion(
     else:
         flow = replace(flow, transform=TransformSpec(name="bad", **{stage: compute}))
     with pytest.raises(CreditError) as caught:
-        assign_credit([make_group([1, 0], [[-1, -1], [-2, -2]])], flow)
+        assign_credit([make_credit_group([1, 0], [[-1, -1], [-2, -2]])], flow)
     text = str(caught.value)
     assert text.startswith("group 0 completion 0: ")
     assert stage in text
@@ -86,10 +86,10 @@ def test_a_faulty_token_stage_is_named_with_its_completion(
     assert fragment in text
 
 
-def test_a_negative_uncertainty_is_refused(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_a_negative_uncertainty_is_refused(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="bad", compute=lambda ctx: ctx.logprobs_T))
     with pytest.raises(CreditError, match=r"completion 1: uncertainty 'bad' is -2\.0 at position 1"):
-        assign_credit([make_group([1, 0], [[-0.0], [-0.0, -2.0]])], flow)
+        assign_credit([make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]])], flow)
 
 
 WHOLE_FAULTS = [
@@ -109,14 +109,18 @@ WHOLE_FAULTS = [
 @pytest.mark.parametrize("as_algorithm", [True, False])
 @pytest.mark.parametrize(("compute", "fragment"), WHOLE_FAULTS, ids=[fragment for _, fragment in WHOLE_FAULTS])
 def test_a_faulty_whole_function_is_named(
-    compute: Callable[..., Any], fragment: str, as_algorithm: bool, make_flow: MakeFlow, make_group: MakeGroup
+    compute: Callable[..., Any],
+    fragment: str,
+    as_algorithm: bool,
+    make_flow: MakeFlow,
+    make_credit_group: MakeCreditGroup,
 ) -> None:
     if as_algorithm:
         flow = make_flow(algorithm=AlgorithmSpec(name="bad", compute_context=compute))
     else:
         flow = make_flow(transform=TransformSpec(name="bad", compute_context=compute))
     with pytest.raises(CreditError) as caught:
-        assign_credit([make_group([1, 0], [[-1, -1], [-2]])], flow)
+        assign_credit([make_credit_group([1, 0], [[-1, -1], [-2]])], flow)
     assert fragment in str(caught.value)
     assert ("algorithm 'bad'" if as_algorithm else "transform 'toy_centre+bad'") in str(caught.value)
 
@@ -136,18 +140,20 @@ def test_a_faulty_whole_function_is_named(
     ],
 )
 def test_faulty_inputs_are_named(
-    changes: dict[str, Any], fragment: str, make_flow: MakeFlow, make_group: MakeGroup
+    changes: dict[str, Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
 ) -> None:
-    group = replace(make_group([1, 0], [[-1, -1], [-1]]), **changes)
+    group = replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes)
     with pytest.raises(CreditError) as caught:
         assign_credit([group], make_flow())
     assert "group 0" in str(caught.value)
     assert fragment in str(caught.value)
 
 
-def test_missing_entropies_are_told_before_anything_is_computed(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_missing_entropies_are_told_before_anything_is_computed(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
     with pytest.raises(CreditError, match="uncertainty 'h' needs entropies; there are none"):
-        assign_credit([make_group([1, 0], [[-1], [-1]])], flow)
-    group = make_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
+        assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)
+    group = make_credit_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
     assert assign_credit([group], flow).uncertainties[0][1].tolist() == [0.7]

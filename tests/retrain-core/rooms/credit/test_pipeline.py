@@ -14,10 +14,10 @@ from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 from retrain.rooms.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
 
 MakeFlow = Callable[..., CreditFlow]
-MakeGroup = Callable[..., CreditGroup]
+MakeCreditGroup = Callable[..., CreditGroup]
 
 
-def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
     seen: list[str] = []
 
     def advantage(ctx: Any) -> Any:
@@ -56,7 +56,7 @@ def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_group: M
         advantage_params={"scale": 2.0},
         transform_params={"p": 1},
     )
-    group = make_group([1.0], [[-1, -2, -3]], planning=[[True, False, False]])
+    group = make_credit_group([1.0], [[-1, -2, -3]], planning=[[True, False, False]])
     result = assign_credit([group], flow, sepa_lambda=0.25)
     assert seen == ["uncertainty", "pool 0.25", "advantage", "post"]
     assert_array_equal(result.uncertainties[0][0], [1, 2, 3])
@@ -66,8 +66,10 @@ def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_group: M
     assert result.metrics["entropy_mask_fraction"] == pytest.approx(2 / 3)
 
 
-def test_without_gtpo_every_token_gets_its_completions_advantage(make_flow: MakeFlow, make_group: MakeGroup) -> None:
-    result = assign_credit([make_group([1, 0], [[-1, -9], [-3]])], make_flow(gtpo_beta=1.0))
+def test_without_gtpo_every_token_gets_its_completions_advantage(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
+    result = assign_credit([make_credit_group([1, 0], [[-1, -9], [-3]])], make_flow(gtpo_beta=1.0))
     assert_array_equal(result.token_advs[0][0], [0.5, 0.5])
     assert_array_equal(result.token_advs[0][1], [-0.5])
     assert result.metrics == {}
@@ -75,7 +77,7 @@ def test_without_gtpo_every_token_gets_its_completions_advantage(make_flow: Make
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, dtype=np.float32)])
 def test_lists_tuples_and_arrays_are_the_same(
-    form: Callable[[Any], Any], make_flow: MakeFlow, make_group: MakeGroup
+    form: Callable[[Any], Any], make_flow: MakeFlow, make_credit_group: MakeCreditGroup
 ) -> None:
     flow = make_flow(
         advantage=AdvantageSpec(name="a", compute=lambda ctx: form((2.0 * ctx.rewards_G).tolist())),
@@ -88,7 +90,7 @@ def test_lists_tuples_and_arrays_are_the_same(
         ),
         gtpo_beta=1.0,
     )
-    result = assign_credit([make_group([1, 0.5], [[-1, -3], [-2]])], flow)
+    result = assign_credit([make_credit_group([1, 0.5], [[-1, -3], [-2]])], flow)
     assert_array_equal(result.token_advs[0][0], [1.0, 3.0])
     assert_array_equal(result.token_advs[0][1], [1.0])
     assert all(array.dtype == np.float64 for array in result.token_advs[0])
@@ -96,7 +98,7 @@ def test_lists_tuples_and_arrays_are_the_same(
 
 @pytest.mark.parametrize("as_output", [True, False])
 def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(
-    as_output: bool, make_flow: MakeFlow, make_group: MakeGroup
+    as_output: bool, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
 ) -> None:
     def whole(ctx: Any) -> Any:
         assert (ctx.sepa_lambda, ctx.gtpo_beta, ctx.hicra_alpha, ctx.params) == (0.5, 0.3, 0.4, {"p": 1})
@@ -109,14 +111,16 @@ def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(
         hicra_alpha=0.4,
         transform_params={"p": 1},
     )
-    groups = [make_group([1, 0], [[-1, -1], [-1]]), make_group([1, 0, 0, 0], [[-1], [-1], [-1], [-1]])]
+    groups = [make_credit_group([1, 0], [[-1, -1], [-1]]), make_credit_group([1, 0, 0, 0], [[-1], [-1], [-1], [-1]])]
     result = assign_credit(groups, flow, sepa_lambda=0.5)
     assert_array_equal(result.token_advs[0][0], [0.5, 0.5])
     assert_array_equal(result.token_advs[1][3], [-0.25])
     assert result.metrics == ({"size": 3.0} if as_output else {})
 
 
-def test_an_algorithm_replaces_everything_and_sees_raw_rewards(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_an_algorithm_replaces_everything_and_sees_raw_rewards(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("the algorithm replaces this stage")
 
@@ -131,16 +135,18 @@ def test_an_algorithm_replaces_everything_and_sees_raw_rewards(make_flow: MakeFl
         algorithm=AlgorithmSpec(name="my_algorithm", compute_context=algorithm),
         params={"alpha": 7},
     )
-    result = assign_credit([make_group([3, 0], [[-1, -1], [-1]])], flow)
+    result = assign_credit([make_credit_group([3, 0], [[-1, -1], [-1]])], flow)
     assert_array_equal(result.token_advs[0][0], [3.0, 3.0])
     assert flow.condition == "my_algorithm"
 
 
-def test_the_mask_is_taken_over_all_trained_tokens_of_the_step(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_the_mask_is_taken_over_all_trained_tokens_of_the_step(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
     groups = [
-        make_group([1, 0], [[-1, -2], [-3]]),
-        make_group([1, 1], [[-100.0], [-200.0]]),  # not trained: takes no part in the threshold
-        make_group([1, 0], [[-4], [-5, -0.5, -0.1]]),
+        make_credit_group([1, 0], [[-1, -2], [-3]]),
+        make_credit_group([1, 1], [[-100.0], [-200.0]]),  # not trained: takes no part in the threshold
+        make_credit_group([1, 0], [[-4], [-5, -0.5, -0.1]]),
     ]
     flow = make_flow(mask_rho=0.5)
     result = assign_credit(groups, flow, trained=[True, False, True])
@@ -154,32 +160,36 @@ def test_the_mask_is_taken_over_all_trained_tokens_of_the_step(make_flow: MakeFl
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])
-def test_no_mask_and_a_full_mask_give_the_same_credit(rho: float, make_flow: MakeFlow, make_group: MakeGroup) -> None:
-    result = assign_credit([make_group([1, 0], [[-1, -2], [-3]])], make_flow(mask_rho=rho))
+def test_no_mask_and_a_full_mask_give_the_same_credit(
+    rho: float, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
+    result = assign_credit([make_credit_group([1, 0], [[-1, -2], [-3]])], make_flow(mask_rho=rho))
     assert [advs.tolist() for advs in result.token_advs[0]] == [[0.5, 0.5], [-0.5]]
     assert result.metrics == ({} if rho == 0.0 else {"entropy_mask_fraction": 1.0})
 
 
-def test_groups_that_are_not_trained_get_measured_but_no_credit(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_groups_that_are_not_trained_get_measured_but_no_credit(
+    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+) -> None:
     def refuse(ctx: Any) -> Any:
         raise AssertionError("no credit is asked for")
 
     flow = make_flow(advantage=AdvantageSpec(name="a", compute=refuse))
-    result = assign_credit([make_group([1, 1], [[-1, -2], []])], flow, trained=[False])
+    result = assign_credit([make_credit_group([1, 1], [[-1, -2], []])], flow, trained=[False])
     assert [advs.tolist() for advs in result.token_advs[0]] == [[0.0, 0.0], []]
     assert [u.tolist() for u in result.uncertainties[0]] == [[1.0, 2.0], []]
 
 
-def test_no_groups_and_empty_completions_are_no_fault(make_flow: MakeFlow, make_group: MakeGroup) -> None:
+def test_no_groups_and_empty_completions_are_no_fault(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
     assert assign_credit([], make_flow(mask_rho=0.2)).token_advs == ()
     result = assign_credit(
-        [make_group([1, 0], [[], [-1]])], make_flow(transform=TransformSpec(name="t", use_gtpo=True))
+        [make_credit_group([1, 0], [[], [-1]])], make_flow(transform=TransformSpec(name="t", use_gtpo=True))
     )
     assert [advs.tolist() for advs in result.token_advs[0]] == [[], [-0.5]]
 
 
-def test_inputs_are_never_changed(make_flow: MakeFlow, make_group: MakeGroup) -> None:
-    group = make_group([1, 0], [[-1, -2], [-3]], planning=[[True, False], [True]])
+def test_inputs_are_never_changed(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+    group = make_credit_group([1, 0], [[-1, -2], [-3]], planning=[[True, False], [True]])
     for array in (group.rewards_G, *group.logprobs_G, *group.planning_G):
         array.flags.writeable = False
     transform = TransformSpec(name="t", use_gtpo=True, apply_hicra=True)

@@ -1,4 +1,4 @@
-"""`retrain doctor`: what it looks at, what counts, and its exit code; environments are made poor on purpose."""
+"""`retrain doctor`: what it checks, what counts, and its exit code, in deliberately broken environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def retrain_diagnose(config):
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is a closed port: tests must not depend on a network, and nobody's wandb key is looked at."""
+    """Point the hub at a closed port and hide wandb keys, so that tests depend on neither network nor user."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{probe.getsockname()[1]}")
@@ -290,7 +290,7 @@ def test_a_gap_above_the_limit_fails(command: Command, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
     result = command("doctor", "run.toml", "--logprobs", "--max-gap", "0")
     assert result.code == 1
-    assert "at most 0 on average is wanted" in result.out
+    assert "the mean must be at most 0" in result.out
 
 
 def test_logprobs_need_a_configuration_that_could_run(command: Command, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_logprobs_need_a_configuration_that_could_run(command: Command, tmp_path
     (tmp_path / "run.toml").write_text(SMALL + '[algorithm]\ntransform_mode = "gtpo_spea"\n')
     result = command("doctor", "run.toml", "--logprobs")
     assert result.code == 1
-    assert "were not compared: mend the rest first" in result.out
+    assert "were not compared: fix the rest first" in result.out
 
 
 TOY = '[backend]\nbackend = "toy"\n[data]\nsource = "toy"\n[reward]\ntype = "toy"\n[model]\nmodel = "./model"\n'
@@ -324,7 +324,7 @@ ToyBackend.sample = _recomputed
 
 @pytest.fixture
 def toy(command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: Callable[..., Path]) -> Command:
-    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that; "" = it cannot tell at all.
+    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that much; "" = it reports nothing.
 
     `toy(error, engine)`: its samples carry the trainer's log-probabilities, and the engine's beside them.
     """
@@ -346,7 +346,7 @@ def toy(command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: 
 def test_a_backend_that_cannot_tell_is_an_error(toy: Command) -> None:
     result = toy("")
     assert result.code == 1
-    assert "backend 'toy' does not tell its trainer's log-probabilities" in result.err
+    assert "backend 'toy' does not report its trainer's log-probabilities" in result.err
 
 
 @pytest.mark.parametrize(("error", "code"), [("0.0", 0), ("0.01", 0), ("0.3", 1), ("-0.3", 1)])
@@ -366,7 +366,7 @@ def test_recomputed_log_probabilities_are_not_compared_with_themselves(toy: Any,
 def test_an_engine_of_another_distribution_is_not_called_exact(toy: Any) -> None:
     result = toy("0.0", "None")
     assert result.code == 1
-    assert "does not say log-probabilities of the distribution that it samples from" in result.err
+    assert "does not report log-probabilities of the distribution that it samples from" in result.err
     assert "mean gap" not in result.out
 
 
@@ -374,7 +374,7 @@ def test_an_engine_of_another_distribution_is_not_called_exact(toy: Any) -> None
 def test_what_is_no_number_never_becomes_a_gap(toy: Command, error: str) -> None:
     result = toy(error)
     assert result.code == 1
-    assert "log-probabilities are no finite numbers" in result.err
+    assert "log-probabilities of sampler or trainer are not finite" in result.err
     assert "mean gap" not in result.out
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.contracts.watchers import Finding
 from retrain.kernel.errors import HealthError
+from retrain.rooms.health.contract import Finding
 from retrain.rooms.health.watch import HealthWatch
 
 
@@ -35,7 +35,7 @@ class Scripted:
 
 
 def fields(watch: HealthWatch, steps: Sequence[int]) -> list[list[str]]:
-    return [watch.observe({"step": step}).get("health", []) for step in steps]
+    return [watch.retrain_step_line({"step": step}).get("health", []) for step in steps]
 
 
 def test_an_episode_is_told_once_and_recorded_throughout(caplog: pytest.LogCaptureFixture) -> None:
@@ -45,12 +45,12 @@ def test_an_episode_is_told_once_and_recorded_throughout(caplog: pytest.LogCaptu
     told = [record.getMessage().split(":")[1].strip() for record in caplog.records]
     assert told == ["a at step 1", "b at step 2", "a at step 4"]
     assert "\x1b" not in caplog.text
-    assert not watch.ends_the_run
+    assert watch.retrain_stop_run({"step": 4}) is None
 
 
 def test_a_healthy_step_has_no_field() -> None:
-    assert HealthWatch({"m": Scripted([])}, policy="stop").observe({"step": 0}) == {}
-    assert HealthWatch({}, policy="stop").observe({"step": 0}) == {}
+    assert HealthWatch({"m": Scripted([])}, policy="stop").retrain_step_line({"step": 0}) == {}
+    assert HealthWatch({}, policy="stop").retrain_step_line({"step": 0}) == {}
 
 
 @pytest.mark.parametrize(("policy", "severity", "ends"), [
@@ -58,15 +58,15 @@ def test_a_healthy_step_has_no_field() -> None:
 ])  # fmt: skip
 def test_policy_or_severity_end_the_run_once_per_episode(policy: str, severity: str, ends: bool) -> None:
     watch = HealthWatch({"m": Scripted(["a"], ["a"], severity=severity)}, policy=policy)
-    watch.observe({"step": 0})
-    assert watch.ends_the_run is ends
-    if ends:
-        with pytest.raises(HealthError, match="step 0: a: a\ufffd") as caught:
-            watch.refuse_to_go_on(0)
-        assert caught.value.exit_code == 1
-    watch.observe({"step": 1})
-    assert not watch.ends_the_run, "whoever resumes knows of it"
-    watch.refuse_to_go_on(1)
+    watch.retrain_step_line({"step": 0})
+    ending = watch.retrain_stop_run({"step": 0})
+    assert (ending is not None) is ends
+    if ending is not None:
+        assert isinstance(ending, HealthError)
+        assert str(ending).startswith("step 0: a: a\ufffd")
+        assert ending.exit_code == 1
+    watch.retrain_step_line({"step": 1})
+    assert watch.retrain_stop_run({"step": 1}) is None, "whoever resumes knows of it"
 
 
 def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,7 +81,7 @@ def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogC
     watch = HealthWatch(monitors, policy="warn")
     with caplog.at_level(logging.WARNING, logger="retrain"):
         assert fields(watch, range(3)) == [["a"]] * 3
-        json.dumps(watch.state(), allow_nan=False)
+        json.dumps(watch.retrain_save_state(), allow_nan=False)
     messages = [record.getMessage() for record in caplog.records]
     assert sum("'bad' failed in observe(): ValueError: no" in message for message in messages) == 1
     assert sum("'odd' failed in observe(): TypeError" in message for message in messages) == 1
@@ -91,11 +91,11 @@ def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogC
 def test_a_resumed_watch_tells_nothing_twice(caplog: pytest.LogCaptureFixture) -> None:
     script = (["a"], ["a"], [], ["a"])
     first = HealthWatch({"m": Scripted(*script)}, policy="stop")
-    first.observe({"step": 0})
+    first.retrain_step_line({"step": 0})
     resumed = HealthWatch({"m": Scripted(*script), "new": Scripted([], [], [], [])}, policy="stop")
-    resumed.restore(json.loads(json.dumps(first.state())))
+    resumed.retrain_load_state(json.loads(json.dumps(first.retrain_save_state())))
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="retrain"):
         assert fields(resumed, [1, 2, 3]) == [["a"], [], ["a"]]
     assert [record.getMessage()[:18] for record in caplog.records] == ["Health: a at step "]
-    HealthWatch({"m": Scripted()}, policy="warn").restore({})
+    HealthWatch({"m": Scripted()}, policy="warn").retrain_load_state({})

@@ -1,4 +1,4 @@
-"""The servers hold the published policy, each version under a name of its own, or the run stops."""
+"""The servers hold the published policy, each version under its own name, or the run stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
-from retrain.rooms.inference.probe_adapter import WEIGHTS
+from retrain.rooms.inference.probes import WEIGHTS
 from tests.inference_server import Handler, InferenceServer, serving
 from tests.toy_policy import ToyModel
 
@@ -95,7 +95,7 @@ def test_the_probe_has_a_prompt_longer_than_the_blocks_of_a_prefix_cache(make_en
 
 
 def test_weights_that_change_under_a_name_are_noticed_through_the_stale_cache(make_engine, server, policy) -> None:
-    """What would happen with one name for all versions: the probe of every publish would tell."""
+    """With one name for all versions, the probe of each publish would detect the stale cache."""
     engine = make_engine(server)
     adapters = engine._adapters
     policy.train(0.3)
@@ -292,20 +292,20 @@ def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, polic
 
 
 def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
-    from retrain.rooms.inference.probe_adapter import write_loud
+    from retrain.rooms.inference.probes import write_probe_adapter
 
     source = tmp_path / "quiet"
     source.mkdir()
-    assert not write_loud(source, tmp_path / "loud")
+    assert not write_probe_adapter(source, tmp_path / "loud")
     save_file({"b": np.zeros((2, 3), np.float32)}, source / WEIGHTS)
     (source / "adapter_config.json").write_text("{}")
-    assert write_loud(source, tmp_path / "loud")
+    assert write_probe_adapter(source, tmp_path / "loud")
     assert np.abs(load_file(tmp_path / "loud" / WEIGHTS)["b"]).min() > 0
     assert (tmp_path / "loud" / "adapter_config.json").read_text() == "{}"
 
 
 def test_sampling_params_are_those_of_the_probe(make_engine, server, policy) -> None:
-    """The probe sends what rollouts send, or it would prove another path."""
+    """The probe sends what rollouts send, or it would test another path."""
     engine = make_engine(server)
     server.requests.clear()
     policy.train()

@@ -1,4 +1,4 @@
-"""No answer gets through that could not have been drawn as asked."""
+"""Only completions that the requested distribution could have produced get through."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import StopReason
-from retrain.rooms.inference.answers import ROUNDING, Asked, Said, checked
+from retrain.rooms.inference.answers import ROUNDING, CompletionRequest, RawCompletion, checked
 from retrain.rooms.inference.client import BadAnswerError
 
-ASKED = Asked(
+ASKED = CompletionRequest(
     prompt_T=[5, 6],
     seed=1,
     max_tokens=4,
@@ -23,7 +23,7 @@ ASKED = Asked(
     stop_ids=frozenset({0, 2}),
     vocabulary=10,
 )
-GOOD = Said(tokens=[3, 4, 0], logprobs=[-1.0, -0.5, -0.1], finish_reason="stop", prompt=[5, 6], model="m")
+GOOD = RawCompletion(tokens=[3, 4, 0], logprobs=[-1.0, -0.5, -0.1], finish_reason="stop", prompt=[5, 6], model="m")
 
 
 def test_a_good_answer() -> None:

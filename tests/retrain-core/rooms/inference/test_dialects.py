@@ -1,4 +1,4 @@
-"""The words of each kind of server, against exchanges as the real ones have them."""
+"""The requests and answers of each kind of server, against recorded exchanges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from retrain.api import BackendError, ConfigError, PluginSpec
 from retrain.rooms.inference import plugin
-from retrain.rooms.inference.answers import Asked, checked
+from retrain.rooms.inference.answers import CompletionRequest, checked
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.openai import OpenAI
 from retrain.rooms.inference.openai import create_engine as create_openai
@@ -22,7 +22,7 @@ from retrain.rooms.inference.text_ids import TextIds
 from retrain.rooms.inference.vllm import VLLM
 from tests.inference_server import changed
 
-ASKED = Asked(
+ASKED = CompletionRequest(
     prompt_T=[5, 6, 7, 8],
     seed=2**62 + 5,
     max_tokens=3,
@@ -67,7 +67,7 @@ def test_vllm_is_asked_for_the_full_distribution_and_exact_ids() -> None:
 
 
 def test_vllm_answers_are_read() -> None:
-    drawn = checked(VLLM().said(VLLM_ANSWER, replace(ASKED, top=1)), ASKED)
+    drawn = checked(VLLM().parse_completion(VLLM_ANSWER, replace(ASKED, top=1)), ASKED)
     assert drawn.tokens_T.tolist() == [344, 18, 296]
     assert drawn.logprobs_T[1] == -0.7133285999298096
     assert drawn.tops == {". ": -2.061527729034424, " ": -1.4587907791137695}
@@ -80,7 +80,7 @@ def test_vllm_adapters_are_never_loaded_in_place() -> None:
 
 def test_vllm_base_models_have_no_parent() -> None:
     answer = {"data": [{"id": "m", "root": "/m", "parent": None, "max_model_len": 9}, {"id": "a", "parent": "m"}]}
-    (served,) = VLLM().served(answer)
+    (served,) = VLLM().parse_models(answer)
     assert (served.name, served.root, served.context_limit) == ("m", "/m", 9)
 
 
@@ -98,7 +98,7 @@ def test_sglang_is_asked_by_ids_and_for_log_probabilities() -> None:
 
 
 def test_sglang_answers_are_read() -> None:
-    drawn = checked(SGLang().said(SGLANG_ANSWER, replace(ASKED, top=2)), ASKED)
+    drawn = checked(SGLang().parse_completion(SGLANG_ANSWER, replace(ASKED, top=2)), ASKED)
     assert drawn.tokens_T.tolist() == [344, 18, 2]
     assert drawn.logprobs_T.tolist() == [-2.06, -0.71, -0.25]
     assert drawn.stop_reason == "eos"
@@ -109,11 +109,11 @@ def test_sglang_ids_must_agree_with_those_of_the_log_probabilities() -> None:
     answer = json.loads(json.dumps(SGLANG_ANSWER))
     answer["output_ids"][0] = 7
     with pytest.raises(BadAnswerError, match="differ"):
-        SGLang().said(answer, ASKED)
+        SGLang().parse_completion(answer, ASKED)
 
 
 def test_sglang_takes_no_full_weights() -> None:
-    with pytest.raises(ConfigError, match="cannot be sent to an SGLang server"):
+    with pytest.raises(ConfigError, match="an SGLang server cannot take full weights"):
         SGLang().load_weights(Path("/w"))
 
 
@@ -124,9 +124,9 @@ def test_sglang_takes_no_full_weights() -> None:
 )
 def test_what_cannot_be_read_is_a_bad_answer(dialect: Any, answer: Any) -> None:
     with pytest.raises(BadAnswerError):
-        checked(dialect.said(answer, replace(ASKED, top=1)), ASKED)
+        checked(dialect.parse_completion(answer, replace(ASKED, top=1)), ASKED)
     with pytest.raises(BadAnswerError):
-        dialect.served(answer if isinstance(answer, dict) else {"data": answer or 3})
+        dialect.parse_models(answer if isinstance(answer, dict) else {"data": answer or 3})
 
 
 def test_texts_name_tokens_exactly_or_not_at_all(tokenizer) -> None:
@@ -137,26 +137,12 @@ def test_texts_name_tokens_exactly_or_not_at_all(tokenizer) -> None:
     assert text_ids.ids([shown[token] for token in exact]) == exact
     assert text_ids.ids(["token_id:7", "token_id:300"]) == [7, 300]
     ambiguous = next(text for text in shown if shown.count(text) > 1)
-    with pytest.raises(BadAnswerError, match=r"stands for \d+ tokens"):
+    with pytest.raises(BadAnswerError, match=r"matches \d+ tokens"):
         text_ids.ids([ambiguous])
-    with pytest.raises(BadAnswerError, match="stands for no token"):
+    with pytest.raises(BadAnswerError, match="matches no token"):
         text_ids.ids(["no such token"])
     with pytest.raises(BadAnswerError, match="is not the text of a token"):
         text_ids.ids([3])
-
-
-def test_a_prompt_is_sent_as_text_only_if_it_encodes_to_itself(tokenizer) -> None:
-    text_ids = TextIds(tokenizer)
-    ids = tokenizer("12 + 3 =", add_special_tokens=False)["input_ids"]
-    assert tokenizer(text_ids.prompt_text(ids), add_special_tokens=False)["input_ids"] == ids
-    apart = [tokenizer("1")["input_ids"][0], tokenizer("2")["input_ids"][0]]
-    joined = tokenizer("12", add_special_tokens=False)["input_ids"]
-    if joined != apart:
-        with pytest.raises(BadAnswerError, match="does not encode"):
-            text_ids.prompt_text(apart)
-    byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
-    with pytest.raises(BadAnswerError, match="does not encode"):
-        text_ids.prompt_text([byte])
 
 
 def test_the_openai_engine_works_with_texts_that_hold_ids(make_engine, server, tokenizer, requests, params) -> None:

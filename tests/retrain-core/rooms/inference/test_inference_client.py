@@ -1,4 +1,4 @@
-"""Requests that fail: tried again when that helps, told once when it does not, and never trained on."""
+"""Failing requests: retried when that helps, reported once when it does not, and never trained on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from retrain.api import BackendError, SampleRequest, SamplingParams
 from retrain.rooms.inference.client import Call, Client, RefusedError
-from retrain.rooms.inference.settings import Settings
+from retrain.rooms.inference.table import Settings
 from tests import inference_server as faulty
 from tests.inference_server import InferenceServer, serving
 from tests.toy_policy import ToyModel
@@ -23,7 +23,7 @@ EIGHT = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(8)))]
 
 
 class StopError(BaseException):
-    """What a run raises to stop."""
+    """The exception that stops a run."""
 
 
 def tokens(groups: Any) -> list[list[int]]:
@@ -83,7 +83,7 @@ def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, se
     text = str(caught.value)
     assert text.startswith(server.url)
     assert "of prompt 0 failed" in text
-    assert "3 answers were unusable; nothing of them was trained on" in text
+    assert "3 answers were unusable; none was trained on" in text
 
 
 def test_a_server_that_is_away_too_long_is_one_clear_error(make_engine, server) -> None:
@@ -229,7 +229,7 @@ def test_an_error_of_whoever_takes_the_samples_ends_the_rest(make_engine, server
 
 
 def test_a_fault_of_ours_in_reading_is_not_swallowed(server) -> None:
-    client = Client(Settings(urls=(server.url,), place="", headers={}))
+    client = Client(Settings(urls=(server.url,)))
 
     def read(answer: Any) -> None:
         raise ZeroDivisionError("ours")

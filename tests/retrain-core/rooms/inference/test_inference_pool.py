@@ -13,13 +13,13 @@ def test_the_least_loaded_server_is_next() -> None:
     async def check() -> list[str]:
         pool = Pool(["http://a", "http://b", "http://c"], max_concurrent=10)
         seen = []
-        async with pool.turn() as one, pool.turn() as two, pool.turn() as three:
+        async with pool.slot() as one, pool.slot() as two, pool.slot() as three:
             seen += [one.url, two.url, three.url]
-            async with pool.turn() as four:
+            async with pool.slot() as four:
                 assert four.load == 2
-        async with pool.turn(pool.servers[2]) as pinned:
+        async with pool.slot(pool.servers[2]) as pinned:
             assert pinned is pool.servers[2]
-            async with pool.turn() as other:
+            async with pool.slot() as other:
                 assert other is not pinned
         assert all(server.load == 0 for server in pool.servers)
         return seen
@@ -31,14 +31,14 @@ def test_a_server_put_aside_is_left_alone_and_comes_back() -> None:
     async def check() -> None:
         pool = Pool(["http://a", "http://b"], max_concurrent=10)
         first, second = pool.servers
-        pool.put_aside(first)
+        pool.back_off(first)
         for _ in range(5):
-            async with pool.turn() as server:
+            async with pool.slot() as server:
                 assert server is second
         pool.answered(first)
         first_again = second_again = 0
         for _ in range(4):
-            async with pool.turn() as one, pool.turn() as two:
+            async with pool.slot() as one, pool.slot() as two:
                 first_again += first in (one, two)
                 second_again += second in (one, two)
         assert first_again == second_again == 4
@@ -49,10 +49,10 @@ def test_a_server_put_aside_is_left_alone_and_comes_back() -> None:
 def test_when_all_are_aside_the_first_that_is_back_is_waited_for() -> None:
     async def check() -> float:
         pool = Pool(["http://a", "http://b"], max_concurrent=10)
-        pool.put_aside(pool.servers[0], at_least_s=0.2)
-        pool.put_aside(pool.servers[1], at_least_s=30.0)
+        pool.back_off(pool.servers[0], at_least_s=0.2)
+        pool.back_off(pool.servers[1], at_least_s=30.0)
         started = asyncio.get_running_loop().time()
-        async with pool.turn() as server:
+        async with pool.slot() as server:
             assert server is pool.servers[0]
         return asyncio.get_running_loop().time() - started
 
@@ -66,9 +66,9 @@ def test_pauses_double_up_to_a_limit_and_many_failures_at_once_are_one() -> None
         pauses = []
         for _ in range(10):
             for _ in range(50):
-                pool.put_aside(server)
-            pauses.append(server.aside_until - asyncio.get_running_loop().time())
-            server.aside_until = 0.0
+                pool.back_off(server)
+            pauses.append(server.backoff_until - asyncio.get_running_loop().time())
+            server.backoff_until = 0.0
         pool.answered(server)
         assert server.failures == 0
         return pauses
@@ -85,11 +85,11 @@ def test_a_server_that_says_too_many_gets_fewer_and_then_more_again() -> None:
         (server,) = pool.servers
         server.load = 40
         for _ in range(20):
-            pool.too_many(server)
-            pool.put_aside(server)
+            pool.reduce_room(server)
+            pool.back_off(server)
         assert server.room == 20
-        server.aside_until = 0.0
-        pool.too_many(server)
+        server.backoff_until = 0.0
+        pool.reduce_room(server)
         assert server.room == 10
         for _ in range(10):
             pool.answered(server)
@@ -105,7 +105,7 @@ def test_a_full_server_is_waited_for() -> None:
         order: list[str] = []
 
         async def one(name: str) -> None:
-            async with pool.turn():
+            async with pool.slot():
                 order.append(f"{name} in")
                 await asyncio.sleep(0)
                 order.append(f"{name} out")

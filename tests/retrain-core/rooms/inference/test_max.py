@@ -1,4 +1,4 @@
-"""The words of MAX: ids both ways, one of them through the texts of tokens."""
+"""MAX's requests and answers: ids sent, and ids recovered from the texts of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retrain.api import ConfigError
-from retrain.rooms.inference.answers import Asked, checked
+from retrain.rooms.inference.answers import CompletionRequest, checked
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.max import MAX, create_engine
 from retrain.rooms.inference.text_ids import TextIds
@@ -25,8 +25,8 @@ FIELDS = {  # all that MAX 26.6 takes of what an engine here might send; it refu
 
 
 @pytest.fixture
-def asked(tokenizer: Any) -> Asked:
-    return Asked(
+def asked(tokenizer: Any) -> CompletionRequest:
+    return CompletionRequest(
         prompt_T=[5, 6, 7, 8],
         seed=2**62 + 5,
         max_tokens=3,
@@ -61,7 +61,7 @@ def answer() -> dict[str, Any]:
     return deepcopy(ANSWER)
 
 
-def test_only_fields_that_it_knows_are_sent(dialect: MAX, asked: Asked) -> None:
+def test_only_fields_that_it_knows_are_sent(dialect: MAX, asked: CompletionRequest) -> None:
     path, body = dialect.completion(replace(asked, cache_salt="s"))
     assert path == "/v1/completions"
     assert body is not None
@@ -73,24 +73,26 @@ def test_only_fields_that_it_knows_are_sent(dialect: MAX, asked: Asked) -> None:
 
 
 def test_the_drawn_token_is_the_text_with_its_log_probability(
-    dialect: MAX, asked: Asked, answer: Any, tokenizer: Any
+    dialect: MAX, asked: CompletionRequest, answer: Any, tokenizer: Any
 ) -> None:
-    drawn = checked(dialect.said(answer, asked), asked)
+    drawn = checked(dialect.parse_completion(answer, asked), asked)
     assert [tokenizer.decode([token]) for token in drawn.tokens_T] == ["!", " on", "m"]
     assert drawn.logprobs_T.tolist() == [-5.518315315246582, -6.620113372802734, -5.745879173278809]
     assert drawn.stop_reason == "length"
-    assert len(checked(dialect.said(answer, replace(asked, top=5)), asked).tops) == 6  # the drawn one is added
+    assert (
+        len(checked(dialect.parse_completion(answer, replace(asked, top=5)), asked).tops) == 6
+    )  # with the sampled one
 
 
-def test_the_end_token_reads_as_nothing(dialect: MAX, asked: Asked, answer: Any) -> None:
+def test_the_end_token_reads_as_nothing(dialect: MAX, asked: CompletionRequest, answer: Any) -> None:
     choice = answer["choices"][0]
     choice["finish_reason"] = "stop"
     choice["logprobs"]["top_logprobs"][-1] = {"": choice["logprobs"]["token_logprobs"][-1]}
-    drawn = checked(dialect.said(answer, asked), asked)
+    drawn = checked(dialect.parse_completion(answer, asked), asked)
     assert drawn.tokens_T[-1] == 2
     assert drawn.stop_reason == "eos"
-    with pytest.raises(BadAnswerError, match="one of 2 end tokens, and does not say which"):
-        dialect.said(answer, replace(asked, stop_ids=frozenset({0, 2})))
+    with pytest.raises(BadAnswerError, match="one of 2 end tokens, and does not report which"):
+        dialect.parse_completion(answer, replace(asked, stop_ids=frozenset({0, 2})))
 
 
 @pytest.mark.parametrize(
@@ -98,29 +100,29 @@ def test_the_end_token_reads_as_nothing(dialect: MAX, asked: Asked, answer: Any)
     [
         (lambda p: p["top_logprobs"][0].update({"1": -5.518315315246582}), "2 tokens have the log-probability"),
         (lambda p: p["top_logprobs"].__setitem__(0, {"1": -9.0}), "0 tokens have the log-probability"),
-        (lambda p: p["top_logprobs"].__setitem__(0, {"\ufffd": -5.518315315246582}), "stands for"),
-        (lambda p: p["top_logprobs"].__setitem__(0, {"": -5.518315315246582}), "stands for"),
+        (lambda p: p["top_logprobs"].__setitem__(0, {"\ufffd": -5.518315315246582}), "matches"),
+        (lambda p: p["top_logprobs"].__setitem__(0, {"": -5.518315315246582}), "matches"),
         (lambda p: p["top_logprobs"].pop(), "holds no completion"),
         (lambda p: p.update(token_logprobs=None), "holds no log-probabilities"),
         (lambda p: p.update(top_logprobs=[]), "holds no log-probabilities"),
     ],
 )
 def test_what_is_not_exact_is_refused(
-    dialect: MAX, asked: Asked, answer: Any, change: Callable[[dict[str, Any]], None], said: str
+    dialect: MAX, asked: CompletionRequest, answer: Any, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     change(answer["choices"][0]["logprobs"])
     with pytest.raises(BadAnswerError, match=said):
-        checked(dialect.said(answer, asked), asked)
+        checked(dialect.parse_completion(answer, asked), asked)
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, 3, {"choices": []}, {"choices": [3]}, {"choices": [{}]}])
-def test_what_cannot_be_read_is_a_bad_answer(dialect: MAX, asked: Asked, answer: Any) -> None:
+def test_what_cannot_be_read_is_a_bad_answer(dialect: MAX, asked: CompletionRequest, answer: Any) -> None:
     with pytest.raises(BadAnswerError):
-        checked(dialect.said(answer, asked), asked)
+        checked(dialect.parse_completion(answer, asked), asked)
 
 
 def test_adapters_in_the_list_of_models_are_no_base_models(dialect: MAX) -> None:
-    (served,) = dialect.served({"data": [{"id": "/models/tiny-llama", "max_model_len": 1024}, {"id": "adapter"}]})
+    (served,) = dialect.parse_models({"data": [{"id": "/models/tiny-llama", "max_model_len": 1024}, {"id": "adapter"}]})
     assert (served.name, served.context_limit) == ("/models/tiny-llama", 1024)
 
 
@@ -132,5 +134,5 @@ def test_without_a_url_it_says_what_to_start(make_context: Any) -> None:
 
 
 def test_full_weights_are_refused(dialect: MAX) -> None:
-    with pytest.raises(ConfigError, match="full weights cannot be sent"):
+    with pytest.raises(ConfigError, match="server cannot take full weights"):
         dialect.load_weights(Path("/weights"))

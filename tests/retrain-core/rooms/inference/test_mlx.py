@@ -1,4 +1,4 @@
-"""The words of MLX-LM, against an exchange with the real server; `tests/end_to_end/test_mlx_server.py` has the rest."""
+"""MLX-LM's requests and answers, against a recorded exchange; `tests/end_to_end/test_mlx_server.py` has the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from retrain.api import BackendError, ConfigError
-from retrain.rooms.inference.answers import Asked, checked
+from retrain.rooms.inference.answers import CompletionRequest, checked
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.mlx import MLX
 
@@ -36,8 +36,8 @@ TOPS_ANSWER = json.loads("""
 
 
 @pytest.fixture
-def asked(tokenizer: Any) -> Asked:
-    return Asked(
+def asked(tokenizer: Any) -> CompletionRequest:
+    return CompletionRequest(
         prompt_T=tokenizer("12 + 3 =")["input_ids"],
         seed=5,
         max_tokens=4,
@@ -54,7 +54,7 @@ def dialect(tokenizer: Any) -> MLX:
     return MLX(tokenizer, MODEL)
 
 
-def body_of(dialect: MLX, asked: Asked) -> dict[str, Any]:
+def body_of(dialect: MLX, asked: CompletionRequest) -> dict[str, Any]:
     path, body = dialect.completion(asked)
     assert path == "/v1/completions"
     assert body is not None
@@ -69,7 +69,7 @@ def with_content(*entries: tuple[int, float], reason: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_request_names_the_model_and_overrules_the_servers_defaults(dialect: MLX, asked: Asked) -> None:
+def test_a_request_names_the_model_and_overrules_the_servers_defaults(dialect: MLX, asked: CompletionRequest) -> None:
     body = body_of(dialect, asked)
     assert body["model"] == MODEL  # "default_model" ignores adapters
     assert body["adapters"] is None
@@ -80,38 +80,38 @@ def test_a_request_names_the_model_and_overrules_the_servers_defaults(dialect: M
     assert not {"seed", "n", "top_logprobs", "logit_bias"} & body.keys()
 
 
-def test_answers_are_read(dialect: MLX, asked: Asked) -> None:
-    drawn = checked(dialect.said(ANSWER, asked), asked)
+def test_answers_are_read(dialect: MLX, asked: CompletionRequest) -> None:
+    drawn = checked(dialect.parse_completion(ANSWER, asked), asked)
     assert drawn.tokens_T.tolist() == [16, 26, 299, 26]
     assert drawn.logprobs_T.tolist() == [-2.1875, -4.28125, -0.4375, -0.125]
     assert drawn.stop_reason == "length"
 
 
-def test_alternatives_are_asked_for_without_an_end_and_read_alone(dialect: MLX, asked: Asked) -> None:
+def test_alternatives_are_asked_for_without_an_end_and_read_alone(dialect: MLX, asked: CompletionRequest) -> None:
     question = replace(asked, top=5, max_tokens=1)
     body = body_of(dialect, question)
     assert body["top_logprobs"] == 5
     assert set(body["logit_bias"]) == {"0", "2"}
     assert max(body["logit_bias"].values()) < -1e6
-    assert checked(dialect.said(TOPS_ANSWER, question), question).tops == {"16": -2.1875, "21": -1.3125}
+    assert checked(dialect.parse_completion(TOPS_ANSWER, question), question).tops == {"16": -2.1875, "21": -1.3125}
 
 
-def test_what_the_server_drew_beyond_an_end_of_ours_is_dropped(dialect: MLX, asked: Asked) -> None:
+def test_what_the_server_drew_beyond_an_end_of_ours_is_dropped(dialect: MLX, asked: CompletionRequest) -> None:
     answer = with_content((16, -1.0), (2, -0.5), (7, -0.1), (8, -0.2), reason="length")
-    drawn = checked(dialect.said(answer, asked), asked)
+    drawn = checked(dialect.parse_completion(answer, asked), asked)
     assert drawn.tokens_T.tolist() == [16, 2]
     assert drawn.logprobs_T.tolist() == [-1.0, -0.5]
     assert drawn.stop_reason == "eos"
 
 
-def test_an_end_that_is_none_of_ours_is_refused(dialect: MLX, asked: Asked) -> None:
+def test_an_end_that_is_none_of_ours_is_refused(dialect: MLX, asked: CompletionRequest) -> None:
     with pytest.raises(BadAnswerError, match="does not end a sequence"):
-        checked(dialect.said(with_content((16, -1.0), (9, -0.5), reason="stop"), asked), asked)
+        checked(dialect.parse_completion(with_content((16, -1.0), (9, -0.5), reason="stop"), asked), asked)
 
 
-def test_a_tool_call_is_an_end_like_any_other(dialect: MLX, asked: Asked) -> None:
+def test_a_tool_call_is_an_end_like_any_other(dialect: MLX, asked: CompletionRequest) -> None:
     answer = with_content((16, -1.0), (2, -0.5), reason="tool_calls")
-    assert checked(dialect.said(answer, asked), asked).stop_reason == "eos"
+    assert checked(dialect.parse_completion(answer, asked), asked).stop_reason == "eos"
 
 
 @pytest.mark.parametrize(
@@ -130,25 +130,25 @@ def test_a_tool_call_is_an_end_like_any_other(dialect: MLX, asked: Asked) -> Non
     ],
 )
 def test_what_cannot_be_used_is_a_bad_answer(
-    dialect: MLX, asked: Asked, change: Callable[[dict[str, Any]], None], said: str
+    dialect: MLX, asked: CompletionRequest, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     answer = deepcopy(ANSWER)
     change(answer)
     with pytest.raises(BadAnswerError, match=said):
-        checked(dialect.said(answer, asked), asked)
+        checked(dialect.parse_completion(answer, asked), asked)
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"status": "unavailable"}, "ok"])
 def test_only_its_own_health_check_is_taken_for_the_server(dialect: MLX, answer: Any) -> None:
     with pytest.raises(BadAnswerError, match="not the server of MLX-LM"):
-        dialect.served(answer)
+        dialect.parse_models(answer)
 
 
 def test_the_model_it_serves_is_the_one_that_is_asked_for(dialect: MLX) -> None:
-    assert [model.name for model in dialect.served({"status": "ok"})] == [MODEL]
+    assert [model.name for model in dialect.parse_models({"status": "ok"})] == [MODEL]
 
 
-def test_prompts_are_texts_that_encode_to_themselves(dialect: MLX, asked: Asked, tokenizer: Any) -> None:
+def test_prompts_are_texts_that_encode_to_themselves(dialect: MLX, asked: CompletionRequest, tokenizer: Any) -> None:
     byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
     apart = [tokenizer(text)["input_ids"][0] for text in "the"]
     assert tokenizer(tokenizer.decode(apart))["input_ids"] != apart
@@ -158,7 +158,7 @@ def test_prompts_are_texts_that_encode_to_themselves(dialect: MLX, asked: Asked,
 
 
 class BeginsTexts:
-    """A tokenizer that puts token 1 before each text, as Llama's does."""
+    """A tokenizer that prepends token 1 to each text, as Llama's does."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -170,7 +170,7 @@ class BeginsTexts:
         return str(self._tokenizer.decode(ids, **options))
 
 
-def test_a_token_that_the_tokenizer_puts_first_is_not_sent_twice(asked: Asked, tokenizer: Any) -> None:
+def test_a_token_that_the_tokenizer_puts_first_is_not_sent_twice(asked: CompletionRequest, tokenizer: Any) -> None:
     dialect = MLX(BeginsTexts(tokenizer), MODEL)
     begun = replace(asked, prompt_T=[1, *asked.prompt_T])
     assert body_of(dialect, begun)["prompt"] == "12 + 3 ="
@@ -179,7 +179,7 @@ def test_a_token_that_the_tokenizer_puts_first_is_not_sent_twice(asked: Asked, t
 
 
 def test_full_weights_are_refused(dialect: MLX) -> None:
-    with pytest.raises(ConfigError, match="full weights cannot be sent"):
+    with pytest.raises(ConfigError, match="server cannot take full weights"):
         dialect.load_weights(Path("/weights"))
 
 
@@ -195,7 +195,9 @@ def peft_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_version_has_a_path_of_its_own_that_goes_with_it(dialect: MLX, asked: Asked, peft_folder: Path) -> None:
+def test_every_version_has_a_path_of_its_own_that_goes_with_it(
+    dialect: MLX, asked: CompletionRequest, peft_folder: Path
+) -> None:
     folder = peft_folder
     path, body = dialect.load_adapter("retrain-v1", folder)
     assert path == "/v1/completions"

@@ -1,4 +1,4 @@
-"""PEFT adapters as MLX-LM has them: the same product, the same scale, or a refusal."""
+"""PEFT adapters converted for MLX-LM: the same product, the same scale, or a refusal."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_bfloat16_is_read_exactly(write_peft: Callable[..., Path], tmp_path: Pat
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"r": None}, "cannot be turned into one of MLX"),
-        ({"r": 0}, "cannot be turned into one of MLX"),
+        ({"r": None}, "cannot be converted for MLX"),
+        ({"r": 0}, "cannot be converted for MLX"),
     ],
 )
 def test_what_mlx_cannot_express_is_refused(
@@ -92,7 +92,7 @@ def test_what_mlx_cannot_express_is_refused(
 
 def test_tensors_that_are_no_lora_are_refused(write_peft: Callable[..., Path], tmp_path: Path) -> None:
     source = write_peft({"base_model.model.lm_head.modules_to_save.weight": np.zeros((2, 2), np.float32)})
-    with pytest.raises(BackendError, match="has no place"):
+    with pytest.raises(BackendError, match="which MLX-LM does not support"):
         convert(source, tmp_path / "mlx")
 
 
@@ -105,5 +105,5 @@ def test_unreadable_adapters_are_one_error(
     (source / file).unlink()
     if content is not None:
         (source / file).write_bytes(content)
-    with pytest.raises(BackendError, match="cannot be turned into one of MLX"):
+    with pytest.raises(BackendError, match="cannot be converted for MLX"):
         convert(source, tmp_path / "mlx")

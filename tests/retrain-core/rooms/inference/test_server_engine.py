@@ -1,4 +1,4 @@
-"""Samples over HTTP: exact, in order, early, and of the version they say."""
+"""Samples over HTTP: exact, in order, delivered early, and of the version they claim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from retrain.api import (
 )
 from retrain.kernel.types import Sample, StopReason
 from retrain.rooms.inference.engine import ServerEngine
-from retrain.rooms.inference.gap import Gap, measure
+from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
+from retrain.rooms.session.logprob_gap import LogprobGap, measure_gap
 from tests.inference_server import InferenceServer, changed, serving
 from tests.toy_policy import STOP, ToyModel, ToyPolicy
 
@@ -32,9 +33,8 @@ def gap_to_trainer(
     rows = [LogprobRow.of(np.asarray(prompt_T), sample.tokens_T) for prompt_T, sample in pairs]
     ours = policy.logprobs(rows, temperature)
     assert ours is not None
-    return Gap.between(
-        [all_T[action_T] for all_T, (_, action_T) in zip(ours, rows, strict=True)], [s.logprobs_T for _, s in pairs]
-    ).max
+    matched = zip(ours, rows, pairs, strict=True)
+    return LogprobGap.of([all_T[action_T] - s.logprobs_T for all_T, (_, action_T), (_, s) in matched]).max
 
 
 def test_samples_are_in_order_and_exact_over_several_versions(make_engine, server, policy, requests, params) -> None:
@@ -231,11 +231,22 @@ def test_doctor_can_measure_an_engine_through_its_backend(make_engine, server, p
         sample = engine.sample
         logprobs = policy.logprobs
 
-    gap = measure(Backend, tokenizer, 0.7, context_limit=640)
+    prompts, params = probe_prompts(tokenizer, 640), SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.7)
+    gap = measure_gap(Backend, prompts, params)
     assert gap is not None
     assert gap.max < 1e-9
     assert gap.num_tokens > 50
-    assert measure(object(), tokenizer, 0.7) is None
+    assert measure_gap(object(), prompts, params) is None
+
+
+def test_a_gap_that_is_not_finite_is_never_a_small_one(make_engine, server, policy) -> None:
+    assert np.isnan(LogprobGap.of([np.array([0.0, np.inf])]).mean)
+    engine = make_engine(server)
+    trained = policy.logprobs
+    policy.logprobs = lambda rows, temperature: [values_T * np.nan for values_T in trained(rows, temperature)]
+    policy.train()
+    with pytest.raises(BackendError, match="does not sample from policy version 1"):
+        engine.publish()
 
 
 def test_closing_unloads_and_removes_everything(make_engine, policy, requests, params, tmp_path) -> None:

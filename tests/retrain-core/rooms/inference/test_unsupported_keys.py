@@ -1,4 +1,4 @@
-"""Keys that an engine does not heed are refused before anything starts, never ignored."""
+"""Keys that an engine does not support are refused before anything starts, never ignored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner, PluginSpec
 from retrain.rooms.inference.plugin import ENGINES
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.unsupported_keys import KEYS, problems_of
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables
 
 CHANGED = {"attention_kernel": "triton", "dtype": "bf16", "kv_cache_dtype": "int8"}
 
@@ -24,7 +24,7 @@ def configured(**inference: str) -> Config:
 
 
 class Halfway:
-    """An engine of somebody else, which heeds one of the keys."""
+    """A third-party engine that supports one of the keys."""
 
     @hookimpl
     def retrain_register_inference_engines(self, register) -> None:
@@ -57,7 +57,7 @@ def test_an_engine_of_somebody_else_refuses_what_its_traits_do_not_name(plugins:
         "[inference] attention_kernel (default)",
         "[inference] dtype (default)",
     ]
-    assert "engine 'halfway' does not heed it" in problems[0].what
+    assert "engine 'halfway' does not support it" in problems[0].what
     # one without traits says nothing about itself, and one that is missing is told of elsewhere
     assert problems_of(configured(engine="silent", **CHANGED), plugins) == []
     assert problems_of(configured(engine="nobody's", **CHANGED), plugins) == []
@@ -65,7 +65,7 @@ def test_an_engine_of_somebody_else_refuses_what_its_traits_do_not_name(plugins:
 
 def test_an_engine_that_samples_with_the_training_model_recomputes_nothing(plugins: Plugins) -> None:
     (problem,) = problems_of(configured(logprobs="trainer"), plugins)
-    assert problem.what == "logprobs = 'trainer' would have no effect: engine 'pytorch' does not heed it"
+    assert problem.what == "logprobs = 'trainer' would have no effect: engine 'pytorch' does not support it"
 
 
 def test_the_loader_asks(plugins: Plugins) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.rooms.credit.flow import CreditFlow, build_flow
@@ -39,7 +40,8 @@ def store(run: Path, rewards: list[float | None], records: list[TokenRecord]) ->
 
 @pytest.fixture(scope="module")
 def flow() -> CreditFlow:
-    return build_flow(Config(tables={}), load_plugins())
+    table = AlgorithmTable(advantage_mode="maxrl", transform_mode="gtpo_sepa", uncertainty_kind="surprisal")
+    return build_flow(Config(tables={"algorithm": table}), load_plugins())
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:

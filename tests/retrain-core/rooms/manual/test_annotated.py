@@ -1,4 +1,4 @@
-"""The file with every key loads, and changes nothing."""
+"""The annotated file names every key, and loading it changes nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.manual.annotated import annotated
+from retrain.rooms.manual.keys import annotated
+from retrain.rooms.session.check import registered_tables
 
 
 def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:

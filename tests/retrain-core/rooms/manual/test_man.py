@@ -1,4 +1,4 @@
-"""`retrain man` in all its forms, as a person and as a program asks for them."""
+"""`retrain man` in all formats, for people and for programs."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ def test_sync_brings_the_file_along_and_check_tells(manual: Path, command: Comma
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["--sync", "--check"], "ask for two things"),
+        (["--sync", "--check"], "exclude each other"),
         (["page.md"], "files are for --sync and --check"),
         (["--check", "gone.md"], "cannot be read"),
         (["--check", "bytes.md"], "cannot be read"),
-        (["--sync", "odd.md"], "nothing generates a section 'nonsense'"),
+        (["--sync", "odd.md"], "there is no generated section 'nonsense'"),
         (["--sync", "damaged.md"], "damaged page"),
         (["--format", "pdf"], "pdf"),
     ],
@@ -215,7 +215,7 @@ def test_mandoc_reads_it_too(command: Command) -> None:
 
 
 class _Tags(HTMLParser):
-    """The tags of a page, and everything that it would load."""
+    """The tags of a page, and every resource that it would load."""
 
     def __init__(self) -> None:
         super().__init__()

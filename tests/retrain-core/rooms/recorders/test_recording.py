@@ -1,14 +1,17 @@
-"""Recorders are kept apart from the run: their faults are told once, by name, and stop nothing."""
+"""Recorders are kept apart from the run: a fault is logged once, by name, and stops nothing."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pluggy
 import pytest
 
+from retrain.kernel import hooks
 from retrain.kernel.config.load import TableEntry
 from retrain.rooms.recorders.recording import Recorders, recorder_names
 
@@ -55,11 +58,23 @@ class Least:
         pass
 
 
-def run(recorders: Recorders, folder: Path, steps: int = 3) -> None:
-    with recorders.running({"seed": 1}, folder):
-        for step in range(steps):
-            recorders.step({"step": step})
-            recorders.checkpoint(folder, f"checkpoint_step_{step}")
+def run(recorders: Recorders, folder: Path, steps: int = 3, error: BaseException | None = None) -> None:
+    """The life of a run, through the hooks."""
+    manager = pluggy.PluginManager("retrain")
+    manager.add_hookspecs(hooks)
+    manager.register(recorders)
+    view: Any = SimpleNamespace(manifest={"seed": 1}, folder=folder)
+    manager.hook.retrain_run_start(run=view)
+    for step in range(steps):
+        manager.hook.retrain_step_end(run=view, metrics={"step": step})
+        manager.hook.retrain_checkpoint_saved(run=view, folder=folder, name=f"checkpoint_step_{step}")
+    manager.hook.retrain_run_end(run=view, error=error)
+
+
+def state_of(recorders: Recorders) -> dict[str, Any]:
+    """What a checkpoint keeps."""
+    kept: dict[str, Any] = recorders.retrain_save_state()["recorders"]
+    return kept
 
 
 def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
@@ -81,9 +96,9 @@ def test_a_fault_is_told_once_by_name_and_the_others_go_on(
     good = Diary(state={"n": 1})
     recorders = Recorders({"bad one": Diary(method, state={"n": 2}), "good": good})
     with caplog.at_level(logging.WARNING, "retrain"):
-        recorders.restore({"bad one": {"n": 0}, "good": {"n": 0}})
+        recorders.retrain_load_state({"recorders": {"bad one": {"n": 0}, "good": {"n": 0}}})
         run(recorders, tmp_path)
-        assert recorders.state()["good"] == {"n": 1}
+        assert state_of(recorders)["good"] == {"n": 1}
     (line,) = caplog.messages
     assert line.startswith(f"Recorder 'bad one' failed in {method}(): RuntimeError: no {method}")
     assert line.isprintable()
@@ -103,11 +118,9 @@ def test_a_recorder_that_fails_in_one_step_gets_the_next(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
-def test_what_ends_the_run_reaches_finish_and_goes_on(error: BaseException, tmp_path: Path) -> None:
+def test_what_ends_the_run_reaches_finish(error: BaseException, tmp_path: Path) -> None:
     diary = Diary()
-    recorders = Recorders({"x": diary})
-    with pytest.raises(type(error)), recorders.running({}, tmp_path):
-        raise error
+    run(Recorders({"x": diary}), tmp_path, error=error)
     assert diary.calls[-1] == ("finish", (error,))
 
 
@@ -116,13 +129,15 @@ def test_a_state_that_is_no_json_is_left_out_of_the_checkpoint(state: Any, caplo
     recorders = Recorders(
         {"odd": Diary(state=state), "good": Diary(state={"n": (1, 2)}), "none": Diary(), "l": Least()}
     )
-    assert recorders.state() == {"good": {"n": [1, 2]}}
+    assert state_of(recorders) == {"good": {"n": [1, 2]}}
     assert "Recorder 'odd' failed in state()" in caplog.text
 
 
 def test_only_recorders_of_both_sessions_are_restored() -> None:
     old, new = Diary(), Diary()
-    Recorders({"old": old, "new": new, "least": Least()}).restore({"old": {"n": 1}, "gone": {}, "least": {}})
+    recorders = Recorders({"old": old, "new": new, "least": Least()})
+    recorders.retrain_load_state({"recorders": {"old": {"n": 1}, "gone": {}, "least": {}}})
+    recorders.retrain_load_state({})
     assert (old.calls, new.calls) == ([("restore", ({"n": 1},))], [])
 
 

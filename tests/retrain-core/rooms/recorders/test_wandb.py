@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.recorders.names import CONFIG_KEYS, named_metrics
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
@@ -108,6 +109,7 @@ def test_a_resumed_session_goes_on_with_the_same_run_and_keeps_adapters_if_asked
     assert second.artifacts == []
 
 
+@pytest.mark.slow
 def test_a_run_resumed_by_the_script_goes_on_in_both_recorders(
     tmp_path: Path,
     train: Train,
@@ -136,7 +138,7 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_told(
     monkeypatch.setitem(sys.modules, "wandb", None)
     result = toy_run(*arguments)
     assert result.code == 2
-    assert "pip install 'retrain-core[wandb]'" in result.err
+    assert install_line("retrain-core", "wandb") in result.err
     assert arguments[0] in result.err
     assert not (tmp_path / "logs").exists()
 
@@ -172,7 +174,11 @@ def test_a_fault_of_wandb_is_told_once_and_stops_nothing(
     ("environ", "reason"),
     [
         ({}, "no API key"),
-        ({"WANDB_API_KEY": "4711" * 10, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}, "refused"),
+        pytest.param(
+            {"WANDB_API_KEY": "4711" * 10, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"},
+            "refused",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["no-key", "no-server"],
 )

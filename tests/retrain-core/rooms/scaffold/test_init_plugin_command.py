@@ -75,12 +75,12 @@ def test_both_files_are_written_or_none(tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "told"),
     [
         (["-k", "reward", "-n", "../x"], "is a path, not a name"),
-        (["-k", "reward", "-n", "class"], "a keyword of Python"),
-        (["-k", "reward", "-n", "json"], "a module of Python itself"),
+        (["-k", "reward", "-n", "class"], "is a Python keyword"),
+        (["-k", "reward", "-n", "json"], "a module of the standard library"),
         (["-k", "reward", "-n", "x" * 300], "has 300 characters"),
         (["-k", "rewards", "-n", "mine"], "did you mean 'reward'?"),
-        (["-k", "reward", "-n", "mine", "-o", "../outside"], "no folder from which a plugin can be imported"),
-        (["-k", "reward", "-n", "mine", "-o", "my-plugins"], "no folder from which a plugin can be imported"),
+        (["-k", "reward", "-n", "mine", "-o", "../outside"], "is not a folder that a plugin can be imported from"),
+        (["-k", "reward", "-n", "mine", "-o", "my-plugins"], "is not a folder that a plugin can be imported from"),
         (["-k", "reward"], "--name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Names that users type, friendly and hostile, and what becomes of them."""
+"""Names that users type, friendly and hostile, and the names derived from them."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def test_a_name_becomes_three(text: str, distribution: str, module: str, part: s
     [
         ("", "an empty name"),
         ("   ", "an empty name"),
-        ("---", "no name that Python can import"),
+        ("---", "yields no name that Python can import"),
         ("../x", "is a path, not a name"),
         ("/etc/passwd", "is a path, not a name"),
         ("a\\b", "is a path, not a name"),
         (".hidden", "is a path, not a name"),
-        ("class", "a keyword of Python"),
-        ("retrain-class", "a keyword of Python"),
-        ("json", "a module of Python itself"),
-        ("retrain-json", "a module of Python itself"),
+        ("class", "is a Python keyword"),
+        ("retrain-class", "is a Python keyword"),
+        ("json", "a module of the standard library"),
+        ("retrain-json", "a module of the standard library"),
         ("retrain", "'retrain' is taken"),
-        ("2fast", "no name that Python can import"),
-        ("数学", "letters that no module may have everywhere"),
-        ("маth", "letters that no module may have everywhere"),
+        ("2fast", "yields no name that Python can import"),
+        ("数学", "letters that are not portable in module names"),
+        ("маth", "letters that are not portable in module names"),
         ("x" * 300, "has 300 characters"),
-        ("{{ 7 * 7 }}", "no name that Python can import"),
+        ("{{ 7 * 7 }}", "yields no name that Python can import"),
     ],
 )
 def test_what_is_no_name_is_refused_with_a_fix(text: str, told: str) -> None:
@@ -109,7 +109,7 @@ def test_a_name_that_a_stranger_has_is_refused(distribution: Callable[..., Path]
 
 @pytest.mark.parametrize("text", ['say "hi"', "back\\slash", "{{ 7 * 7 }}", "two\nlines", "\x1b[31m", "line\u2028end"])
 def test_text_that_would_break_a_file_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot stand there"):
+    with pytest.raises(ConfigError, match="is not allowed here"):
         plain_text(text, where="--author")
 
 

@@ -1,4 +1,4 @@
-"""`retrain plugin new`: what is written, what is asked, and that nothing is left behind when it fails."""
+"""`retrain plugin new`: what it writes, what it asks, and that a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_the_licence_is_the_chosen_one(licence: str, tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["../x"], "is a path, not a name"),
-        (["class"], "a keyword of Python"),
-        (["json"], "a module of Python itself"),
+        (["class"], "is a Python keyword"),
+        (["json"], "a module of the standard library"),
         ([""], "an empty name"),
         (["x" * 300], "has 300 characters"),
         (["grpo", "--kind", "advantage"], "retrain-sepa 0.1.0 provides it"),
         (["mine", "--kind", "transfrom"], "did you mean 'transform'?"),
         (["mine", "--kind", "quux"], "kinds: advantage, transform"),
-        (["mine", "--author", "{{ 7 * 7 }}"], "cannot stand there"),
-        (["mine", "--description", 'a "quoted" word'], "cannot stand there"),
+        (["mine", "--author", "{{ 7 * 7 }}"], "is not allowed here"),
+        (["mine", "--description", 'a "quoted" word'], "is not allowed here"),
         ([], "a name is needed"),
     ],
 )

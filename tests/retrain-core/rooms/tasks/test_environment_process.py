@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.contracts.tasks import LoadedData, Reply
+from retrain.api import Ask, Ending, EpisodeResult, Observation, Reply
 from retrain.kernel.errors import ConfigError, Problem, RewardError
-from retrain.kernel.types import Outcome, StopReason
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.rooms.tasks.contracts import Action, LoadedData
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from tests.playing import Counting
 
 
@@ -22,20 +23,20 @@ class Dying(Counting):
         self.fault = "dies"
         self.said = {0: []}
         self.stops = {0: []}
-        self.advance({0: said("1")})
+        self.step({0: said("1")})
         raise AssertionError
 
 
-def said(text: str) -> Reply:
-    return Reply(text=text, stop_reason=StopReason.EOS)
+def said(text: str) -> Action:
+    return Action(text=text, stop_reason=StopReason.EOS)
 
 
 @pytest.fixture
 def host() -> Iterator[Any]:
-    hosted: list[HostedEnvironment] = []
+    hosted: list[EnvironmentProcess] = []
 
-    def make(environment: Counting, timeout_s: float = 20.0) -> HostedEnvironment:
-        made = HostedEnvironment(environment, name="counting", timeout_s=timeout_s, memory_gb=4.0)
+    def make(environment: Any, timeout_s: float = 20.0) -> EnvironmentProcess:
+        made = EnvironmentProcess(environment, name="counting", timeout_s=timeout_s, memory_gb=4.0)
         hosted.append(made)
         return made
 
@@ -51,16 +52,13 @@ def test_episodes_are_played_in_another_process(host: Any) -> None:
     data = hosted.load()
     assert [example.id for example in data.examples] == ["count-0", "count-1", "count-2"]
     assert data.notes == ("counting: 3 tasks",)
-    hosted.begin([data.examples[1], data.examples[1]])
-    asks = hosted.advance({})
-    assert sorted(asks) == [0, 1]
-    assert asks[0].prompt[-1]["content"] == "Count from 1."
-    asks = hosted.advance({0: said("1"), 1: said("no")})
-    asks = hosted.advance({0: said("2"), 1: said("2")})
-    assert sorted(asks) == [1]
-    assert hosted.advance({1: said("3")}) == {}
-    endings = hosted.finish()
-    assert [ending.score.value for ending in endings] == [1.0, 2 / 3]
+    observations = hosted.reset([data.examples[1], data.examples[1]])
+    assert sorted(observations) == [0, 1]
+    assert observations[0].prompt[-1]["content"] == "Count from 1."
+    assert sorted(hosted.step({0: said("1"), 1: said("no")})) == [0, 1]
+    assert sorted(hosted.step({0: said("2"), 1: said("2")})) == [1]
+    assert hosted.step({1: said("3")}) == {}
+    assert [result.score.value for result in hosted.results()] == [1.0, 2 / 3]
     assert environment.said == {}, "nothing happened here"
 
 
@@ -82,11 +80,43 @@ def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
     monkeypatch.setattr("retrain.rooms.tasks.environment_process.GRACE_S", 0.2)
     hosted = host(Counting(fault=fault), timeout_s=0.5)
     data = hosted.load()
-    hosted.begin(list(data.examples))
-    asks = hosted.advance({})
-    assert hosted.advance({number: said("0") for number in asks}) == {}
-    endings = hosted.finish()
-    assert [ending.score.outcome for ending in endings] == [Outcome.FAILED] * 3
-    assert "'counting' failed in advance" in endings[0].score.detail
-    hosted.begin(list(data.examples[:2]))
-    assert sorted(hosted.advance({})) == [0, 1]
+    observations = hosted.reset(list(data.examples))
+    assert hosted.step({number: said("0") for number in observations}) == {}
+    results = hosted.results()
+    assert [result.score.outcome for result in results] == [Outcome.FAILED] * 3
+    assert "'counting' failed in step" in results[0].score.detail
+    assert sorted(hosted.reset(list(data.examples[:2]))) == [0, 1]
+
+
+class FormerNames:
+    """Counting as a plugin wrote it before `reset`, `step` and `results`."""
+
+    def __init__(self) -> None:
+        self.counting = Counting()
+
+    def load(self) -> LoadedData:
+        return self.counting.load()
+
+    def begin(self, examples: list[Example]) -> None:
+        self.counting.reset(examples)
+
+    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
+        return self.counting.step(replies)
+
+    def finish(self) -> list[Ending]:
+        return self.counting.results()
+
+
+def test_an_environment_with_the_former_names_is_played_alike(host: Any) -> None:
+    assert (Ask, Reply, Ending) == (Observation, Action, EpisodeResult)
+    results = []
+    for environment in (FormerNames(), Counting()):
+        hosted = host(environment)
+        data = hosted.load()
+        observations = hosted.reset(list(data.examples))
+        seen = [dict(observations)]
+        while observations := hosted.step({number: said(str(number)) for number in observations}):
+            seen.append(dict(observations))
+        results.append((seen, hosted.results()))
+    assert results[0] == results[1]
+    assert len(results[0][0]) == 3

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from retrain.rooms.credit.batch import assign
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.tasks import Ending, Prompt, Streams
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
+from retrain.rooms.credit.algorithm import CreditAlgorithm
+from retrain.rooms.tasks.contracts import EpisodeResult
 from retrain.rooms.tasks.episodes import Episodes
 from tests.playing import Counting
 
@@ -147,10 +148,10 @@ def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ..
     example = Counting().load().examples[0]
     groups = (Group(example=example, completions=group, scores=scores),)
     flow = build_flow(checked.config, plugins)
-    return assign(groups, flow, None, step=0, sepa_lambda=0.0, temperature=1.0).batch.rows
+    return CreditAlgorithm(flow=flow).assign(0, groups).rows
 
 
-def test_an_episode_whose_context_is_full_is_told_so_once_and_then_left(tokenizer: Any) -> None:
+def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer: Any) -> None:
     environment = Counting(turns=50)
     backend = Scripted(tokenizer, lambda call, context: "x")
     groups, _ = play(environment, backend, context_length=120)
@@ -162,14 +163,14 @@ def test_an_episode_whose_context_is_full_is_told_so_once_and_then_left(tokenize
     assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
 
 
-def test_endings_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
+def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: "1")
-    with pytest.raises(BackendError, match="5 endings for 6 episodes"):
+    with pytest.raises(BackendError, match="5 results for 6 episodes"):
         play(Counting(fault="forgets one"), backend)
 
     class Failing(Counting):
-        def finish(self) -> list[Ending]:
-            return [Ending(score=Score.failed("KeyError: 'x'")) for _ in super().finish()]
+        def results(self) -> list[EpisodeResult]:
+            return [EpisodeResult(score=Score.failed("KeyError: 'x'")) for _ in super().results()]
 
     _, batch = play(Failing(), backend)
     with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):

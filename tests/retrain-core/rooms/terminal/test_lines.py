@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.informative import group_status
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Group
 from retrain.rooms.terminal.lines import evaluation, group_lines, step_line, training_complete
+from retrain.rooms.text.terminal_text import printable
 
 MakeGroup = Callable[..., Group]
 METRICS = {
@@ -50,7 +49,7 @@ def test_printable_text_is_kept_and_anything_else_is_not(text: str) -> None:
 
 def test_group_lines_name_the_reason_of_a_skip(make_group: MakeGroup) -> None:
     groups = [make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(None, None)]
-    lines = group_lines(groups, [group_status(group) for group in groups])
+    lines = group_lines(groups)
     assert lines == [
         "  group: 1/2 correct | answer=7",
         "  group: 2/2 correct | answer=7",
@@ -66,12 +65,12 @@ def test_group_lines_name_the_reason_of_a_skip(make_group: MakeGroup) -> None:
 
 def test_a_tie_beside_a_missing_verdict_shows_the_tied_reward(make_group: MakeGroup) -> None:
     group = make_group(None, 0.5, 0.5)
-    assert group_lines([group], [group_status(group)])[1] == "    -> skipped (all same, reward=0.5)"
+    assert group_lines([group])[1] == "    -> skipped (all same, reward=0.5)"
 
 
 def test_answers_are_cut_and_cleaned(make_group: MakeGroup) -> None:
     group = make_group(1, 0, reference="\x1b[31m" + "x" * 100)
-    (line,) = group_lines([group], [group_status(group)])
+    (line,) = group_lines([group])
     answer = line.partition("answer=")[2]
     assert answer == "\ufffd[31m" + "x" * 32 + "..."
     assert len(answer) == 40

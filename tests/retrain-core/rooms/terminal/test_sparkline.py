@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.terminal_text import BLOCKS, sparkline
+from retrain.rooms.text.terminal_text import BLOCKS, sparkline
 
 
 def test_every_height_has_its_block() -> None:

@@ -40,10 +40,10 @@ def assistant(text: str) -> dict[str, str]:
 
 def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    assert transcript.ask([TASK], ())
+    assert transcript.observe([TASK], ())
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     assert transcript.take(first) == r"Let me think. \boxed{3}"
-    assert transcript.ask([TASK, assistant(r"Let me think. \boxed{3}"), LOW], ())
+    assert transcript.observe([TASK, assistant(r"Let me think. \boxed{3}"), LOW], ())
     second = said(tokenizer, r"\boxed{7}<|im_end|>")
     transcript.take(second)
     row = transcript.completion(StopReason.EOS)
@@ -63,9 +63,9 @@ def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any
 
 def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    transcript.ask([TASK], ())
+    transcript.observe([TASK], ())
     transcript.take(said(tokenizer, r"Let me"))
-    transcript.ask([TASK, assistant("Let me"), LOW], ())
+    transcript.observe([TASK, assistant("Let me"), LOW], ())
     assert transcript.starts == [0]
     text = tokenizer.decode(transcript.context_T)
     assert "Let me<|im_end|>\n<|im_start|>user\nToo low" in text
@@ -78,9 +78,9 @@ def test_ids_that_a_tokenizer_would_not_give_are_kept(tokenizer: Any) -> None:
     ids = np.array([*letters, tokenizer.eos_token_id])
     sample = Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
     transcript = Transcript(tokenizer=tokenizer)
-    transcript.ask([TASK], ())
+    transcript.observe([TASK], ())
     text = transcript.take(sample)
-    transcript.ask([TASK, assistant(text), LOW], ())
+    transcript.observe([TASK, assistant(text), LOW], ())
     assert transcript.starts == [0]
     row = transcript.completion(StopReason.EOS)
     assert row.tokens_T[row.action_T].tolist() == ids.tolist()
@@ -89,11 +89,11 @@ def test_ids_that_a_tokenizer_would_not_give_are_kept(tokenizer: Any) -> None:
 @pytest.mark.parametrize("rewritten", ["something else", r"\boxed{3}"])
 def test_a_rewritten_history_begins_a_context_of_its_own(tokenizer: Any, rewritten: str) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    transcript.ask([TASK], ())
+    transcript.observe([TASK], ())
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     transcript.take(first)
     before = transcript.length
-    transcript.ask([TASK, assistant(rewritten), LOW], ())
+    transcript.observe([TASK, assistant(rewritten), LOW], ())
     assert transcript.starts == [0, before]
     fresh = tokenizer.apply_chat_template([TASK, assistant(rewritten), LOW], tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(transcript.context_T) == fresh
@@ -105,26 +105,26 @@ def test_a_rewritten_history_begins_a_context_of_its_own(tokenizer: Any, rewritt
 
 def test_plain_text_prompts_pass_no_template(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    transcript.ask("2 + 3 =", ())
+    transcript.observe("2 + 3 =", ())
     transcript.take(said(tokenizer, " 5"))
-    transcript.ask("2 + 3 = 5, and 4 + 4 =", ())
+    transcript.observe("2 + 3 = 5, and 4 + 4 =", ())
     assert transcript.starts == [0]
     assert tokenizer.decode(transcript.context_T) == "2 + 3 = 5, and 4 + 4 ="
 
 
 def test_no_room_leaves_the_row_as_it_was(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    assert transcript.ask([TASK], (), limit=200)
+    assert transcript.observe([TASK], (), limit=200)
     transcript.take(said(tokenizer, r"\boxed{3}<|im_end|>"))
     before = transcript.length
-    assert not transcript.ask([TASK, assistant(r"\boxed{3}"), LOW], (), limit=before + 3)
+    assert not transcript.observe([TASK, assistant(r"\boxed{3}"), LOW], (), limit=before + 3)
     assert transcript.length == before
     assert transcript.completion(StopReason.LENGTH).turns == 1
 
 
 def test_a_first_prompt_without_room_is_a_row_without_actions(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    assert not transcript.ask([TASK], (), limit=4)
+    assert not transcript.observe([TASK], (), limit=4)
     row = transcript.completion(StopReason.LENGTH)
     assert row.num_actions == 0
     assert row.turns == 0
@@ -137,7 +137,7 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
     messages: list[dict[str, str]] = [TASK]
     everything: list[int] = []
     for turn in range(data.draw(st.integers(1, 4))):
-        transcript.ask(messages, ())
+        transcript.observe(messages, ())
         ids = data.draw(st.lists(st.integers(3, 500), min_size=1, max_size=12))
         if data.draw(st.booleans()):
             ids.append(tokenizer.eos_token_id)
@@ -160,13 +160,13 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
 
 def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_none(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
-    transcript.ask([TASK], ())
+    transcript.observe([TASK], ())
     first = said(tokenizer, r"\boxed{3}<|im_end|>")
     transcript.take(replace(first, engine_logprobs_T=first.logprobs_T - 0.5))
     row = transcript.completion(StopReason.EOS)
     assert row.engine_logprobs_T is not None
     np.testing.assert_allclose(row.engine_logprobs_T[row.action_T], first.logprobs_T - 0.5)
     assert not row.engine_logprobs_T[~row.action_T].any()
-    transcript.ask([TASK, assistant(r"\boxed{3}"), LOW], ())
+    transcript.observe([TASK, assistant(r"\boxed{3}"), LOW], ())
     transcript.take(said(tokenizer, r"\boxed{7}<|im_end|>"))
     assert transcript.completion(StopReason.EOS).engine_logprobs_T is None

@@ -8,35 +8,57 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from retrain.kernel.config.schema import DeadlinesTable
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import DeadlineError, StopRequested
 from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, Watchdog
+from retrain.rooms.session.session import watching
+from retrain.rooms.watchdog.table import DeadlinesTable
+from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, Watchdog, watch_run
 
 GRACE_S = 60.0
 DEAF = """
 import signal, sys, time
 from pathlib import Path
-from retrain.kernel.config.schema import DeadlinesTable
+from retrain.rooms.watchdog.table import DeadlinesTable
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.watchdog.watchdog import Watchdog
 from retrain.kernel.plugins.manager import load_plugins
+from retrain.rooms.session.session import watching
+from types import SimpleNamespace
 
 interrupts = Interrupts(grace_s=0.5)
 interrupts.may_resume()
-watchdog = Watchdog(DeadlinesTable(scoring_s=0.2), Path(sys.argv[1]), interrupts)
-with interrupts.installed(), watchdog.running(load_plugins({})):
+watchdog = Watchdog(DeadlinesTable(scoring_s=0.2), interrupts.fail)
+with interrupts.installed(), watching(load_plugins({}), [watchdog]):
+    watchdog.retrain_run_start(SimpleNamespace(folder=Path(sys.argv[1])))
     if sys.argv[2] == "deaf":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     watchdog.retrain_phase(step=3, phase="scoring")
     with interrupts.shield():
         time.sleep(1000)
 """
+
+
+@contextmanager
+def running(watchdog: Watchdog, folder: Path, plugins: Plugins) -> Iterator[None]:
+    """A run in `folder` from its start to its end, as the hooks tell the watchdog."""
+    view: Any = SimpleNamespace(folder=folder)
+    with watching(plugins, [watchdog]):
+        watchdog.retrain_run_start(view)
+        try:
+            yield
+        finally:
+            watchdog.retrain_run_end()
 
 
 def wait_for(path: Path) -> None:
@@ -46,7 +68,7 @@ def wait_for(path: Path) -> None:
 
 
 def sleep_for_ever(plugins: Plugins, step: int) -> None:
-    plugins.notify("retrain_phase", run=None, step=step, phase="scoring")
+    plugins.pluggy.hook.retrain_phase(run=None, step=step, phase="scoring")
     while True:
         time.sleep(1000)
 
@@ -55,8 +77,8 @@ def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
     tmp_path: Path, plugins: Plugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupts = Interrupts(grace_s=GRACE_S)
-    watchdog = Watchdog(DeadlinesTable(scoring_s=0.3, sampling_s=0.0), tmp_path, interrupts)
-    with interrupts.installed(), watchdog.running(plugins), pytest.raises(StopRequested) as caught:
+    watchdog = Watchdog(DeadlinesTable(scoring_s=0.3, sampling_s=0.0), interrupts.fail)
+    with interrupts.installed(), running(watchdog, tmp_path, plugins), pytest.raises(StopRequested) as caught:
         sleep_for_ever(plugins, step=7)
     failure = caught.value.failure
     assert isinstance(failure, DeadlineError)
@@ -71,10 +93,10 @@ def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
 def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plugins) -> None:
     interrupts = Interrupts(grace_s=GRACE_S)
     table = DeadlinesTable(sampling_s=0.001, training_s=1000.0, heartbeat_s=0.01)
-    watchdog = Watchdog(table, tmp_path, interrupts)
-    with interrupts.installed(), watchdog.running(plugins):
+    watchdog = Watchdog(table, interrupts.fail)
+    with interrupts.installed(), running(watchdog, tmp_path, plugins):
         for phase in ("scoring", "recording", "training", "of a plugin"):
-            plugins.notify("retrain_phase", run=None, step=0, phase=phase)
+            plugins.pluggy.hook.retrain_phase(run=None, step=0, phase=phase)
             beat = tmp_path / HEARTBEAT
             wait_for(beat)
             beat.unlink()
@@ -84,9 +106,9 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
 
 
 def test_a_heartbeat_says_who_is_where(tmp_path: Path, plugins: Plugins) -> None:
-    watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.01), tmp_path, Interrupts(grace_s=GRACE_S))
-    with watchdog.running(plugins):
-        plugins.notify("retrain_phase", run=None, step=4, phase="sampling")
+    watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.01), Interrupts(grace_s=GRACE_S).fail)
+    with running(watchdog, tmp_path, plugins):
+        plugins.pluggy.hook.retrain_phase(run=None, step=4, phase="sampling")
         (tmp_path / HEARTBEAT).unlink(missing_ok=True)
         wait_for(tmp_path / HEARTBEAT)
         beat = json.loads((tmp_path / HEARTBEAT).read_text())
@@ -98,26 +120,32 @@ def test_a_heartbeat_says_who_is_where(tmp_path: Path, plugins: Plugins) -> None
     assert {path.name for path in tmp_path.iterdir()} == {HEARTBEAT}
 
 
-def test_nothing_to_watch_starts_no_thread(tmp_path: Path, plugins: Plugins) -> None:
-    watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.0), tmp_path, Interrupts(grace_s=GRACE_S))
-    with watchdog.running(plugins):
-        assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
-    assert not list(tmp_path.iterdir())
+def test_there_is_no_watchdog_where_nothing_is_to_be_watched(load: Callable[..., Any], plugins: Plugins) -> None:
+    def watched(text: str) -> Watchdog | None:
+        config, problems = load(f"[deadlines]\n{text}\n")
+        assert problems == []
+        return watch_run(PluginContext(config=config, seeds=Seeds(1), plugins=plugins))
+
+    assert watched("heartbeat_s = 0.0") is None
+    assert watched("heartbeat_s = 0.0\neval_s = 9.0") is not None
+    assert watched("") is not None
+    assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
 
 
 def test_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -> None:
     interrupts = Interrupts(grace_s=GRACE_S)
-    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), tmp_path / "gone", interrupts)
-    with interrupts.installed(), watchdog.running(plugins), pytest.raises(StopRequested):
+    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
+    with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
         sleep_for_ever(plugins, step=0)
 
 
 def test_the_watchdog_is_forgotten_when_the_run_is_over(tmp_path: Path, plugins: Plugins) -> None:
-    watchdog = Watchdog(DeadlinesTable(), tmp_path, Interrupts(grace_s=GRACE_S))
     for _ in range(2):
-        with watchdog.running(plugins):
+        watchdog = Watchdog(DeadlinesTable(), Interrupts(grace_s=GRACE_S).fail)
+        with running(watchdog, tmp_path, plugins):
             assert plugins.pluggy.is_registered(watchdog)
         assert not plugins.pluggy.is_registered(watchdog)
+        assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
 
 
 @pytest.mark.parametrize("how", ["deaf", "shielded"])

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import ClassVar
 
 import numpy as np
 
-from retrain.advantages import AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
+from retrain.advantages import (
+    AlgorithmSpec,
+    Credit,
+    GroupStatus,
+    Needs,
+    TokenCredit,
+    TransformOutput,
+    TransformSpec,
+    UncertaintySpec,
+    group_status,
+    train_rows,
+)
+from retrain.api import PluginSpec, Table
 
 CALLS = itertools.count(1)
 
@@ -107,3 +120,116 @@ def forgets_one(ctx):
 
 PAIR = AlgorithmSpec(name="pair", advantage_mode="credit_parts.centred", transform_mode="credit_parts.spread")
 BROKEN_PAIR = AlgorithmSpec(name="pair", advantage_mode="no_such_advantage", transform_mode="credit_parts.spread")
+
+
+class WholeParams(Table):
+    """`[algorithm.params]` of the whole algorithms."""
+
+    decay: float = 0.5
+
+
+class Whole:
+    """Rewards minus a moving average of all rewards so far."""
+
+    needs = Needs()
+    labels: ClassVar = {"condition": "running_mean"}
+
+    def __init__(self, context):
+        self.decay = context.params.decay
+        self.mean = 0.0
+
+    def credit_of(self, completion, score):
+        return np.full(completion.num_actions, score.value - self.mean)
+
+    def assign(self, step, groups):
+        statuses = tuple(group_status(group) for group in groups)
+        tokens = tuple(
+            tuple(
+                TokenCredit(advantages_A=self.credit_of(c, score))
+                for c, score in zip(group.completions, group.scores, strict=True)
+            )
+            for group in groups
+        )
+        rows = tuple(
+            row
+            for status, group, credits_G in zip(statuses, groups, tokens, strict=True)
+            if status is GroupStatus.INFORMATIVE
+            for completion, credit in zip(group.completions, credits_G, strict=True)
+            for row in train_rows(completion, credit.advantages_A)
+        )
+        return Credit(statuses_P=statuses, tokens_PG=tokens, rows=rows, metrics={"running_mean": self.mean})
+
+    def observe(self, step, groups, credit):
+        rewards = [score.value for group in groups for score in group.scores]
+        self.mean = self.decay * self.mean + (1 - self.decay) * float(np.mean(rewards))
+
+    def state(self):
+        return {"mean": self.mean}
+
+    def restore(self, state):
+        self.mean = state["mean"]
+
+
+class NoCondition(Whole):
+    labels: ClassVar = {"name": "running_mean"}
+
+
+class NumberLabel(Whole):
+    labels: ClassVar = {"condition": "running_mean", "decay": 0.5}
+
+
+class Forgetful(Whole):
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class MovesInAssign(Whole):
+    def assign(self, step, groups):
+        self.mean += 1.0
+        return super().assign(step, groups)
+
+
+class NotFinite(Whole):
+    def credit_of(self, completion, score):
+        return np.full(completion.num_actions, np.inf)
+
+
+class OneShort(Whole):
+    def credit_of(self, completion, score):
+        return super().credit_of(completion, score)[1:]
+
+
+class TrainsNothing(Whole):
+    def assign(self, step, groups):
+        credit = super().assign(step, groups)
+        return Credit(statuses_P=credit.statuses_P, tokens_PG=credit.tokens_PG, rows=())
+
+
+class WritesLogprobs(Whole):
+    def assign(self, step, groups):
+        groups[0].completions[0].logprobs_T[:] = 0.0
+        return super().assign(step, groups)
+
+
+class ReturnsRows(Whole):
+    def assign(self, step, groups):
+        return super().assign(step, groups).rows
+
+
+def _plugin(factory):
+    return PluginSpec(name=factory.__name__, summary="A test.", factory=factory, params=WholeParams, traits=Needs())
+
+
+WHOLE = _plugin(Whole)
+NO_CONDITION = _plugin(NoCondition)
+NUMBER_LABEL = _plugin(NumberLabel)
+FORGETFUL = _plugin(Forgetful)
+MOVES_IN_ASSIGN = _plugin(MovesInAssign)
+NOT_FINITE = _plugin(NotFinite)
+ONE_SHORT = _plugin(OneShort)
+TRAINS_NOTHING = _plugin(TrainsNothing)
+WRITES_LOGPROBS = _plugin(WritesLogprobs)
+RETURNS_ROWS = _plugin(ReturnsRows)

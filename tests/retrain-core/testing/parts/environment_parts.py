@@ -1,15 +1,15 @@
-"""Environments: a sound one, and one for each way to be broken."""
+"""Environments: a sound one, one with the former names of the methods, and one for each way to be broken."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retrain.api import Ask, Ending, Example, LoadedData, Score
+from retrain.api import Ask, Ending, EpisodeResult, Example, LoadedData, Observation, Reply, Score
 
 
 @dataclass
 class Counting:
-    """Asks twice, or three times in every other episode."""
+    """Waits twice, or three times in every other episode."""
 
     fault: str = ""
     said: dict[int, int] = field(default_factory=dict)
@@ -19,27 +19,51 @@ class Counting:
             examples=tuple(Example(id=f"count-{n}", prompt=f"Count from {n}.", reference=str(n)) for n in range(3))
         )
 
-    def begin(self, examples):
+    def reset(self, examples):
         if self.fault != "keeps what was open":
             self.said = {}
         for _ in examples:
             self.said[len(self.said)] = 0
+        return self.step({})
 
-    def advance(self, replies):
-        for number, reply in replies.items():
+    def step(self, actions):
+        for number, action in actions.items():
             self.said[number] += 1
-            if self.fault == "breaks on nothing" and not reply.text.strip():
-                raise RuntimeError("no reply")
+            if self.fault == "breaks on nothing" and not action.text.strip():
+                raise RuntimeError("no action")
         if self.fault == "never ends":
-            return {number: Ask(prompt="And then?") for number in self.said}
+            return {number: Observation(prompt="And then?") for number in self.said}
         prompt = {"role": "user", "content": {1}} if self.fault == "asks in sets" else "And then?"
-        asks = {n: Ask(prompt=prompt) for n, said in self.said.items() if said < 2 + n % 2}
-        return {n: ask.prompt for n, ask in asks.items()} if self.fault == "asks in text" else asks
+        observations = {n: Observation(prompt=prompt) for n, said in self.said.items() if said < 2 + n % 2}
+        return {n: each.prompt for n, each in observations.items()} if self.fault == "asks in text" else observations
 
-    def finish(self):
+    def results(self):
         value = Score.failed("broken") if self.fault == "fails" else Score.of(1.0)
-        endings = [Ending(score=value) for _ in self.said]
-        return endings[1:] if self.fault == "forgets one" else endings
+        results = [EpisodeResult(score=value) for _ in self.said]
+        return results[1:] if self.fault == "forgets one" else results
+
+
+class FormerNames:
+    """As a plugin was written before `reset`, `step` and `results`."""
+
+    def load(self) -> LoadedData:
+        return LoadedData(examples=tuple(Example(id=f"e{n}", prompt=f"Say {n}.", reference=str(n)) for n in range(3)))
+
+    def begin(self, examples: list[Example]) -> None:
+        self.examples = examples
+        self.said: dict[int, str] = {}
+
+    def advance(self, replies: dict[int, Reply]) -> dict[int, Ask]:
+        self.said |= {number: reply.text for number, reply in replies.items()}
+        return {n: Ask(prompt=each.prompt) for n, each in enumerate(self.examples) if n not in self.said}
+
+    def finish(self) -> list[Ending]:
+        rewards = [float(self.said[number] == each.reference) for number, each in enumerate(self.examples)]
+        return [Ending(score=Score.of(reward)) for reward in rewards]
+
+
+def with_former_names(context):
+    return FormerNames()
 
 
 def sound(context):

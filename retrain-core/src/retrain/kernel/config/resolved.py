@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -38,9 +38,22 @@ class Origin:
 DEFAULT_ORIGIN = Origin(layer=Layer.DEFAULT)
 
 
+class _TableOf(Generic[Model]):
+    """`config.NAME`: the table of this name as its own model."""
+
+    def __init__(self, model: type[Model]) -> None:
+        self._model = model
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: Config, owner: type) -> Model:
+        return config.table(self._name, self._model)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every table of a run. Kernel tables are properties; others are asked for by path with `value`."""
+    """Every table of a run. Kernel tables are attributes; others are asked for by path with `value`."""
 
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
@@ -74,57 +87,14 @@ class Config:
             name: table.model_dump(mode="json", by_alias=True, exclude_none=True) for name, table in self.tables.items()
         }
 
-    @property
-    def backend(self) -> schema.BackendTable:
-        """`[backend]`."""
-        return self.table("backend", schema.BackendTable)
-
-    @property
-    def model(self) -> schema.ModelTable:
-        """`[model]`."""
-        return self.table("model", schema.ModelTable)
-
-    @property
-    def algorithm(self) -> schema.AlgorithmTable:
-        """`[algorithm]`."""
-        return self.table("algorithm", schema.AlgorithmTable)
-
-    @property
-    def plugins(self) -> schema.PluginsTable:
-        """`[plugins]`."""
-        return self.table("plugins", schema.PluginsTable)
-
-    @property
-    def training(self) -> schema.TrainingTable:
-        """`[training]`."""
-        return self.table("training", schema.TrainingTable)
-
-    @property
-    def optimizer(self) -> schema.OptimizerTable:
-        """`[optimizer]`."""
-        return self.table("optimizer", schema.OptimizerTable)
-
-    @property
-    def lora(self) -> schema.LoraTable:
-        """`[lora]`."""
-        return self.table("lora", schema.LoraTable)
-
-    @property
-    def data(self) -> schema.DataTable:
-        """`[data]`."""
-        return self.table("data", schema.DataTable)
-
-    @property
-    def scoring(self) -> schema.ScoringTable:
-        """`[scoring]`."""
-        return self.table("scoring", schema.ScoringTable)
-
-    @property
-    def eval(self) -> schema.EvalTable:
-        """`[eval]`."""
-        return self.table("eval", schema.EvalTable)
-
-    @property
-    def logging(self) -> schema.LoggingTable:
-        """`[logging]`."""
-        return self.table("logging", schema.LoggingTable)
+    backend = _TableOf(schema.BackendTable)
+    model = _TableOf(schema.ModelTable)
+    algorithm = _TableOf(schema.AlgorithmTable)
+    plugins = _TableOf(schema.PluginsTable)
+    training = _TableOf(schema.TrainingTable)
+    optimizer = _TableOf(schema.OptimizerTable)
+    lora = _TableOf(schema.LoraTable)
+    data = _TableOf(schema.DataTable)
+    scoring = _TableOf(schema.ScoringTable)
+    eval = _TableOf(schema.EvalTable)
+    logging = _TableOf(schema.LoggingTable)

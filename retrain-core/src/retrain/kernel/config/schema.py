@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 from pydantic import field_validator
@@ -171,28 +170,8 @@ class EvalTable(Table):
     seed: int = key(0, "Seed of the split and of the evaluation's sampling, apart from the run's.", ge=0)
 
 
-class ResumeTable(Table):
-    """Continue an earlier run."""
-
-    from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
-    anyway: bool = key(False, "Continue although the configuration would make it another run.", free_on_resume=True)
-
-
 class LoggingTable(Table):
     """Where the run is written down."""
 
     log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
     recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)
-    strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
-
-    @field_validator("strategic_grams")
-    @classmethod
-    def _phrases(cls, text: str) -> str:
-        if text.strip().startswith("["):
-            try:
-                grams = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"not a JSON array: {error}") from error
-            if not all(isinstance(gram, str) for gram in grams):
-                raise ValueError("every phrase of the JSON array must be text")
-        return text

@@ -1,4 +1,4 @@
-"""Where tasks come from and who judges the rollouts: data source, reward, environment, and what a step sees of them."""
+"""What a step sees of the tasks: prompts in a seeded order, and rollouts with their scores."""
 
 from __future__ import annotations
 
@@ -6,100 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Message, SamplingParams, Score, StopReason, Tokens
-
-
-class Reward(Protocol):
-    """A verifier of text answers.
-
-    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
-    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
-    `concurrency` at a time, each cancelled at its time limit.
-
-    Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
-    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
-    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, asked once per step;
-    `concurrency: int` of an async reward, 16 when absent.
-    """
-
-    def score(self, example: Example, text: str) -> Score:
-        """Judge one completion. A number will do for a Score; an exception becomes a failed score, never a number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedData:
-    """What a data source found: the examples, lines worth telling the user, and its own verifier if it has one."""
-
-    examples: tuple[Example, ...]
-    notes: tuple[str, ...] = ()
-    reward: Reward | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What an episode wants of the policy: the whole conversation so far, up to the answer, or plain text.
-
-    `tools` are JSON schemas that the chat template shows to the model.
-    """
-
-    prompt: str | Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What the policy said: its text without special tokens, and why it stopped."""
-
-    text: str
-    stop_reason: StopReason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How an episode went: its score, and why it ended when that was not of its own accord."""
-
-    score: Score
-    hit_turn_limit: bool = False
-
-
-class Environment(Protocol):
-    """Tasks with an interaction and a verifier of their own, played by many episodes side by side.
-
-    Everything that goes in and out is plain data (JSON): the environment is built in the run's process and sent,
-    pickled, to a process that can be killed, so hold plain data and make what is heavy in `load`, which is called there
-    first. Token ids are the kernel's business; the environment sees text.
-    """
-
-    def load(self) -> LoadedData:
-        """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
-
-    def begin(self, examples: Sequence[Example]) -> None:
-        """Start one episode per entry, numbered by place; the same example again and again is a group.
-
-        Episodes that were still open are dropped.
-        """
-
-    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
-        """Go on with the episodes that got a reply, or from the beginning when none did.
-
-        Returns once every open episode waits for the policy or has ended: what each of those that wait asks. An
-        episode that cannot go on ends with a failed score; it does not raise.
-        """
-
-    def finish(self) -> Sequence[Ending]:
-        """The endings of all episodes, in order; called once when none asks any more. A group is scored together."""
-
-
-class DataSource(Protocol):
-    """Where tasks come from."""
-
-    def load(self) -> LoadedData:
-        """All examples, in a fixed order. Called once per run, before the model loads; ConfigError on bad data."""
+from retrain.kernel.types import Completion, Example, Score, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,12 +27,12 @@ class Prompts(Protocol):
     held_out: Sequence[Prompt]
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The `count` prompts from position `cursor` of an endless sequence on, whatever the batch size."""
+        """The `count` prompts from position `cursor` of an endless sequence, which is the same for any batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Where the randomness of completions comes from: the stream of each is keyed by purpose, example, epoch, number.
+    """Seeds of completions: the stream of each is keyed by purpose, example, epoch and number.
 
     Neither the step nor the batch size is in the key, so neither changes a completion.
     """
@@ -131,13 +41,13 @@ class Streams:
     purpose: str
 
     def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
-        """Seed of completion `number` of a prompt; the turns of an episode have one each."""
+        """Seed of completion `number` of a prompt; every turn of an episode has its own."""
         later = (turn,) if turn else ()
         return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
 
 
 class RolloutBatch(Protocol):
-    """The rollouts of one step or evaluation: sampled first, then asked for their scores."""
+    """The rollouts of one step or evaluation: `sample` first, then `scores`, then `metrics`."""
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         """`group_size` completions of every prompt; BackendError when they cannot be sampled."""
@@ -153,59 +63,10 @@ class Rollouts(Protocol):
     """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step."""
 
     def batch(self, label: str, failures: Path | None = None) -> AbstractContextManager[RolloutBatch]:
-        """Open the rollouts of a step or an evaluation; whatever is still under way at its end is abandoned.
+        """Open the rollouts of a step or an evaluation; work that is unfinished when the block ends is abandoned.
 
-        Texts whose scoring failed are kept in the folder `failures`, by `label`.
+        Texts whose scoring failed are kept in the folder `failures`, under `label`.
         """
 
     def close(self) -> None:
         """Release processes; safe to call twice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedScore:
-    """A score and the seconds that the verifier took for it, queueing not counted."""
-
-    score: Score
-    seconds: float
-
-
-class Verifier(Protocol):
-    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
-
-    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
-    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
-    """
-
-    names: tuple[str, ...]
-    rewards: tuple[Reward, ...]
-    timeout_s: float | None
-
-    def start(self) -> None:
-        """Bring the processes up and prepare the rewards; PluginError names the one that fails. Safe to call twice."""
-
-    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[TimedScore]:
-        """Score each text as if the policy had written it, and nothing else; no score comes from a cache.
-
-        Failed scores are returned like any other, however many there are.
-        """
-
-    def rollouts(
-        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
-    ) -> Rollouts:
-        """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
-
-    def close(self) -> None:
-        """End the processes; safe to call twice."""
-
-
-class LoadedTasks(Protocol):
-    """The tasks of a run once they are loaded: every prompt, for training and held out, and the verifier."""
-
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """Every prompt, held-out ones last."""
-
-    @property
-    def verifier(self) -> Verifier:
-        """Judges what the policy makes of them."""

@@ -1,14 +1,16 @@
-"""Resolves the name of a part and calls its factory."""
+"""Resolves the name of a part, checks its parameters against the model that it declared, and calls its factory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
-from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
 
@@ -38,3 +40,26 @@ def build_part(
     except Exception as error:
         what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
         raise PluginError(Problem(where=where, what=what, fix=f"repair {found.owner.distribution}")) from error
+
+
+def validated_params(
+    model: type[BaseModel] | None, given: Mapping[str, Any], *, where: str
+) -> tuple[BaseModel | None, list[Problem]]:
+    """The parameters as the plugin's model, or every problem with them; without a model anything goes."""
+    if model is None:
+        return None, []
+    try:
+        return model.model_validate(dict(given)), []
+    except ValidationError as error:
+        return None, [_problem(detail, model, where) for detail in error.errors()]
+
+
+def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
+    name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        return Problem(
+            where=f"{where}.{name}", what=detail["msg"].removeprefix("Value error, "), fix="correct the value"
+        )
+    near = get_close_matches(name, model.model_fields, n=1)
+    known = ", ".join(model.model_fields) or "none"
+    return Problem(where=where, what=f"unknown option {name!r}", fix=f"use {near[0]!r}" if near else f"known: {known}")

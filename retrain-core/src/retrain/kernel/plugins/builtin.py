@@ -19,7 +19,6 @@ TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, 
     ("data", "DataTable", "data_", "Where tasks come from and how they are put to the model."),
     ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
     ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
-    ("resume", "ResumeTable", "resume_", "Continue an earlier run."),
     ("logging", "LoggingTable", "", "Where the run is written down."),
 )
 

@@ -1,33 +1,72 @@
-"""Which packages are installed, by their metadata and without importing them."""
+"""Which distributions are installed, what they offer and what they require, from their metadata and importing none.
+
+The one module of this repository that reads metadata. It does so through the distribution `importlib-metadata`, so that
+discovery behaves the same on every Python.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
+
+from retrain import __version__
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
+    from importlib_metadata import IDistribution
+
+GROUP, KERNEL = "retrain", "retrain-core"
+# `retrain-core<0.2,>=0.1.0`, as wheels have it; a requirement with a marker holds elsewhere, or for an extra.
+CORE_REQUIREMENT = re.compile(r"retrain[-_.]+core(?![-\w.])\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*", flags=re.IGNORECASE)
+PROJECT_NAME = re.compile(r"[A-Za-z0-9][-\w.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """A package that another one requires.
+class Offer:
+    """An entry point of the group `retrain`, with the name and version of its distribution; empty if it has none.
 
-    `wanted` are the versions it may have (`>=2.6`), `installed` the version that is there, empty when there is none.
+    `unmet` says what the distribution requires of retrain-core and does not get; empty when all is well.
     """
 
-    name: str
-    wanted: str
-    installed: str
-    is_met: bool
+    entry: EntryPoint
+    distribution: str
+    version: str
+    unmet: str
 
-    def __str__(self) -> str:
-        if self.is_met:
-            return f"{self.name} {self.installed}"
-        return f"{self.name} {self.installed} (wants {self.wanted})" if self.installed else self.name
+
+def offered_plugins() -> Iterator[Offer]:
+    """Every entry point of the group `retrain` once, sorted by distribution and name."""
+    facts: dict[int, tuple[str, str, str]] = {}  # of each distribution once: every question reads its metadata anew
+    found = []
+    for entry in entry_points(group=GROUP):
+        dist = entry.dist
+        if dist is not None and id(dist) not in facts:
+            facts[id(dist)] = dist.name, dist.version, "" if dist.name == KERNEL else unmet_requirement(dist)
+        found.append((facts[id(dist)] if dist is not None else ("", "", ""), entry))
+    seen: set[tuple[str, str]] = set()
+    for (name, version, unmet), entry in sorted(found, key=lambda each: (each[0][0], each[1].name)):
+        if (name, entry.name) in seen:  # the same distribution twice on the path
+            continue
+        seen.add((name, entry.name))
+        yield Offer(entry=entry, distribution=name, version=version, unmet=unmet)
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """The version that each distribution's metadata state; those without metadata are left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = distribution(name).version
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def installed_version(name: str) -> str:
@@ -39,40 +78,67 @@ def installed_version(name: str) -> str:
     return found.version if _can_import(re.sub(r"[-.]+", "_", name)) or _has_modules(found) else ""
 
 
-def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
-    """What a distribution requires on this machine: always, or with `extra` what that extra adds."""
-    from packaging.requirements import InvalidRequirement, Requirement  # every run imports this module, few ask
-
+def requirements_of(name: str) -> tuple[str, ...]:
+    """The requirements that a distribution's metadata state, extras included; none when it is not installed."""
     try:
-        lines = distribution(name).requires or []
+        return tuple(distribution(name).requires or ())
     except PackageNotFoundError:
         return ()
-    found = []
-    for line in lines:
-        try:
-            wanted = Requirement(line)
-        except InvalidRequirement:
-            continue  # of a stranger's package; pip would have refused it
-        always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-        if (
-            always
-            if not extra
-            else not always and wanted.marker is not None and wanted.marker.evaluate({"extra": extra})
-        ):
-            found.append(_package(wanted))
-    return tuple(found)
 
 
-def _package(wanted: Requirement) -> Package:
-    version = installed_version(wanted.name)
-    is_met = bool(version) and wanted.specifier.contains(version, prereleases=True)
-    return Package(name=wanted.name, wanted=str(wanted.specifier), installed=version, is_met=is_met)
+def installed_dependents(name: str) -> tuple[str, ...]:
+    """Names of the installed distributions that require `name`, sorted; requirements of extras count as well."""
+    wanted, found = normal_name(name), set()
+    for each in distributions():
+        required = (PROJECT_NAME.match(line) for line in each.requires or ())
+        if each.name and any(match and normal_name(match.group()) == wanted for match in required):
+            found.add(each.name)
+    return tuple(sorted(found))
 
 
-def _has_modules(found: Distribution) -> bool:
+def source_folder(name: str) -> Path | None:
+    """The local folder that a distribution was installed from by path; None if it came from a wheel or an index."""
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    record = json.loads(text) if text else {}
+    if "dir_info" not in record:
+        return None
+    return Path(unquote(urlsplit(record["url"]).path))
+
+
+def unmet_requirement(dist: IDistribution) -> str:
+    """What a plugin's distribution requires of retrain-core and does not get, with the fix; empty when all is well."""
+    for line in dist.requires or ():
+        found = CORE_REQUIREMENT.fullmatch(line)
+        wanted = found.group(1).strip() if found else ""
+        if wanted and wanted != f"=={__version__}" and not _is_met(wanted):
+            return (
+                f"it requires retrain-core {wanted}, and this is {__version__}; "
+                f"fix: pip install --upgrade {dist.name}, or install a retrain-core that it accepts"
+            )
+    return ""
+
+
+def normal_name(name: str) -> str:
+    """One spelling for the names that package indexes treat as the same: `a_b`, `a.b`, `A-b`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_met(wanted: str) -> bool:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only third-party plugins need it
+
+    try:
+        return SpecifierSet(wanted).contains(__version__, prereleases=True)
+    except InvalidSpecifier:
+        return False
+
+
+def _has_modules(found: IDistribution) -> bool:
     """Whether something that it brought can be imported; its metadata are trusted when they name no module."""
     listed = (found.read_text("top_level.txt") or "").split()
-    files = {file.parts[0] for file in found.files or () if file.suffix == ".py"}
+    files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
     modules = {name.removesuffix(".py") for name in (*listed, *files)}
     return not modules or any(map(_can_import, modules))
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pluggy
@@ -17,11 +13,9 @@ import pluggy
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import HookError, Problem, RetrainError
-from retrain.kernel.plugins.requirement import unmet_requirement
+from retrain.kernel.plugins.installed import KERNEL, normal_name, offered_plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
 
-GROUP = "retrain"
-KERNEL = "retrain-core"
 HOOK_OF_KIND = {
     Kind.CONFIG_TABLE: "retrain_register_config_tables",
     Kind.COMMAND: "retrain_register_commands",
@@ -105,18 +99,19 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(pluggy=manager)
     present = set()
-    unmet = cache(unmet_requirement)  # a distribution has many entry points
-    for entry, owner in _discovered():
-        name = _normal(owner.distribution)
+    for offer in offered_plugins():
+        source = offer.entry.value
+        owner = Owner(distribution=offer.distribution or "unknown", version=offer.version, source=source)
+        name = normal_name(owner.distribution)
         present.add(name)
         if name != KERNEL and (name in blocked or (only and name not in only)):
             plugins.left_out.add(name)
             continue
-        if entry.dist is not None and name != KERNEL and (why := unmet(entry.dist)):
-            plugins.failures.append(LoadFailure(owner=owner, error=why))
+        if offer.unmet:
+            plugins.failures.append(LoadFailure(owner=owner, error=offer.unmet))
             continue
         try:
-            plugin = entry.load()
+            plugin = offer.entry.load()
         except Exception as error:  # a broken plugin must not take the others with it
             plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             continue
@@ -127,29 +122,8 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
     return plugins
 
 
-def _discovered() -> Iterable[tuple[EntryPoint, Owner]]:
-    told: dict[int, tuple[str, str]] = {}  # of each distribution once: every question reads its metadata anew
-    found = []
-    for entry in entry_points(group=GROUP):
-        dist = entry.dist
-        if dist is not None and id(dist) not in told:
-            told[id(dist)] = dist.name, dist.version
-        found.append((told[id(dist)] if dist is not None else ("", ""), entry))
-    seen: set[tuple[str, str]] = set()
-    for (name, version), entry in sorted(found, key=lambda each: (each[0][0], each[1].name)):
-        if (name, entry.name) in seen:  # the same distribution twice on the path
-            continue
-        seen.add((name, entry.name))
-        yield entry, Owner(distribution=name or "unknown", version=version, source=entry.value)
-
-
 def _names(text: str | None) -> frozenset[str]:
-    return frozenset(_normal(part.strip()) for part in (text or "").split(",") if part.strip())
-
-
-def _normal(distribution: str) -> str:
-    """One spelling for the names that package indexes hold for the same: `a_b`, `a.b`, `A-b`."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+    return frozenset(normal_name(part.strip()) for part in (text or "").split(",") if part.strip())
 
 
 def _refuse_faulty_hooks(plugin: object) -> None:

@@ -10,7 +10,7 @@ from retrain.kernel.plugins.spec import PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.tasks import LoadedTasks
+    from retrain.rooms.tasks.contracts import LoadedTasks
 
 
 @hookimpl

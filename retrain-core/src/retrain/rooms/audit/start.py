@@ -8,11 +8,12 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import LoadedTasks, Prompt
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
 from retrain.rooms.audit.trial import Scorer, audit
+from retrain.rooms.tasks.contracts import LoadedTasks
 
 LOG = logging.getLogger("retrain")
 

@@ -1,4 +1,4 @@
-"""`retrain backends`: what each backend can do, which options it takes, and whether it could be imported here."""
+"""`retrain backends`: capabilities, options and installation state of each backend."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.plugins.first_party import promised_names, provider
-from retrain.kernel.plugins.installed import required_packages
+from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.cli.plugins import short_file
 from retrain.rooms.session.locate import part_file
+from retrain.rooms.session.packages import required_packages
+from retrain.rooms.text.terminal_text import printable
 
-RANGE = {  # words of JSON Schema, and ours
+RANGE = {  # keywords of JSON Schema, and how they are shown
     "minimum": "at least",
     "exclusiveMinimum": "above",
     "maximum": "at most",
     "exclusiveMaximum": "below",
-    "minLength": "characters at least",
-    "maxLength": "characters at most",
+    "minLength": "length at least",
+    "maxLength": "length at most",
     "minItems": "entries at least",
 }
 EPILOG = """\b
@@ -43,7 +43,7 @@ Exit codes: 0 done; 2 usage error.
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_obj
 def command(plugins: Plugins, as_json: bool) -> None:
-    """Show every backend: its capabilities, its options and whether what it needs is installed; none is imported."""
+    """Show every backend with its capabilities, its options and missing dependencies, without importing any."""
     content = {"backends": backends(plugins), "promised": promised(plugins)}
     if as_json:
         click.echo(json.dumps(content, indent=2))
@@ -52,12 +52,12 @@ def command(plugins: Plugins, as_json: bool) -> None:
 
 
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
-    """What is registered, as plain data."""
+    """Every registered backend, as plain data."""
     return [_row(entry) for entry in plugins.registered(Kind.BACKEND)]
 
 
 def promised(plugins: Plugins) -> list[dict[str, Any]]:
-    """Backends that the documentation names and that are not here, with what to do about it."""
+    """First-party backends that are not installed, each with the way to get it."""
     rows = []
     for name in promised_names(Kind.BACKEND):
         distribution = provider(Kind.BACKEND, name)
@@ -66,7 +66,7 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
         if distribution in plugins.left_out:
             hint = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
         else:
-            hint = f"pip install {distribution}"
+            hint = install_line(distribution)
         rows.append({"name": name, "distribution": distribution, "hint": hint})
     return rows
 
@@ -74,9 +74,9 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
 def _row(entry: Registered) -> dict[str, Any]:
     traits = entry.spec.traits
     packages = required_packages(entry.owner.distribution)
-    lacking = [package for package in packages if not package.is_met]
+    missing = [package for package in packages if not package.is_met]
     file = part_file(entry.spec)
-    importable = bool(file) and not lacking
+    importable = bool(file) and not missing
     return {
         "name": entry.spec.name,
         "summary": entry.spec.summary,
@@ -86,7 +86,7 @@ def _row(entry: Registered) -> dict[str, Any]:
         "dependency": {
             "importable": importable,
             "packages": [asdict(package) for package in packages],
-            "hint": "" if importable else f"pip install {entry.owner.distribution}",
+            "hint": "" if importable else install_line(entry.owner.distribution),
         },
         "capabilities": asdict(traits) if isinstance(traits, Capabilities) else {},
         **_options(entry.spec),
@@ -96,7 +96,7 @@ def _row(entry: Registered) -> dict[str, Any]:
 def _options(spec: PluginSpec) -> dict[str, Any]:
     try:
         model = spec.load_params()
-    except Exception as error:  # a fault of that plugin; the others are shown all the same
+    except Exception as error:  # one broken plugin must not hide the others
         return {"option_schema": {}, "option_error": f"{type(error).__name__}: {error}"}
     return {"option_schema": option_schema(model) if model else {}}
 
@@ -119,7 +119,7 @@ def option_schema(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 
 def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The forms that a value may have: one, or those of a union."""
+    """The alternative schemas of a value: one, or those of a union."""
     forms: list[dict[str, Any]] = found.get("anyOf", [found])
     return forms
 
@@ -130,12 +130,12 @@ def _print(console: Console, content: dict[str, Any]) -> None:
         _line(console, Text.assemble((row["name"], "bold"), "  ", (owner, "dim")))
         _line(console, Text(f"  {row['summary']}"))
         packages = row["dependency"]["packages"]
-        lacking = [package["name"] for package in packages if not package["is_met"]]
-        there = ", ".join(f"{package['name']} {package['installed']}" for package in packages if package["is_met"])
+        missing = [package["name"] for package in packages if not package["is_met"]]
+        installed = ", ".join(f"{package['name']} {package['installed']}" for package in packages if package["is_met"])
         if row["dependency"]["importable"]:
-            _line(console, Text(f"  installed     {there or 'it requires nothing'}"))
+            _line(console, Text(f"  installed     {installed or 'no requirements'}"))
         else:
-            what = f"lacks {', '.join(lacking)}" if lacking else "its module is missing"
+            what = f"lacks {', '.join(missing)}" if missing else "its module is missing"
             _line(console, Text(f"  not usable    {what}: {row['dependency']['hint']}", style="red"))
         for name, value in row["capabilities"].items():
             shown = {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
@@ -149,7 +149,7 @@ def _print_options(console: Console, row: dict[str, Any]) -> None:
     if "option_error" in row:
         _line(console, Text(f"  [backend.options] cannot be read: {row['option_error']}", style="red"))
     elif not row["option_schema"]:
-        _line(console, Text("  takes no [backend.options]"))
+        _line(console, Text("  no [backend.options]"))
     else:
         _line(console, Text("  [backend.options]"))
     for name, option in row["option_schema"].items():

@@ -1,4 +1,4 @@
-"""What may come next on a command line: a command, a file, a flag, or a value of the flag before."""
+"""Completions of a command line: commands, files, flags, and the values of flags."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 Item = CompletionItem[str]
 TRAIN = "train"
 FILES = [CompletionItem("", type="file")]
-NAMES_OF = {  # options of commands that name a registered part
+NAMES_OF = {  # command options whose value names a registered part
     "--template": Kind.TEMPLATE,
     "--transform": Kind.TRANSFORM,
     "--advantage": Kind.ADVANTAGE,
     "--uncertainty": Kind.UNCERTAINTY,
 }
-PATH_KEYS = ("path", "dir", "from")  # a key whose name ends so holds a file or folder
+PATH_KEYS = ("path", "dir", "from")  # endings of keys that hold a file or folder
 
 
 def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]:
-    """The items for `typed`, the word under the cursor, after the complete `words` (without `retrain` itself)."""
+    """The completions of `typed`, the word at the cursor, after the complete `words` (without `retrain`)."""
     words = list(words)
     if words[:1] == ["help"]:
         return _matching(_commands(plugins), typed) if len(words) == 1 else []
@@ -47,7 +47,7 @@ def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]
     if isinstance(command, click.Group):
         return _matching(map(CompletionItem, command.list_commands(click.Context(command))), typed)
     keys = _keys(plugins) if _takes_overrides(command) else {}
-    flag, value, prefix = _given(words, typed)
+    flag, value, prefix = _flag_and_value(words, typed)
     if flag:
         values = _values_of(command, flag, keys, plugins)
         if values is not None:
@@ -80,9 +80,9 @@ def _takes_overrides(command: click.Command) -> bool:
 
 
 def _keys(plugins: Plugins) -> dict[str, Key]:
-    from retrain.kernel.config.load import all_keys  # pydantic: only where keys are asked for
+    from retrain.kernel.config.load import all_keys  # imports pydantic, which only keys need
     from retrain.kernel.config.overrides import FLAG_ALIASES
-    from retrain.kernel.plugins.check import registered_tables
+    from retrain.rooms.session.check import registered_tables
 
     keys = all_keys(registered_tables(plugins))
     by_path = {key.path: key for key in keys}
@@ -90,10 +90,10 @@ def _keys(plugins: Plugins) -> dict[str, Key]:
     return flags | {flag: by_path[path] for flag, path in FLAG_ALIASES.items() if path in by_path}
 
 
-def _given(words: list[str], typed: str) -> tuple[str, str, str]:
-    """The flag whose value is being typed, that value so far, and what stands before it in the same word.
+def _flag_and_value(words: list[str], typed: str) -> tuple[str, str, str]:
+    """The flag whose value is being typed, the value so far, and the prefix before it in the same word.
 
-    bash splits `--flag=value` into three words, the other shells do not.
+    bash splits `--flag=value` into three words; the other shells do not.
     """
     if typed.startswith("--") and "=" in typed:
         flag, _, value = typed.partition("=")
@@ -108,7 +108,7 @@ def _given(words: list[str], typed: str) -> tuple[str, str, str]:
 
 
 def _values_of(command: click.Command, flag: str, keys: dict[str, Key], plugins: Plugins) -> list[Item] | None:
-    """What a flag takes; [] when anything, None when it takes nothing or is not known."""
+    """The values of a flag; [] when any text will do, None when it takes no value or is unknown."""
     for param in command.params:
         if isinstance(param, click.Option) and flag in param.opts:
             if param.is_flag:
@@ -154,7 +154,7 @@ def _flags(command: click.Command, keys: dict[str, Key]) -> list[Item]:
 
 
 def _arguments(command: click.Command, before: Sequence[str], typed: str) -> list[Item]:
-    """What stands without a flag: one of the choices of the argument, or a file."""
+    """The positional words: choices of an argument, or files."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     position = sum(not word.startswith("-") for word in before)
     for argument in arguments:

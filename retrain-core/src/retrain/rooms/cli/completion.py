@@ -1,6 +1,6 @@
-"""`retrain completion SHELL`: the script that a shell needs to complete our command line, and the answers it asks for.
+"""`retrain completion SHELL`: the completion script of a shell, and the completions that the script requests.
 
-The script asks by running `retrain` with `_RETRAIN_COMPLETE` set; the protocols of the shells are click's.
+The script requests them by running `retrain` with `_RETRAIN_COMPLETE` set; click implements the shells' protocols.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.cli.candidates import candidates
 
-ASKED = "_RETRAIN_COMPLETE"
+VARIABLE = "_RETRAIN_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 EPILOG = """\b
-Install it, for new shells, with the line of yours:
+Install it for new shells with the line for yours:
   bash   echo 'eval "$(retrain completion bash)"' >> ~/.bashrc
   zsh    echo 'eval "$(retrain completion zsh)"' >> ~/.zshrc     (after compinit)
   fish   retrain completion fish > ~/.config/fish/completions/retrain.fish
@@ -23,7 +23,7 @@ Install it, for new shells, with the line of yours:
 \b
 Examples of what it completes:
   retrain --trans<TAB>                 the flags of every key
-  retrain --transform-mode <TAB>       the names that are installed
+  retrain --transform-mode <TAB>       the installed names
   retrain init --template <TAB>        the templates
 
 \b
@@ -38,22 +38,22 @@ def command(shell: str) -> None:
     click.echo(_protocol(shell).source(), nl=False)
 
 
-def answer(question: str, plugins: Plugins) -> int:
-    """Print what may be typed next; `question` is what the script put into the variable (`bash_complete`).
+def answer(request: str, plugins: Plugins) -> int:
+    """Print the completions; `request` is the value that the script put into the variable (`bash_complete`).
 
-    Returns the exit code. An answer never fails aloud: whoever presses TAB must not see a traceback.
+    Returns the exit code. It never fails loudly: pressing TAB must not show a traceback.
     """
-    shell, _, wanted = question.partition("_")
-    if shell not in SHELLS or wanted not in ("complete", "source"):
+    shell, _, action = request.partition("_")
+    if shell not in SHELLS or action not in ("complete", "source"):
         return EXIT_USAGE
     protocol = _protocol(shell)
-    if wanted == "source":
+    if action == "source":
         click.echo(protocol.source(), nl=False)
         return EXIT_DONE
     try:
         words, typed = protocol.get_completion_args()
         found = candidates(plugins, words, typed)
-    except Exception:  # a broken plugin, a half-typed quote: there is nothing to offer
+    except Exception:  # a broken plugin or an open quote: nothing to offer
         return EXIT_DONE
     click.echo("\n".join(map(protocol.format_completion, found)))
     return EXIT_DONE
@@ -62,5 +62,5 @@ def answer(question: str, plugins: Plugins) -> int:
 def _protocol(shell: str) -> ShellComplete:
     protocol = get_completion_class(shell)
     if protocol is None:
-        raise click.UsageError(f"{shell!r} is no shell that click knows")
-    return protocol(click.Command("retrain"), {}, "retrain", ASKED)
+        raise click.UsageError(f"{shell!r} is not a shell that click supports")
+    return protocol(click.Command("retrain"), {}, "retrain", VARIABLE)

@@ -1,10 +1,9 @@
-"""Which command a command line means: a registered one, training, or whoever claims the configuration."""
+"""Which command a command line means: a registered one, training, or the one that claims the configuration."""
 
 from __future__ import annotations
 
 import json
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -13,21 +12,22 @@ from retrain import __version__
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.plugins.manager import GROUP, KERNEL, Plugins
+from retrain.kernel.plugins.installed import KERNEL, offered_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.rooms.session.streams import is_interactive
 
 TRAIN = "train"
-MISSPELT = 0.8  # how alike a word must be to an option to be meant for it
+MISSPELT = 0.8  # similarity above which a word counts as a misspelt option
 DEFAULT_FILE = "retrain.toml"
 HELP, VERSION = "--help", "--version"
 HELP_FLAGS = ("-h", HELP)
-TEXT = """Train a language model with verifiable rewards, as one TOML file says.
+TEXT = """Train a language model with verifiable rewards, configured by one TOML file.
 
 \b
-  retrain                        train as ./retrain.toml says
-  retrain my.toml --lr 1e-4      train as my.toml says, with one value changed
-  retrain init --template tiny   write a retrain.toml that learns in a minute
+  retrain                        train with ./retrain.toml
+  retrain my.toml --lr 1e-4      train with my.toml and one value changed
+  retrain init --template tiny   write a retrain.toml that trains in a minute
   retrain init --interactive     answer a few questions instead
   retrain help COMMAND           what a command does, with examples
 
@@ -36,12 +36,12 @@ Every key of the file is a flag (`--seed 42`, `--gtpo-beta=0.2`); `retrain expla
 EPILOG = """\b
 Exit codes: 0 done; 1 the run or check failed; 2 usage or configuration error;
             75 stopped by a signal with its state saved, resume it; 130 interrupted.
-Environment: NO_COLOR, FORCE_COLOR; RETRAIN__TABLE__KEY sets a key; .env is read.
+Environment: NO_COLOR, FORCE_COLOR; RETRAIN__TABLE__KEY sets a key; .env is loaded.
 """
 
 
 class RetrainGroup(click.Group):
-    """Commands come from plugins; anything else in first place is a configuration to train."""
+    """Commands come from plugins; any other first word is a configuration to train."""
 
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class RetrainGroup(click.Group):
         self.params.append(click.Option([VERSION], is_flag=True, expose_value=False, help=text))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every registered command but `train`, which needs no name."""
+        """Every registered command except `train`, the default."""
         return [entry.spec.name for entry in self.plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -68,13 +68,13 @@ class RetrainGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, from the one-line summaries: no command is imported for it."""
+        """The list in `--help`, built from summaries without importing a command."""
         rows = [(entry.spec.name, entry.spec.summary) for entry in self.plugins.registered(Kind.COMMAND)]
         with formatter.section("Commands"):
             formatter.write_dl([row for row in rows if row[0] != TRAIN])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`retrain`, `retrain FILE`, `retrain --flag` are `train`, or who claims that file; `help X` is `X --help`."""
+        """Without a command it is `train`, or the command that claims the file; `help X` means `X --help`."""
         first, *rest = args or [""]
         if first == "help":
             return self.parse_args(ctx, [*rest[:1], HELP])
@@ -92,7 +92,7 @@ class RetrainGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its words; of one that takes the flags of all keys, its own misspelt options are told."""
+        """The command and its words; a misspelt option of a command that takes the flags of all keys is an error."""
         name, command, rest = super().resolve_command(ctx, args)
         if command and command.context_settings.get("ignore_unknown_options"):
             options = [text for param in command.params if isinstance(param, click.Option) for text in param.opts]
@@ -104,14 +104,14 @@ class RetrainGroup(click.Group):
         return name, command, rest
 
     def _key_flags(self) -> set[str]:
-        from retrain.kernel.config.load import all_keys  # pydantic; a command that takes keys imports it anyway
-        from retrain.kernel.plugins.check import registered_tables
+        from retrain.kernel.config.load import all_keys  # imports pydantic, as a command that takes keys does anyway
+        from retrain.rooms.session.check import registered_tables
 
         return {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}
 
     def _command_for(self, args: list[str]) -> str:
-        from retrain.kernel.terminal_text import QUIET_FLAGS
-        from retrain.rooms.session.configure import claim_of  # reads the file; `--help` and completion do not need it
+        from retrain.rooms.session.configure import claim_of  # not needed for `--help` and completion
+        from retrain.rooms.text.terminal_text import QUIET_FLAGS
 
         claim = claim_of([word for word in args if word not in QUIET_FLAGS], self.plugins)
         return claim.command if claim else TRAIN
@@ -129,14 +129,14 @@ class RetrainGroup(click.Group):
 
 
 def _is_init_wanted() -> bool:
-    """Whether there is nothing to train, and the person at the terminal would like to be asked for it."""
+    """Whether there is nothing to train, and the user at the terminal wants to create a configuration."""
     if Path(DEFAULT_FILE).exists() or not is_interactive():
         return False
     return click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True)
 
 
 def _show_versions(*, as_json: bool) -> None:
-    installed = {e.dist.name: e.dist.version for e in entry_points(group=GROUP) if e.dist}
+    installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
     versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
     if as_json:
         click.echo(json.dumps(versions, indent=2))

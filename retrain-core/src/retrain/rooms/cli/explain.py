@@ -1,4 +1,4 @@
-"""`retrain explain`: what a configuration would do and where each value came from, without model or data."""
+"""`retrain explain`: what a configuration would do and where each value comes from, without model or data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import click
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
-from retrain.kernel.plugins.check import declared_capabilities, registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities
+from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.session.records.secrets import hide
 
-FULL_TUNING_LR = 5e-6  # LoRA wants about ten times the rate of full fine-tuning; below this the run may barely move
+FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
 EPILOG = """\b
 Examples:
-  retrain explain                     what `retrain` would do here
+  retrain explain                     show what `retrain` would do here
   retrain explain my.toml --lr 1e-4 --json
-  retrain explain --keys              every key, its flag and its default
+  retrain explain --keys              list every key, its flag and its default
 
 \b
 Exit codes: 0 done; 2 usage or configuration error.
@@ -38,7 +38,7 @@ Exit codes: 0 done; 2 usage or configuration error.
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[str, ...]) -> None:
-    """Show what CONFIG with its overrides would do, without loading model or data."""
+    """Show what CONFIG and its overrides would do, without loading model or data."""
     if list_keys:
         rows = _key_rows(plugins)
         click.echo(json.dumps(rows, indent=2) if as_json else _key_lines(rows))
@@ -57,7 +57,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
     for name, value in content.items():
         click.echo(f"{name:<{width}} : {_shown(value)}")
     if origins:
-        click.echo("\nSet, and where:")
+        click.echo("\nNon-default values and their origins:")
         for path, row in origins.items():
             click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
     if warnings:
@@ -67,7 +67,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
 
 
 def _shown(value: Any) -> str:
-    """A value for people: lists and tables on one line, `-` for nothing."""
+    """A value on one line, `-` for an empty one."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_shown(each)}" for name, each in value.items()) or "-"
     if isinstance(value, list):
@@ -127,13 +127,13 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
 def _warnings(config: Config) -> list[str]:
     training, found = config.training, []
     if training.group_size == 1:
-        found.append("group_size = 1: a group of one has no advantage, nothing will be learnt")
+        found.append("group_size = 1: a group of one has no advantage, so nothing will be learnt")
     if training.save_every == 0:
         found.append("save_every = 0: only the last adapter is saved")
     if training.temperature > 2.0:
         found.append(f"temperature = {training.temperature}: completions will be close to noise")
     if training.lr < FULL_TUNING_LR:
-        found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA wants about ten times more")
+        found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`retrain init`: writes a starting configuration, never over an existing one."""
+"""`retrain init`: writes a starting configuration, never over an existing file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SCHEMA_COMMAND = "schema"
 SCHEMA_FILE = "retrain.schema.json"
 EPILOG = """\b
 Examples:
-  retrain init --list                       the templates
-  retrain init --template tiny              a run that learns on a CPU in a minute
-  retrain init --interactive                a few questions, then the file
-  retrain init -t experiment -o exp.toml    under another name
+  retrain init --list                       list the templates
+  retrain init --template tiny              write a run that trains on a CPU in a minute
+  retrain init --interactive                ask a few questions first
+  retrain init -t experiment -o exp.toml    choose another file name
 
 \b
 Exit codes: 0 written; 2 usage error, or the file exists already.
@@ -31,7 +31,7 @@ Exit codes: 0 written; 2 usage error, or the file exists already.
 
 @click.command("init", epilog=EPILOG)
 @click.option("--template", "-t", metavar="NAME", help=f"Which template (see --list). Default: {DEFAULT_TEMPLATE}.")
-@click.option("--interactive", "-i", "is_dialog", is_flag=True, help="Ask for what matters; needs a terminal.")
+@click.option("--interactive", "-i", "is_dialog", is_flag=True, help="Ask for the main values; needs a terminal.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write, instead of the template's own.")
 @click.option("--list", "-l", "as_list", is_flag=True, help="List the templates and exit.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: the list, or what was written.")
@@ -45,7 +45,7 @@ def command(
         return
     if is_dialog:
         if as_json:
-            raise click.UsageError("--interactive asks a person, --json answers a program: give one of them")
+            raise click.UsageError("--interactive and --json exclude each other")
         template, file, text = _asked(plugins, template, output)
     else:
         template = template or DEFAULT_TEMPLATE
@@ -63,14 +63,14 @@ def command(
 
 
 def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tuple[Path, str]:
-    """The file that a template is for, or `output`, and its text. PluginError names the nearest template."""
+    """The template's file, or `output`, and its text. PluginError names the nearest template."""
     found = resolve(plugins, Kind.TEMPLATE, name, where="--template")
     text: str = found.target() if callable(found.target) else found.target
     return output or Path(found.traits if isinstance(found.traits, str) else DEFAULT_FILE), text
 
 
 def refuse_existing(file: Path) -> None:
-    """ConfigError when there is something under that name already, be it a link to nowhere."""
+    """ConfigError when the path exists, even as a dangling link."""
     if file.exists() or file.is_symlink():
         raise _exists(file)
 
@@ -82,10 +82,10 @@ def _exists(file: Path) -> ConfigError:
 
 def _asked(plugins: Plugins, template: str | None, output: Path | None) -> tuple[str, Path, str]:
     if not is_interactive():
-        what = "there is no terminal to ask on"
-        fix = "`retrain init --template NAME` asks nothing; `retrain init --list` shows the names"
+        what = "there is no terminal for the questions"
+        fix = "use `retrain init --template NAME`; `retrain init --list` shows the names"
         raise ConfigError(Problem(where="--interactive", what=what, fix=fix))
-    from retrain.rooms.cli.init_dialog import ask  # tomlkit and the loader: only for the dialog
+    from retrain.rooms.cli.init_dialog import ask  # imports tomlkit and the loader
 
     return ask(plugins, template, output)
 
@@ -102,9 +102,9 @@ def _list(plugins: Plugins, *, as_json: bool) -> None:
 
 
 def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
-    """Write the file and the JSON Schema beside it, which its first line names: editors then complete its keys.
+    """Write the file, and beside it the JSON Schema that its first line names, so that editors complete its keys.
 
-    Without a plugin that offers the command `schema`, the text alone.
+    Without a plugin that provides the command `schema`, write the file alone.
     """
     if not plugins.find(Kind.COMMAND, SCHEMA_COMMAND):
         _write(file, text)
@@ -112,14 +112,14 @@ def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
     _write(file, f"#:schema ./{SCHEMA_FILE}\n{text}")
     command: click.Command = resolve(plugins, Kind.COMMAND, SCHEMA_COMMAND, where="init").target
     words = ["--quiet", "--output", str(file.with_name(SCHEMA_FILE))]
-    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # so `-h` stays known
+    command.main(words, standalone_mode=False, obj=plugins, parent=click.get_current_context())  # keeps `-h`
 
 
 def _write(file: Path, text: str) -> None:
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
-    except FileExistsError:  # made since we looked
+    except FileExistsError:  # created in the meantime
         raise _exists(file) from None
     except OSError as error:
         fix = "change folder, or name another file with --output FILE"

@@ -1,4 +1,4 @@
-"""The questions of `retrain init --interactive`: a template, and the few values that people change in it."""
+"""The questions of `retrain init --interactive`: a template, and the values that users change most."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEED = 42
 
 
 def ask(plugins: Plugins, template: str | None, output: Path | None) -> tuple[str, Path, str]:
-    """Ask on the terminal; returns template, file and text, which is known to load.
+    """Ask on the terminal; returns template, file and text, which has been checked.
 
-    ConfigError when the file exists already, before anything but the template is asked, and when the answers do not
-    make a configuration.
+    ConfigError when the file exists already, raised before any question but the template, and when the answers make no
+    valid configuration.
     """
     if output:
         refuse_existing(output)
-    click.echo("Enter keeps what stands in brackets; Ctrl-C leaves without writing anything.\n")
+    click.echo("Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n")
     template = template or _template(plugins)
     file, text = template_text(plugins, template, output)
     refuse_existing(file)
@@ -46,7 +46,7 @@ def _template(plugins: Plugins) -> str:
     names = [name for name in FIRST_CHOICES if name in summaries]
     names += [name for name in summaries if name not in names]
     width = max(map(len, names))
-    click.echo("What is it for?")
+    click.echo("Choose a template:")
     for number, name in enumerate(names, start=1):
         click.echo(f"  {number}  {name:<{width}}  {summaries[name]}")
     chosen: int = click.prompt("Number", type=click.IntRange(1, len(names)), default=1)
@@ -54,16 +54,16 @@ def _template(plugins: Plugins) -> str:
 
 
 def _ask_values(document: tomlkit.TOMLDocument) -> None:
-    """Change the document as answered; comments and layout stay."""
+    """Apply the answers to the document, keeping comments and layout."""
     model = _value(document, "model", "model", "")
-    if not str(model).startswith(BUILTIN_MODEL):  # the templates of a built-in model are tuned to it
+    if not str(model).startswith(BUILTIN_MODEL):  # templates for a built-in model are tuned to it
         _ask(document, "model", "model", "Model (hub id or folder)", model, _text)
     is_campaign = "campaign" in document
     runs = "campaign" if is_campaign else "training"
     _ask(document, runs, "max_steps", "Training steps", _value(document, runs, "max_steps", 100), _at_least(1))
     if is_campaign:
         seeds = ", ".join(map(str, _value(document, "campaign", "seeds", [SEED])))
-        _ask(document, "campaign", "seeds", "Seeds, one run of each condition for each", seeds, _seeds)
+        _ask(document, "campaign", "seeds", "Seeds (one run of each condition per seed)", seeds, _seeds)
     else:
         seed = _value(document, "training", "seed", SEED)
         _ask(document, "training", "seed", "Seed (-1 draws one)", seed, _at_least(-1))
@@ -82,7 +82,7 @@ def _value(document: tomlkit.TOMLDocument, table: str, key: str, default: Any) -
 def _ask(
     document: tomlkit.TOMLDocument, table: str, key: str, question: str, default: Any, read: Callable[[Any], Any]
 ) -> None:
-    """One question; `read` turns the answer, or the default, into a value, or says what is wrong with it."""
+    """One question; `read` converts the answer, or the default, or raises UsageError."""
     answer = click.prompt(question, default=default, value_proc=read, show_default=default != "")
     if answer == _value(document, table, key, "" if default == "" else None):
         return
@@ -114,15 +114,15 @@ def _at_least(minimum: int) -> Callable[[Any], int]:
 def _seeds(answer: Any) -> list[int]:
     words = [word for word in re.split(r"[,\s]+", str(answer).strip(" []")) if word]
     if not words or not all(word.isdecimal() for word in words):
-        raise click.UsageError("write whole numbers that are not negative, as in 42, 101, 202")
+        raise click.UsageError("write non-negative whole numbers, as in 42, 101, 202")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise click.UsageError("a seed is named twice")
+        raise click.UsageError("a seed is given twice")
     return seeds
 
 
 def _check(plugins: Plugins, name: str, text: str) -> None:
-    """ConfigError with every problem of the file that is about to be written."""
+    """ConfigError with every problem of the file to be written."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
         file.write_text(text, encoding="utf-8")

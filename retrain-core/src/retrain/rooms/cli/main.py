@@ -1,4 +1,4 @@
-"""`retrain`: runs one command line, and turns whatever goes wrong into a message and an exit code."""
+"""`retrain`: runs one command line, and turns failures into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retrain.kernel.errors import (
     StopRequested,
 )
 from retrain.kernel.plugins.manager import load_plugins
-from retrain.rooms.cli.completion import ASKED, answer
+from retrain.rooms.cli.completion import VARIABLE, answer
 from retrain.rooms.cli.dispatch import RetrainGroup
 from retrain.rooms.session.streams import drop_stdout, prepare_streams, wants_color
 
@@ -30,41 +30,41 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `retrain` script; leaves through `sys.exit` with the exit code of the outcome."""
+    """Entry point of the `retrain` script; ends in `sys.exit`."""
     prepare_streams()
     _prepare_process()
-    if question := os.environ.get(ASKED):
-        sys.exit(answer(question, load_plugins()))
+    if request := os.environ.get(VARIABLE):
+        sys.exit(answer(request, load_plugins()))
     code = run(list(sys.argv[1:] if arguments is None else arguments))
-    gc.freeze()  # the process ends: nothing that lives now needs to be looked through for it
+    gc.freeze()  # spares the garbage collector a last pass over all live objects
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code. Errors meant for users go to stderr without a traceback."""
+    """Run one command line; returns its exit code. Errors for users go to stderr without a traceback."""
     try:
         group = RetrainGroup(load_plugins())
-        # not `group.main`, which says 1 for a closed pipe
+        # not `group.main`, which exits with 1 on a closed pipe
         with group.make_context("retrain", arguments, color=wants_color()) as context:
             group.invoke(context)
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except RetrainError as error:
-        _tell(error.label, str(error))
+        _print_error(error.label, str(error))
         return error.exit_code
     except StopRequested as stop:
         how = f"`retrain --resume {stop.folder or 'RUN'}` continues it"
         click.echo(f"retrain: stopped by {stop.reason}; the state is saved, {how}", err=True)
         return EXIT_RESUMABLE
     except click.ClickException as error:
-        return _tell_usage(error)
+        return _print_usage_error(error)
     except (KeyboardInterrupt, click.Abort):
         click.echo("retrain: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader (`| head`) has enough
+    except BrokenPipeError:  # the reader (`| head`) is gone
         drop_stdout()
         return EXIT_DONE
-    except SystemExit as leaving:  # so rich answers a closed pipe
+    except SystemExit as leaving:  # rich's reaction to a closed pipe
         if isinstance(leaving.__context__, BrokenPipeError):
             return EXIT_DONE
         raise
@@ -72,23 +72,23 @@ def run(arguments: list[str]) -> int:
         if error.errno not in DISK_FULL:
             raise
         drop_stdout()
-        problem = Problem(what=f"the output cannot be written: {error.strerror}", fix="make room, or send it elsewhere")
-        _tell("error", str(problem))
+        problem = Problem(what=f"the output cannot be written: {error.strerror}", fix="free some space, or redirect it")
+        _print_error("error", str(problem))
         return EXIT_FAILED
     return EXIT_DONE
 
 
-def _tell(label: str, text: str) -> None:
-    from retrain.kernel.terminal_text import printable  # only an error needs these
+def _print_error(label: str, text: str) -> None:
     from retrain.rooms.session.records.secrets import hide_text
+    from retrain.rooms.text.terminal_text import printable  # only errors need these
 
     color = wants_color()
     click.secho(f"retrain: {label}", fg="red", bold=True, err=True, color=color)
     click.echo("\n".join(map(printable, hide_text(text).split("\n"))), err=True, color=color)
 
 
-def _tell_usage(error: click.ClickException) -> int:
-    """What click found wrong, in the words of all our errors."""
+def _print_usage_error(error: click.ClickException) -> int:
+    """A usage error of click, in the format of all our errors."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context and type(error).__name__ == "NoArgsIsHelpError":  # `retrain plugin` alone; by name: click 8.1 has none
         click.echo(context.get_help(), err=True, color=wants_color())
@@ -98,18 +98,18 @@ def _tell_usage(error: click.ClickException) -> int:
     if isinstance(error, click.NoSuchOption):
         what = f"no such option: {error.option_name}"
     fix = f"use {near[0]}" if near else f"`{path} --help` shows what it takes"
-    _tell("usage error", str(Problem(where=path, what=what, fix=fix)))
+    _print_error("usage error", str(Problem(where=path, what=what, fix=fix)))
     return EXIT_USAGE
 
 
 def _prepare_process() -> None:
-    """What a script cannot do for us: the current folder on the path, `.env`, quiet libraries."""
+    """Put the current folder on the path, load `.env`, quieten libraries."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if Path(".env").is_file():
         _load_dotenv()
     for name, value in (
-        ("OMP_WAIT_POLICY", "PASSIVE"),  # two busy processes must not spin at each other's barriers
+        ("OMP_WAIT_POLICY", "PASSIVE"),  # busy processes must not spin at barriers
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
@@ -122,14 +122,14 @@ def _prepare_process() -> None:
 def _load_dotenv() -> None:
     from dotenv import load_dotenv
 
-    is_completing = ASKED in os.environ
+    is_completing = VARIABLE in os.environ
     try:
         load_dotenv(".env", override=False)
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value that no environment can hold
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value with a NUL
         if is_completing:
             return
-        problem = Problem(what=f".env cannot be used: {error}", fix="make it UTF-8 lines of NAME=value")
-        _tell("config error", str(problem))
+        problem = Problem(what=f".env cannot be used: {error}", fix="write it in UTF-8, as lines of NAME=value")
+        _print_error("config error", str(problem))
         sys.exit(EXIT_USAGE)
     if not is_completing:
         click.echo("Loaded .env", err=True)

@@ -1,4 +1,4 @@
-"""`retrain migrate-config`: rewrites a configuration that has keys of an earlier version, or says that it must be."""
+"""`retrain migrate-config`: rewrites a configuration that still has keys of an earlier version."""
 
 from __future__ import annotations
 
@@ -6,35 +6,24 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
-from retrain.kernel.whole_file import write_bytes
 from retrain.rooms.cli.migrate_toml import Migration, migrate
+from retrain.rooms.text.whole_file import write_bytes
 
 STDIN = "<stdin>"
 EPILOG = """\b
 Examples:
-  retrain migrate-config retrain.toml                   what would change
+  retrain migrate-config retrain.toml                   show what would change
   retrain migrate-config retrain.toml --write --backup
   retrain migrate-config retrain.toml --check           for CI
 
 \b
 Exit codes: 0 done, or nothing to change; 1 --check found legacy keys; 2 usage or configuration error.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What to do with the result; `mode` is preview, check, write, output or stdout."""
-
-    mode: str
-    output: Path | None = None
-    backup: bool = False
 
 
 @click.command("migrate-config", epilog=EPILOG)
@@ -58,97 +47,91 @@ def command(
     to_stdout: bool,
     as_json: bool,
 ) -> None:
-    """Move the legacy prime_rl_* keys of [backend] to [backend.options]; comments and layout stay.
+    """Move the legacy prime_rl_* keys of [backend] to [backend.options], keeping comments and layout.
 
     Without an option it prints the difference and writes nothing.
     """
-    chosen = {"--check": check, "--write": write, "--output": output is not None, "--stdout": to_stdout}
-    wish = Wish(mode=_mode([name for name, wanted in chosen.items() if wanted]), output=output, backup=backup)
+    modes = {"check": check, "write": write, "output": output is not None, "stdout": to_stdout}
+    chosen = [name for name, wanted in modes.items() if wanted]
+    if len(chosen) > 1:
+        raise _usage(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other", "keep one")
     if backup and not write:
         raise _usage("--backup keeps the file that --write replaces", "add --write, or leave --backup out")
     if from_stdin and write:
-        raise _usage("--write rewrites a file, and --stdin is none", "use --stdout or --output P")
+        raise _usage("--write needs a file to rewrite, and --stdin gives none", "use --stdout or --output P")
     if from_stdin == (config is not None):
         what = "CONFIG and --stdin exclude each other" if from_stdin else "no configuration was given"
         raise _usage(what, "give one of the two: `retrain migrate-config retrain.toml`")
-    found = migrate(_stdin() if config is None else _read(config), STDIN if config is None else str(config))
-    written = _store(found, wish, config)
-    if as_json:
-        click.echo(json.dumps(as_data(found, wish, written, config), indent=2, ensure_ascii=False, default=str))
-    else:
-        _show(found, wish, written)
-    if check and found.is_needed:
+    found = migrate(_read(config), STDIN if config is None else str(config))
+    written = kept = None
+    if output is not None:
+        written = _write_new(output, found.after)
+    elif write and config is not None and found.legacy_keys:
+        kept = _write_new(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
+        written = _replace(config, found.after)
+    mode = chosen[0] if chosen else "preview"
+    (_print_json if as_json else _print_text)(found, mode, written, kept)
+    if check and found.legacy_keys:
         ctx.exit(EXIT_FAILED)
 
 
-def as_data(found: Migration, wish: Wish, written: Path | None, config: Path | None) -> dict[str, Any]:
-    """The documented JSON form; in mode `stdout` it has the result as `text`."""
-    kept = written is not None and wish.backup and config is not None
-    return {
+def _print_json(found: Migration, mode: str, written: Path | None, kept: Path | None) -> None:
+    content = {
         "config": found.label,
-        "mode": wish.mode,
-        "needs_migration": found.is_needed,
+        "mode": mode,
+        "needs_migration": bool(found.legacy_keys),
         "changed": found.after != found.before,
         "legacy_keys": list(found.legacy_keys),
         "merged_backend_options": dict(found.options),
         "diff": found.diff(),
         "written": written is not None,
         "output_path": str(written) if written else None,
-        "backup_path": str(_backup_of(config)) if kept and config else None,
-        **({"text": found.after} if wish.mode == "stdout" else {}),
+        "backup_path": str(kept) if kept else None,
+        **({"text": found.after} if mode == "stdout" else {}),
     }
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=str))
 
 
-def _mode(chosen: list[str]) -> str:
-    if len(chosen) > 1:
-        raise _usage(f"{' and '.join(chosen)} exclude each other", "keep one")
-    return chosen[0].removeprefix("--") if chosen else "preview"
+def _print_text(found: Migration, mode: str, written: Path | None, kept: Path | None) -> None:
+    names = ", ".join(found.legacy_keys)
+    if mode == "stdout":
+        click.echo(found.after.encode("utf-8"), nl=False)
+    elif mode == "check" and names:
+        click.echo(f"{found.label}: legacy keys: {names}")
+    elif written is not None:
+        click.echo(f"Wrote {written}: {f'moved {names} to [backend.options]' if names else 'nothing to migrate'}")
+    elif names:
+        click.echo(found.diff(), nl=False)
+    else:
+        click.echo(f"{found.label}: nothing to migrate")
 
 
-def _stdin() -> str:
-    content = sys.stdin.buffer.read()
-    if not content.strip():
-        raise ConfigError(Problem(where=STDIN, what="nothing came in", fix="pipe a configuration into it"))
-    return _decoded(content, STDIN)
-
-
-def _read(config: Path) -> str:
+def _read(config: Path | None) -> str:
+    """The text of a file, or of standard input."""
+    label = STDIN if config is None else str(config)
     try:
-        return _decoded(config.read_bytes(), str(config))
+        content = sys.stdin.buffer.read() if config is None else config.read_bytes()
+        text = content.decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(Problem(where=str(config), what="file not found", fix="check the path")) from None
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(config), what=what, fix="give a UTF-8 text file")) from None
+        raise ConfigError(Problem(where=label, what="file not found", fix="check the path")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(Problem(where=label, what=what, fix="give a UTF-8 text file")) from None
+    if config is None and not text.strip():
+        raise ConfigError(Problem(where=STDIN, what="standard input is empty", fix="pipe a configuration into it"))
+    return text
 
 
-def _decoded(content: bytes, label: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(where=label, what=f"cannot be read: {error}", fix="give a UTF-8 text file")) from None
-
-
-def _store(found: Migration, wish: Wish, config: Path | None) -> Path | None:
-    """Write what is to be written; returns the file, or None when none was."""
-    if wish.mode == "output" and wish.output is not None:
-        return _write_new(wish.output, found.after)
-    if wish.mode != "write" or config is None or found.after == found.before:
-        return None
-    if wish.backup:
-        _write_new(_backup_of(config), found.before, like=config)
-    target = Path(os.path.realpath(config))  # a link stays a link
+def _replace(config: Path, text: str) -> Path:
+    """Rewrite the file atomically with its permissions; a symbolic link stays a link."""
+    target = Path(os.path.realpath(config))
     try:
         mode = target.stat().st_mode
-        write_bytes(target, found.after.encode("utf-8"))
+        write_bytes(target, text.encode("utf-8"))
         target.chmod(mode)
     except OSError as error:
         raise _unwritable(target, error) from None
     return config
-
-
-def _backup_of(config: Path) -> Path:
-    return config.with_name(f"{config.name}.bak")
 
 
 def _write_new(path: Path, text: str, like: Path | None = None) -> Path:
@@ -168,22 +151,8 @@ def _write_new(path: Path, text: str, like: Path | None = None) -> Path:
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     what = f"cannot be written: {error.strerror or error}"
-    return ConfigError(Problem(where=str(path), what=what, fix="choose a file that you may write: --output P"))
+    return ConfigError(Problem(where=str(path), what=what, fix="choose a file you can write to: --output P"))
 
 
 def _usage(what: str, fix: str) -> ConfigError:
     return ConfigError(Problem(where="retrain migrate-config", what=what, fix=fix))
-
-
-def _show(found: Migration, wish: Wish, written: Path | None) -> None:
-    names = ", ".join(found.legacy_keys)
-    if wish.mode == "stdout":
-        click.echo(found.after.encode("utf-8"), nl=False)
-    elif wish.mode == "check":
-        click.echo(f"{found.label}: {f'legacy keys: {names}' if names else 'nothing to migrate'}")
-    elif written is not None:
-        click.echo(f"Wrote {written}" + (f": moved {names} to [backend.options]" if names else ": nothing to migrate"))
-    elif not names:
-        click.echo(f"{found.label}: nothing to migrate")
-    else:
-        click.echo(found.diff(), nl=False)

@@ -1,4 +1,4 @@
-"""Registers the commands and the templates that come with the kernel."""
+"""Registers the core commands and the `retrain init` templates."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from retrain.kernel.plugins.spec import PluginSpec
 from retrain.rooms.cli.legacy import MOVED
 
 COMMANDS = (
-    ("train", "Train as a TOML file says (the default command).", "retrain.rooms.cli.train:command"),
+    ("train", "Train with a TOML file (the default command).", "retrain.rooms.cli.train:command"),
     ("init", "Write a starting configuration.", "retrain.rooms.cli.init:command"),
     (
         "completion",
-        "Print the script that completes our command line in your shell.",
+        "Print the completion script for your shell.",
         "retrain.rooms.cli.completion:command",
     ),
     ("explain", "Show what a configuration would do, without model or data.", "retrain.rooms.cli.explain:command"),
     (
         "plugins",
-        "List everything that is plugged in, and where each part comes from.",
+        "List every registered name and where it comes from.",
         "retrain.rooms.cli.plugins:command",
     ),
     (
         "backends",
-        "What each backend can do, its options, and what it needs installed.",
+        "Show each backend's capabilities, options and dependencies.",
         "retrain.rooms.cli.backends:command",
     ),
     (
         "migrate-config",
-        "Rewrite a configuration that has keys of an earlier version.",
+        "Rewrite a configuration that uses keys of an earlier version.",
         "retrain.rooms.cli.migrate:command",
     ),
 )
@@ -43,7 +43,7 @@ TEMPLATES = (
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """The commands of the kernel."""
+    """The core commands."""
     for name, summary, factory in COMMANDS:
         register(PluginSpec(name=name, summary=summary, factory=factory))
 
@@ -57,6 +57,6 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    """The templates that need no particular distribution."""
+    """The templates that depend on no particular distribution."""
     for name, summary, factory in TEMPLATES:
         register(PluginSpec(name=name, summary=summary, factory=factory))

@@ -1,4 +1,4 @@
-"""`retrain plugins`: everything that is plugged in, where it comes from, and what a configuration selects of it."""
+"""`retrain plugins`: every registered name, its origin, and the parts that a configuration selects."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.kernel.declared import Kind
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.terminal_text import printable
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import DEFAULT_FILE, load_with_problems
 from retrain.rooms.session.locate import OK, part_file, searched_modules
 from retrain.rooms.session.records.secrets import hide
 from retrain.rooms.session.selected import selected_parts
+from retrain.rooms.text.terminal_text import printable
 
-FILES_FROM_COLUMNS = 110  # a narrower terminal has no room for the files; `--json` and a pipe always have
+FILES_FROM_COLUMNS = 110  # terminal width from which files are shown; `--json` and pipes always show them
 GAP = 2  # spaces between columns
 KINDS = {kind.value.replace(" ", "-"): kind for kind in Kind}
 EPILOG = """\b
 Examples:
-  retrain plugins                          everything that is plugged in
+  retrain plugins                          list everything registered
   retrain plugins my.toml                  and what that file selects
   retrain plugins --kind transform --json
 
@@ -46,12 +46,12 @@ Exit codes: 0 done; 2 usage or configuration error.
 def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[str, ...]) -> None:
     """List every registered name with its distribution, version and file, and every plugin that failed to load.
 
-    With CONFIG, or a retrain.toml in this folder: also the modules in its search paths, which are imported for it, and
-    the parts that it selects.
+    With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, which are imported for
+    this, and the parts that it selects.
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
     if arguments or DEFAULT_FILE.is_file():
-        with redirect_stdout(sys.stderr):  # what a plugin prints when it is imported
+        with redirect_stdout(sys.stderr):  # plugins may print when they are imported
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
     if as_json:
         click.echo(json.dumps(hide(content), indent=2))
@@ -60,7 +60,7 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
 
 
 def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str, Any]:
-    """What is installed, as plain data: `kinds` by kind, `failures`, and `left_out` by the environment."""
+    """What is installed, as plain data: `kinds`, `failures`, and what the environment has `left_out`."""
     rows = {
         kind.value: [
             {
@@ -101,7 +101,7 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
 def _show(content: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 4096  # what reads a pipe wants every character
+        console.width = 4096  # a pipe gets full lines
     with console.capture() as capture:
         _print(console, content)
     text = capture.get()
@@ -167,7 +167,7 @@ def _print_configuration(console: Console, content: dict[str, Any]) -> None:
     for _ in range(4):
         table.add_column(no_wrap=True, overflow="ellipsis")
     for part in content["selected"]:
-        source = Text(part["source"] or "nobody provides it", style="cyan" if part["source"] else "red")
+        source = Text(part["source"] or "not provided", style="cyan" if part["source"] else "red")
         if part["problem"] and part["source"]:
             source = Text("two owners", style="red")
         file = Text(_line(short_file(part["file"])), style="dim")
@@ -185,7 +185,7 @@ def _print_configuration(console: Console, content: dict[str, Any]) -> None:
 
 
 def short_file(file: str) -> str:
-    """A file as seen from the folder that it is imported from, or from this one."""
+    """A file relative to the import folder that holds it, or to this one."""
     path = Path(file)
     bases = [Path(entry or ".").resolve() for entry in sys.path]
     inside = [path.relative_to(base) for base in bases if file and path.is_relative_to(base)]

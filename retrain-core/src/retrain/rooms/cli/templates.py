@@ -1,7 +1,7 @@
 """The text of the configurations that `retrain init` writes."""
 
 DEFAULT = """\
-# retrain: a run with the documented defaults. `retrain explain` shows what it will do.
+# retrain: a run with the documented defaults. `retrain explain` shows what it does.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"
@@ -26,7 +26,7 @@ log_dir = "logs/my_run"
 """
 
 QUICKSTART = """\
-# retrain: a short, cheap smoke test of a real model. `retrain explain` shows what it will do.
+# retrain: a short, cheap smoke test of a real model. `retrain explain` shows what it does.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"
@@ -40,14 +40,14 @@ max_steps = 20
 batch_size = 2
 group_size = 8
 max_tokens = 1024
-save_every = 0                  # only the last adapter
+save_every = 0                  # only the final adapter
 
 [logging]
 log_dir = "logs/quickstart"
 """
 
 EXPERIMENT = """\
-# retrain: a seeded run that can be compared: held-out evaluation before, every 50 steps and after.
+# retrain: a seeded run for comparisons, evaluated on held-out examples before, every 50 steps and after.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"

@@ -1,4 +1,4 @@
-"""The default `Algorithm`: the configured flow of credit, with the planning detector and the controller it asks for."""
+"""The default `Algorithm`: the configured flow of credit, with the planning detector and controller that it uses."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import (
-    Algorithm,
-    Controller,
-    ControllerView,
-    Credit,
-    Needs,
-    PlanningDetector,
-    TokenCredit,
-)
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.informative import GroupStatus, group_status, num_correct
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
-from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score
+from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, TrainRow
+from retrain.rooms.credit.checks import refusal
+from retrain.rooms.credit.custom import build_custom
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
-from retrain.rooms.credit.rows import train_rows
 from retrain.rooms.credit.token_metrics import concatenated, execution_variance, token_metrics
-
-CONDITION = "condition"  # the label that every algorithm has
 
 
 class NoController:
@@ -79,7 +70,7 @@ class CreditAlgorithm:
             "advantage_mode": self.flow.advantage.name,
             "transform_mode": self.flow.transform.name,
             "uncertainty_kind": self.flow.uncertainty.name,
-            CONDITION: self.flow.condition,
+            "condition": self.flow.condition,
         }
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
@@ -170,12 +161,36 @@ class CreditAlgorithm:
         )
 
 
+def train_rows(completion: Completion, advantages_A: Floats) -> list[TrainRow]:
+    """One row for each context that the policy was given: one, unless an episode rewrote its history.
+
+    `advantages_A` has one entry per action token of the completion; CreditError otherwise.
+    """
+    if len(advantages_A) != completion.num_actions:
+        raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
+    advantages_T = np.zeros(len(completion.tokens_T))
+    advantages_T[completion.action_T] = advantages_A
+    ends = (*completion.starts[1:], len(completion.tokens_T))
+    parts = [slice(start, end) for start, end in zip(completion.starts, ends, strict=True)]
+    return [
+        TrainRow(
+            tokens_T=completion.tokens_T[part],
+            action_T=completion.action_T[part],
+            logprobs_T=completion.logprobs_T[part],
+            advantages_T=advantages_T[part],
+            engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
+        )
+        for part in parts
+        if completion.action_T[part].any()
+    ]
+
+
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     """The algorithm of a run: a plugin's own, or the flow with its planning detector and controller."""
     config = context.config
     mode = config.algorithm.algorithm_mode
     if flow.is_custom:
-        return _custom_algorithm(mode, context)
+        return build_custom(mode, context)
     controller: Controller = NoController()
     if flow.controller:
         controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
@@ -189,19 +204,6 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     name = context.config.value("planning.detector", "regex")
     detector: PlanningDetector = build_part(Kind.PLANNING_DETECTOR, name, "planning.detector", context)
     return detector
-
-
-def _custom_algorithm(name: str, context: PluginContext) -> Algorithm:
-    """A plugin's own algorithm; PluginError unless its labels name the condition."""
-    params = context.config.algorithm.params
-    algorithm: Algorithm = build_part(
-        Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params"
-    )
-    if not isinstance(algorithm.labels.get(CONDITION), str):
-        what = f"the labels of algorithm {name!r} lack the text {CONDITION!r}"
-        where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
-        raise PluginError(Problem(where=where, what=what, fix=fix))
-    return algorithm
 
 
 def _is_judged(score: Score) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.plugins.params import validated_params
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
@@ -24,9 +24,9 @@ UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertain
 class CreditFlow:
     """Everything that turns scores and log-probabilities into token advantages, except the data.
 
-    `stages` holds the maths of each stage that is switched on. `gtpo_beta` and `hicra_alpha` are None where nobody
-    provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: it alone, with its
-    `algorithm`, names the run then, and nothing else of the flow is used.
+    `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
+    installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
+    flow only `condition` and `needs_entropy` are used then.
     """
 
     advantage: AdvantageSpec
@@ -93,7 +93,7 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     )
     advantage_params = _params(parts[0], config, "advantage_params", problems)
     transform_params = _params(parts[1], config, "transform_params", problems)
-    transform = as_transform(parts[1]) if parts[1] else None
+    transform = _transform(parts[1], problems)
     is_whole = bool(algorithm and algorithm.compute_context)
     stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
     if problems or None in parts or transform is None:
@@ -114,10 +114,21 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     )
 
 
+def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | None:
+    """The transform's spec; a fault of it is reported together with the other problems, if there are any."""
+    try:
+        return as_transform(found) if found else None
+    except RetrainError as error:
+        if not problems:
+            raise
+        problems.extend(error.problems)
+        return None
+
+
 def _stages(
     config: Config, plugins: Plugins, transform: TransformSpec | None, problems: list[Problem], *, is_whole: bool
 ) -> dict[str, CreditStage]:
-    """The stages that are switched on, and others that are installed: a whole function may read their strength."""
+    """The stages that are switched on, and the other installed ones: a whole function may read their strength."""
     wanted: dict[str, tuple[str, str]] = {}  # stage -> key that switched it on, and what needs it
     if transform is not None and transform.compute_context is None and not is_whole:
         user = f"transform {transform.name!r}"

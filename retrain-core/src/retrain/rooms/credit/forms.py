@@ -1,4 +1,4 @@
-"""The forms in which a plugin may give a part of the credit flow, each turned into its spec."""
+"""Converts each form in which a plugin may give a part of the credit flow to its spec."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from retrain.kernel.errors import PluginError, Problem, RetrainError, raised_at
+from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import Found
 from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
+from retrain.rooms.text.raised_at import raised_at
 
 
 def as_advantage(found: Found) -> AdvantageSpec:
@@ -29,7 +30,7 @@ def as_advantage(found: Found) -> AdvantageSpec:
 def as_transform(found: Found) -> TransformSpec:
     """A `TransformSpec`, from a spec, a factory of one, or `f(ctx) -> TransformOutput`.
 
-    A bare function gets planning masks and lambda: it may use both.
+    A bare function gets planning masks and lambda, since it may use both.
     """
     target = _spec_or_callable(found, TransformSpec, "transform")
     if isinstance(target, TransformSpec):

@@ -1,4 +1,4 @@
-"""The credit pipeline of one step, straight down: uncertainty, pooling, weight, advantage, post-processing, mask.
+"""The credit pipeline of one step, straight down: uncertainty, pooling, advantage, weight, post-processing, mask.
 
 `_G` one entry per completion of a group, `_T` one per action token of a completion.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.errors import CreditError, Problem, RetrainError, raised_at
+from retrain.kernel.errors import CreditError, Problem
 from retrain.kernel.types import Floats, Mask
-from retrain.rooms.credit.checks import as_numbers, check_count, refusal
+from retrain.rooms.credit.checks import as_numbers, call_part, check_count, refusal
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.specs import AdvantageContext, TransformContext, TransformOutput, UncertaintyContext
 from retrain.rooms.credit.stages import GTPO, HICRA, TOP_RHO
@@ -23,7 +23,7 @@ Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditGroup:
-    """What credit needs of one group; ragged arrays, action tokens only."""
+    """One group as credit sees it: ragged arrays over action tokens only."""
 
     rewards_G: Floats
     logprobs_G: Sequence[Floats]
@@ -34,7 +34,7 @@ class CreditGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditResult:
-    """Token advantages per group and completion, the uncertainties they came from, and numbers worth logging."""
+    """Token advantages per group and completion, uncertainties before and after pooling, and metrics to log."""
 
     token_advs: tuple[Arrays, ...]
     uncertainties: tuple[Arrays, ...]
@@ -53,16 +53,12 @@ def assign_credit(
 
     Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by
     default) and are zero elsewhere. The top-rho threshold is taken over all action tokens of the trained groups.
-    Numbers that are not finite, and plugin outputs of the wrong count or length, are a CreditError that names
-    plugin, group, completion and position.
+    CreditError for numbers that are not finite, and for plugin outputs of the wrong count or length; it names plugin,
+    group, completion and position.
     """
     if flow.is_custom:
-        raise CreditError(
-            Problem(
-                what=f"algorithm {flow.condition!r} assigns credit itself, so there is no flow of credit to compute",
-                fix="compute its credit by its own `assign`, or choose an algorithm that is made of stages",
-            )
-        )
+        what = f"algorithm {flow.condition!r} assigns credit itself: it has no stages to compute"
+        raise CreditError(Problem(what=what, fix="choose an algorithm that is made of stages"))
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
@@ -78,7 +74,7 @@ def assign_credit(
     metrics = _average(extras)
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
-        threshold = float(_call(flow.stages[TOP_RHO], (counted, flow.mask_rho), f"stage {TOP_RHO!r}", spread=True))
+        threshold = float(call_part(flow.stages[TOP_RHO], (counted, flow.mask_rho), f"stage {TOP_RHO!r}", spread=True))
         token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics
     return CreditResult(
@@ -109,7 +105,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
             params=flow.transform_params,
         )
         what = f"{place}: uncertainty {flow.uncertainty.name!r}"
-        uncertainty_T = as_numbers(_call(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
+        uncertainty_T = as_numbers(call_part(flow.uncertainty.compute, context, what), len(logprobs_T), what=what)
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             value = uncertainty_T[position]
@@ -123,7 +119,7 @@ def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -
     rewards_G = as_numbers(rewards_G, len(rewards_G), what=f"{name}: reward")
     what = f"{name}: advantage {flow.advantage.name!r}"
     context = AdvantageContext(rewards_G=rewards_G, params=flow.advantage_params)
-    return as_numbers(_call(flow.advantage.compute, context, what), len(rewards_G), what=what)
+    return as_numbers(call_part(flow.advantage.compute, context, what), len(rewards_G), what=what)
 
 
 def _credit_group(
@@ -147,7 +143,7 @@ def _credit_group(
 
 
 def _run_context(compute: object, context: TransformContext, what: str) -> tuple[Arrays, Mapping[str, float]]:
-    output = _call(compute, context, what)
+    output = call_part(compute, context, what)
     advs: Any = output.token_advs if isinstance(output, TransformOutput) else output
     check_count(advs, len(context.rewards_G), what=f"{what} output")
     lengths = [len(u) for u in context.uncertainties_G]
@@ -169,7 +165,7 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
         what = f"{group.name} completion {i}: entropy_transform of {flow.transform.name!r}"
         planning_T = np.asarray(planning, dtype=np.bool_)
         pooled.append(
-            as_numbers(_call(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
+            as_numbers(call_part(pool, (raw_T, planning_T, sepa_lambda), what, spread=True), len(raw_T), what=what)
         )
     return tuple(pooled)
 
@@ -180,16 +176,16 @@ def _spread(advantage: float, uncertainty_T: Floats, planning_T: Mask, flow: Cre
     advs_T: Floats = np.full(length, advantage)
     if transform.use_gtpo:
         what = f"{place}: stage {GTPO!r}"
-        weights = _call(flow.stages[GTPO], (uncertainty_T, flow.gtpo_beta), what, spread=True)
+        weights = call_part(flow.stages[GTPO], (uncertainty_T, flow.gtpo_beta), what, spread=True)
         advs_T = advantage * as_numbers(weights, length, what=what)
     if transform.apply_hicra:
         what = f"{place}: stage {HICRA!r}"
-        amplified = _call(flow.stages[HICRA], (advs_T, planning_T, flow.hicra_alpha), what, spread=True)
+        amplified = call_part(flow.stages[HICRA], (advs_T, planning_T, flow.hicra_alpha), what, spread=True)
         advs_T = as_numbers(amplified, length, what=what)
     if transform.post_process is not None:
         what = f"{place}: post_process of {transform.name!r}"
         arguments = (advs_T, planning_T, flow.transform_params)
-        advs_T = as_numbers(_call(transform.post_process, arguments, what, spread=True), length, what=what)
+        advs_T = as_numbers(call_part(transform.post_process, arguments, what, spread=True), length, what=what)
     return advs_T
 
 
@@ -221,16 +217,6 @@ def _mask(
         total += sum(keep.size for keep in keep_G) if is_trained else 0
     metrics = {"entropy_mask_fraction": kept / total if total else 1.0}
     return masked, metrics | ({"entropy_mask_threshold": threshold} if np.isfinite(threshold) else {})
-
-
-def _call(function: Any, argument: Any, what: str, *, spread: bool = False) -> Any:
-    """Call a plugin's function; an error in it becomes a CreditError that names the plugin."""
-    try:
-        return function(*argument) if spread else function(argument)
-    except RetrainError:
-        raise
-    except Exception as error:
-        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
 
 def _average(extras: Sequence[Mapping[str, float]]) -> dict[str, float]:

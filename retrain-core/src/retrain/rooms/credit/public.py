@@ -78,20 +78,20 @@ def compute_composable_advantages(
 
 
 def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
-    """GTPO weight of each token of a completion, `[T]`, as retrain-sepa has it; PluginError where it is missing."""
-    weights_T: Floats = public_stage(GTPO).apply(uncertainty_T, beta)
+    """GTPO weight of each token of a completion, `[T]`, computed by retrain-sepa; PluginError when it is missing."""
+    weights_T: Floats = public_stage(GTPO, needed_by="gtpo_weights()").apply(uncertainty_T, beta)
     return weights_T
 
 
 def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Floats:
-    """HICRA: more credit on planning tokens, `[T]`, as retrain-sepa has it; PluginError where it is missing."""
-    amplified_T: Floats = public_stage(HICRA).apply(advantages_T, planning_T, alpha)
+    """HICRA: more credit on planning tokens, `[T]`, computed by retrain-sepa; PluginError when it is missing."""
+    amplified_T: Floats = public_stage(HICRA, needed_by="amplify_planning()").apply(advantages_T, planning_T, alpha)
     return amplified_T
 
 
 def top_rho_threshold(uncertainties: Sequence[Floats], rho: float) -> float:
     """Smallest uncertainty that keeps its credit under a top-rho mask, over all given tokens.
 
-    As retrain-sepa has it; PluginError where it is missing.
+    Computed by retrain-sepa; PluginError when it is missing.
     """
-    return float(public_stage(TOP_RHO).apply(uncertainties, rho))
+    return float(public_stage(TOP_RHO, needed_by="top_rho_threshold()").apply(uncertainties, rho))

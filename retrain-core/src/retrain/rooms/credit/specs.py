@@ -1,4 +1,4 @@
-"""What an advantage, transform, uncertainty or algorithm plugin is made of; public as `retrain.advantages`."""
+"""Specs and contexts of advantage, transform, uncertainty and algorithm plugins; public as `retrain.advantages`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdvantageContext:
-    """What an episode advantage may look at: the scores of one group, and its own parameters."""
+    """Input of an episode advantage: the scores of one group, and its own parameters."""
 
     rewards_G: Floats
     params: Params = field(default_factory=dict)
@@ -33,7 +33,7 @@ class AdvantageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UncertaintyContext:
-    """What an uncertainty kind may look at: the action tokens of one completion; all in nats."""
+    """Input of an uncertainty kind: the action tokens of one completion; all values in nats."""
 
     logprobs_T: Floats
     entropies_T: Floats | None = None
@@ -45,7 +45,7 @@ class UncertaintyContext:
 class UncertaintySpec:
     """An uncertainty kind: `compute(ctx)` returns one finite number >= 0 per action token.
 
-    `needs_entropy` makes a configuration whose engine cannot give entropies an error before the model loads.
+    With `needs_entropy`, a configuration whose engine cannot report entropies is refused before the model loads.
     """
 
     name: str
@@ -55,7 +55,7 @@ class UncertaintySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransformContext:
-    """What a whole-transform function `f(ctx)` may look at: one group, one array per completion.
+    """Input of a whole-transform function `f(ctx)`: one group, one array per completion.
 
     `advantages_G` are the episode advantages, `uncertainties_G` the configured uncertainty before any pooling.
     """
@@ -74,7 +74,7 @@ class TransformContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransformOutput:
-    """One array of token advantages per completion, and numbers worth logging (averaged over the step's groups)."""
+    """One array of token advantages per completion, and metrics, which are averaged over the step's groups."""
 
     token_advs: Sequence[Numbers]
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class TransformOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditStage:
-    """The maths of one stage of credit, and how strong the configuration wants it.
+    """The function of one stage of credit, and the strength that the configuration sets.
 
     `apply` depends on the stage: `gtpo` is `f(uncertainty_T, strength) -> weights_T`; `hicra` is `f(advantages_T,
     planning_T, strength) -> advantages_T`; `top_rho` is `f(uncertainties, strength) -> threshold`, over one array per
-    completion of the step. `strength(config)` reads the owner's table, or gives its default where there is none.
+    completion of the step. `strength(config)` reads the owner's table, or returns its default when there is none.
     """
 
     apply: Callable[..., Any]

@@ -1,7 +1,7 @@
-"""The stages of credit that a flag switches on: found by name among the registered transforms, like any other part.
+"""The stages of credit that a flag switches on, found by name among the registered transforms.
 
-The maths is not in this distribution: a registered `TransformSpec` carries it in `stages`. A flag whose stage nobody
-provides gets the answer that any missing name gets.
+Their maths is not in this distribution: a registered `TransformSpec` carries it in `stages`. A flag whose stage is not
+installed gives the error of a missing plugin.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from retrain.rooms.credit.specs import CreditStage
 
 GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
 CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
-DISCOVERY_SETTINGS = ("RETRAIN_PLUGINS", "RETRAIN_BLOCK")
+Settings = tuple[str | None, str | None]  # RETRAIN_PLUGINS and RETRAIN_BLOCK
 
 
 def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> CreditStage:
-    """The stage `name`; PluginError says who provides it, and how to install that, when it is missing.
+    """The stage `name`; PluginError says which distribution provides it when it is missing.
 
-    `where` is the place that asked, `needed_by` what switched the stage on; both are for the message.
+    `where` is the place of the setting that switches it on, `needed_by` the part that uses it: for the message.
     """
     carrier = CARRIERS[name]
     problem = problem_with(plugins, Kind.TRANSFORM, carrier, where=where)
     if problem is not None:
-        asked = f"{needed_by} needs stage {name!r}, and there is {problem.what}"
-        raise PluginError(replace(problem, what=asked))
+        what = f"{needed_by} needs stage {name!r}, and there is {problem.what}"
+        raise PluginError(replace(problem, what=what))
     found = resolve(plugins, Kind.TRANSFORM, carrier, where=where)
     stage = as_transform(found).stages.get(name)
     if stage is None:
@@ -43,30 +43,40 @@ def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> Cr
 
 
 def optional_stage(plugins: Plugins, name: str) -> CreditStage | None:
-    """The stage `name` where exactly one distribution provides it."""
+    """The stage `name` if exactly one distribution provides it."""
     if len(plugins.find(Kind.TRANSFORM, CARRIERS[name])) != 1:
         return None
     found = resolve(plugins, Kind.TRANSFORM, CARRIERS[name], where=f"stage {name!r}")
     return as_transform(found).stages.get(name)
 
 
-def public_stage(name: str) -> CreditStage:
-    """The stage `name` for a call outside of a run, from whatever is installed now."""
-    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by="this function")
+def public_stage(name: str, *, needed_by: str) -> CreditStage:
+    """The stage `name` for a call outside a run."""
+    return _public_stage(name, needed_by, _settings(), tuple(sys.path))
 
 
 def installed_plugins() -> Plugins:
-    """Everything that is plugged in, discovered again only when the answer could be another one.
+    """Everything that is plugged in, discovered again only when the answer could have changed.
 
-    That is: when `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path` changes, or a folder on that path does, as it does
-    when a distribution is installed. For reading: a run gets its own from `load_plugins`.
+    It can after a change of `RETRAIN_PLUGINS`, `RETRAIN_BLOCK` or `sys.path`, and of a folder on that path, which
+    installing a distribution changes. The result is shared: read it only. A run calls `load_plugins` itself.
     """
-    settings = tuple(os.environ.get(name) for name in DISCOVERY_SETTINGS)
-    return _discovered(settings, tuple((folder, _changed_at(folder)) for folder in sys.path))
+    return _discovered(_settings(), tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+def _settings() -> Settings:
+    return os.environ.get("RETRAIN_PLUGINS"), os.environ.get("RETRAIN_BLOCK")
+
+
+@lru_cache(maxsize=16)
+def _public_stage(name: str, needed_by: str, settings: Settings, path: tuple[str, ...]) -> CreditStage:
+    """Keyed by what decides which plugins are found. A missing stage raises, so it is never cached."""
+    return find_stage(installed_plugins(), name, where="retrain.advantages", needed_by=needed_by)
 
 
 @lru_cache(maxsize=4)
-def _discovered(settings: tuple[str | None, ...], path: tuple[tuple[str, int], ...]) -> Plugins:
+def _discovered(settings: Settings, path: tuple[tuple[str, int], ...]) -> Plugins:
+    """Keyed by what decides which plugins are found."""
     return load_plugins()
 
 

@@ -18,7 +18,7 @@ from retrain.rooms.doctor.examine import Examination, examine
 from retrain.rooms.doctor.show import show
 from retrain.rooms.session.records.secrets import hide
 
-MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature on one side only makes several tenths
+MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
 EPILOG = """\b
 Examples:
   retrain doctor                           this machine, for ./retrain.toml if there is one
@@ -26,7 +26,7 @@ Examples:
   retrain doctor my.toml --logprobs        also loads the model
 
 \b
-Exit codes: 0 all that CONFIG needs is there; 1 it is not; 2 usage or configuration error.
+Exit codes: 0 everything CONFIG needs is there; 1 something is missing; 2 usage or configuration error.
 """
 
 
@@ -39,13 +39,13 @@ Exit codes: 0 all that CONFIG needs is there; 1 it is not; 2 usage or configurat
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG] [OVERRIDES]...")
 @click.pass_context
 def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, arguments: tuple[str, ...]) -> None:
-    """Say whether this machine has what CONFIG needs, and how to get what it lacks.
+    """Check whether this machine has what CONFIG needs, and how to get what is missing.
 
-    The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG is ./retrain.toml when there is
-    one. Without any, everything is shown and only a plugin that failed to load counts.
+    The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG defaults to ./retrain.toml where
+    it exists. Without a configuration everything is shown and only a plugin that failed to load counts.
     """
     plugins: Plugins = ctx.obj
-    with redirect_stdout(sys.stderr):  # what a plugin prints when it is imported
+    with redirect_stdout(sys.stderr):  # plugins may print when they are imported
         found = examine(arguments, plugins)
     gap: dict[str, Any] | None = None
     if logprobs and found.config is None:
@@ -63,7 +63,7 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
 
 
 def as_data(found: Examination, gap: dict[str, Any] | None) -> dict[str, Any]:
-    """`ok`, `config`, every finding in `checks`, and the gap where it was measured."""
+    """The documented JSON form: `ok`, `config`, all `checks`, and the gap in `logprobs` where it was measured."""
     return {
         "ok": not found.fatal,
         "config": found.source or None,
@@ -73,18 +73,19 @@ def as_data(found: Examination, gap: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
-    """Load the model, measure the gap, and judge it."""
-    from retrain.rooms.doctor.logprobs import measure_gap  # this alone loads a model
+    """Load the model, measure the gap and compare it with the limit."""
+    from retrain.rooms.doctor.logprobs import QUESTIONS, logprob_gap  # only this loads a model
 
     click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
     with redirect_stdout(sys.stderr):
-        gap = measure_gap(config, plugins)
-    measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.tokens} tokens of {gap.prompts} prompts"
-    content = asdict(gap) | {"max_mean_gap": max_gap}
+        gap = logprob_gap(config, plugins)
+    measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
+    content = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
+    content["max_mean_gap"] = max_gap
     if gap.mean <= max_gap:
         return Diagnosis(name="log-probabilities", status="ok", detail=measured, needed=True), content
     fix = (
         "sampler and trainer must use the same weights, temperature and dtype; [algorithm] tis_cap softens a small gap"
     )
-    detail = f"{measured}; at most {max_gap:g} on average is wanted"
+    detail = f"{measured}; the mean must be at most {max_gap:g}"
     return Diagnosis(name="log-probabilities", status="failed", detail=detail, fix=fix, needed=True), content

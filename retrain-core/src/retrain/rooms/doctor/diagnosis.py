@@ -1,4 +1,4 @@
-"""What `retrain doctor` shows: one finding about this machine, with what to do about it."""
+"""A finding of `retrain doctor` about this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from retrain.kernel.plugins.installed import installed_version, required_packages
+from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.installed import installed_version
+from retrain.rooms.session.packages import required_packages
 
 SERVER_TIMEOUT_S = 5.0
-SERVER_FAULTS = (500, 502, 503, 504)  # broken, or nobody behind the gateway; any other status is an answer
+SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; any other status counts as an answer
 Status = Literal["ok", "warn", "missing", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """One thing that was looked at.
+    """One thing that was checked.
 
-    `missing` is what is not there, `failed` what is there and does not work, `warn` what works with a drawback.
-    `needed` says that the configuration cannot do without it: then anything but `ok` and `warn` makes the doctor's exit
-    code 1. `fix` is the smallest change that mends it.
+    `missing` is absent, `failed` is present and does not work, `warn` works with a drawback. `needed` means that the
+    configuration cannot run without it: then `missing` and `failed` make the doctor's exit code 1. `fix` is the
+    smallest change that repairs it.
     """
 
     name: str
@@ -41,18 +43,18 @@ def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool)
     name = f"{distribution}[{extra}]"
     if not packages:
         detail = f"{distribution} is not installed, or its version has no such extra; for {purpose}"
-        fix = f"pip install --upgrade '{name}'"
+        fix = install_line(distribution, extra).replace("pip install ", "pip install --upgrade ", 1)
         return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=needed)
     if not lacking:
         return Diagnosis(name=name, status="ok", detail=", ".join(map(str, packages)), needed=needed)
     detail = f"{', '.join(map(str, lacking))}: not installed, for {purpose}"
-    return Diagnosis(name=name, status="missing", detail=detail, fix=f"pip install '{name}'", needed=needed)
+    return Diagnosis(name=name, status="missing", detail=detail, fix=install_line(distribution, extra), needed=needed)
 
 
 def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> Diagnosis:
     """Whether a distribution and all that it requires are installed; imports nothing."""
     version = installed_version(distribution)
-    fix = f"pip install {distribution}"
+    fix = install_line(distribution)
     if not version:
         detail = f"not installed, for {purpose}"
         return Diagnosis(name=distribution, status="missing", detail=detail, fix=fix, needed=needed)
@@ -64,7 +66,7 @@ def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> D
 
 def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
     """Whether a server answers at `url` within five seconds; any HTTP status but 500 and 502 to 504 is an answer."""
-    import http.client  # a scoring process imports this module too, and asks no server
+    import http.client  # not at the top: scoring processes import this module and contact no server
     import urllib.error
     import urllib.request
 
@@ -72,11 +74,11 @@ def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
         parts = urlsplit(url)
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))  # no login, no key
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, a port that is none
+    except ValueError:  # unbalanced brackets, an invalid port
         shown, is_url = url.rpartition("@")[2], False
     if not is_url:
         fix = "write it as http://HOST:PORT"
-        return Diagnosis(name=name, status="failed", detail=f"{shown!r} is no URL", fix=fix, needed=needed)
+        return Diagnosis(name=name, status="failed", detail=f"{shown!r} is not a URL", fix=fix, needed=needed)
     try:
         with urllib.request.urlopen(shown, timeout=SERVER_TIMEOUT_S) as answer:
             code = answer.status
@@ -88,6 +90,6 @@ def diagnose_server(name: str, url: str, *, needed: bool) -> Diagnosis:
         fix = "start the server, or correct the URL"
         return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
     if code in SERVER_FAULTS:
-        detail, fix = f"{shown} answers with HTTP status {code}", "look at the server's own log"
+        detail, fix = f"{shown} answers with HTTP status {code}", "look at the server's log"
         return Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=needed)
     return Diagnosis(name=name, status="ok", detail=f"{shown} answers", needed=needed)

@@ -1,4 +1,4 @@
-"""Asks every plugin what it sees, and puts the answers of all together with the problems of the configuration."""
+"""Collects the findings of every plugin and the problems of the configuration."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import DEFAULT_FILE, claim_of, load_with_problems
 from retrain.rooms.session.selected import selected_parts
 
@@ -18,7 +18,7 @@ HOOK = "retrain_diagnose"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What was found for `config`, or without one; `source` is the file, empty when there is none."""
+    """The findings for `config`, or for the machine without one; `source` is the file, empty when there is none."""
 
     config: Config | None
     source: str
@@ -26,14 +26,14 @@ class Examination:
 
     @property
     def fatal(self) -> tuple[Diagnosis, ...]:
-        """What keeps the configuration, or without one the installation, from working."""
+        """The findings that keep the configuration, or without one the installation, from working."""
         return tuple(finding for finding in self.findings if finding.is_fatal)
 
 
 def examine(arguments: Sequence[str], plugins: Plugins) -> Examination:
-    """Everything that plugins say about `[CONFIG] [overrides]`, or about this machine when there is no file.
+    """The findings of all plugins about `[CONFIG] [overrides]`, or about this machine when there is no file.
 
-    A file that trains nothing (a standalone `[squeeze]`) asks for no training parts: only its own problems count.
+    A file that trains nothing (a standalone `[squeeze]`) needs no training parts, so only its own problems count.
     ConfigError when the file cannot be read at all.
     """
     if not arguments and not DEFAULT_FILE.is_file():
@@ -48,15 +48,15 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> Examination:
             problems += [problem for problem in error.problems if str(problem) not in known]
     trains = claim is None or any(path.startswith("campaign.") for path in config.origins)
     examined = config if trains else None
-    told = _part_problems(examined, plugins)
-    findings = [_configuration(problem) for problem in problems if problem.what not in told]
+    reported = _part_problems(examined, plugins)
+    findings = [_configuration(problem) for problem in problems if problem.what not in reported]
     return Examination(
         config=examined, source=config.source or "(defaults)", findings=(*findings, *_ask(examined, plugins))
     )
 
 
 def _part_problems(config: Config | None, plugins: Plugins) -> set[str]:
-    """What is wrong with the parts, which have findings of their own."""
+    """The problems of parts, each of which has its own finding."""
     parts = selected_parts(config, plugins, registered_tables(plugins)) if config else []
     return {part.problem.what for part in parts if part.problem}
 
@@ -67,15 +67,15 @@ def _configuration(problem: Problem) -> Diagnosis:
 
 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """Each plugin on its own: one that fails does not silence the others."""
+    """Ask each plugin separately, so that one that fails does not silence the others."""
     found: list[Diagnosis] = []
     given = {"config": config, "plugins": plugins}
-    for asked in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
+    for hook in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
         try:
-            answer: Sequence[Diagnosis] | None = asked.function(*(given[name] for name in asked.argnames))  # type: ignore[assignment]
+            answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]
             found += answer or ()
         except Exception as error:  # a fault of that plugin
             detail = f"{HOOK} raised {type(error).__name__}: {error}"
             fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
-            found.append(Diagnosis(name=f"plugin {asked.plugin_name}", status="failed", detail=detail, fix=fix))
+            found.append(Diagnosis(name=f"plugin {hook.plugin_name}", status="failed", detail=detail, fix=fix))
     return found

@@ -1,4 +1,4 @@
-"""Python, and the folders that a run writes."""
+"""Python, and the folders that a run writes to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.rooms.doctor.diagnosis import Diagnosis
 from retrain.rooms.session.records.folder import check_run_folder
 
-LOW_DISK_BYTES = 5 * 10**9  # about what the checkpoints of a LoRA run on a 4B model take
+LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
 
 
 def diagnose_machine(config: Config | None) -> list[Diagnosis]:
@@ -37,10 +37,10 @@ def _run_folder(config: Config) -> Diagnosis:
 
 
 def _disk(folder: Path, *, name: str, needed: bool = False) -> Diagnosis:
-    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
-    free = shutil.disk_usage(there).free
+    existing = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
     detail = f"{folder}: {free / 1e9:.1f} GB free"
     if free < LOW_DISK_BYTES:
-        fix = "make room: a full disk ends the run at a checkpoint"
+        fix = "free some space: a full disk ends the run at a checkpoint"
         return Diagnosis(name=name, status="warn", detail=detail, fix=fix, needed=needed)
     return Diagnosis(name=name, status="ok", detail=detail, needed=needed)

@@ -1,4 +1,4 @@
-"""What is installed of ours, what failed to load, and whether every part of the configuration is there."""
+"""First-party distributions, plugins that failed to load, and every part that the configuration names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.first_party import CORE, LOCAL, PRIME_RL, REWARDS, SEPA, TINKER, provider
 from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import LoadFailure
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra
-from retrain.rooms.recorders.recording import recorder_names
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.selected import Selected, selected_parts
 
 PURPOSES = {
@@ -24,12 +24,12 @@ PURPOSES = {
 
 
 def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """Distributions, extras of the kernel, plugins that failed to load, and the parts that the configuration names."""
+    """Distributions, extras of retrain-core, plugins that failed to load, and the parts in the configuration."""
     selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
     needed = {part.distribution or provider(part.kind, part.name) for part in selected}
     found = [_distribution(name, plugins, needed=name in needed) for name in PURPOSES]
-    found += _extras(config)
-    found += [_failure(plugins, number, is_all_there_is=config is None) for number in range(len(plugins.failures))]
+    found += _extras(config, selected)
+    found += [_failure(failure, needed=config is None) for failure in plugins.failures]
     return found + _clashes(plugins, selected) + [_part(part) for part in selected]
 
 
@@ -42,8 +42,8 @@ def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
     return found
 
 
-def _extras(config: Config | None) -> list[Diagnosis]:
-    recorders = recorder_names(config) if config else {}
+def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
+    recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
     launcher = config.value("campaign.launcher", "") if config and _is_campaign(config) else ""
     return [
         diagnose_extra(CORE, "wandb", purpose="recorder 'wandb'", needed="wandb" in recorders),
@@ -56,27 +56,26 @@ def _is_campaign(config: Config) -> bool:
     return any(path.startswith("campaign.") for path in config.origins)
 
 
-def _failure(plugins: Plugins, number: int, *, is_all_there_is: bool) -> Diagnosis:
-    """A plugin that failed to load; with nothing else to judge by, it is what makes the doctor's exit code 1."""
-    failure = plugins.failures[number]
+def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:
+    """A plugin that failed to load; without a configuration this is what makes the exit code 1."""
     return Diagnosis(
         name=f"plugin {failure.owner}",
         status="failed",
         detail=f"{failure.owner.source}: {failure.error}",
         fix=f"repair, upgrade or uninstall {failure.owner.distribution}",
-        needed=is_all_there_is,
+        needed=needed,
     )
 
 
 def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
-    asked = {(part.kind, part.name) for part in selected}
+    needed = {(part.kind, part.name) for part in selected}
     found = []
     for kind in Kind:
         names = dict.fromkeys(entry.spec.name for entry in plugins.registered(kind))
         for name in names:
             owners = [entry.owner for entry in plugins.find(kind, name)]
-            if len(owners) > 1 and (kind, name) not in asked:
-                detail = f"provided twice: by {' and by '.join(map(str, owners))}; nothing here asks for it"
+            if len(owners) > 1 and (kind, name) not in needed:
+                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
                 fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
                 found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
     return found

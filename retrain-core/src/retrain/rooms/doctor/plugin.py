@@ -1,4 +1,4 @@
-"""Registers `retrain doctor`, and what the kernel itself looks at."""
+"""Registers `retrain doctor` and the checks that come with retrain-core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     """One command."""
-    summary = "Say whether this machine has what a configuration needs, and how to get what it lacks."
+    summary = "Check whether this machine has what a configuration needs, and how to get what is missing."
     register(PluginSpec(name="doctor", summary=summary, factory="retrain.rooms.doctor.command:command"))
 
 

@@ -1,4 +1,4 @@
-"""Whether the model, the servers and the keys that a run asks for can be had."""
+"""Whether the model, the servers and the keys that a run needs are within reach."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_server
-from retrain.rooms.recorders.recording import recorder_names
+from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.selected import selected_parts
 
 HUB_TIMEOUT_S = 10.0
 SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
@@ -23,14 +25,15 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """The model's files, every server whose URL the configuration has, and wandb's key; the hub without one."""
+    """The model's files, every server with a URL in the configuration, and wandb's key; without one, the hub."""
     if config is None:
         return [_hub()]
     found = [_model(config, plugins)]
     for path, name in SERVERS.items():
         if url := config.value(path, ""):
             found.append(diagnose_server(name, url, needed=True))
-    return [*found, *([_wandb_key()] if "wandb" in recorder_names(config) else [])]
+    parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
+    return [*found, *([_wandb_key()] if (Kind.RECORDER, "wandb") in parts else [])]
 
 
 def _hub() -> Diagnosis:
@@ -51,7 +54,7 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
         return _in_folder(folder, place)
     if name.startswith("builtin:"):
         return _bad_model(
-            f"{place}: no plugin ships {name!r}", "retrain-local ships builtin:tiny: install it, or let it in"
+            f"{place}: no plugin ships {name!r}", "retrain-local ships builtin:tiny: install it, or unblock it"
         )
     if name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
         return _bad_model(f"{place}: there is no folder {name!r}", "give a model folder, a hub id, or builtin:tiny")
@@ -64,7 +67,7 @@ def _in_folder(folder: Path, place: str) -> Diagnosis:
         names = {entry.name for entry in folder.iterdir()}
     except (OSError, ValueError) as error:
         reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
-        return _bad_model(f"{place}: {reason}", "give a folder that save_pretrained() wrote, and that you may read")
+        return _bad_model(f"{place}: {reason}", "give a folder that save_pretrained() wrote and that you can read")
     if not names.intersection(TOKENIZER_FILES):
         return _bad_model(f"{place}: {folder} holds no tokenizer", "save the tokenizer there: save_pretrained()")
     return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
@@ -80,7 +83,7 @@ def _on_the_hub(name: str, place: str) -> Diagnosis:
         return _bad_model(f"{place}: {name!r} is gated", "accept its terms on its page, then run `hf auth login`")
     except RepositoryNotFoundError:
         return _bad_model(f"{place}: no model {name!r} on the hub", "correct it; private models need `hf auth login`")
-    except Exception as error:  # any fault of the network, of whichever client library the hub package uses
+    except Exception as error:  # a network fault, whose type depends on the client library inside the hub package
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             detail = f"{name}: cached; the hub cannot be reached ({reason})"

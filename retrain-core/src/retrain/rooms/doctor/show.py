@@ -1,39 +1,39 @@
-"""The doctor's findings for people: a line each, and what to do below those that matter."""
+"""Prints the doctor's findings: one line each, with the fix below those that matter."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.text import Text
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.doctor.diagnosis import Diagnosis
 from retrain.rooms.doctor.examine import Examination
 from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
 
 
 def show(found: Examination, *, skipped_logprobs: bool = False) -> None:
-    """Print all findings, and the verdict last."""
+    """Print all findings, then the verdict."""
     console = Console(highlight=False)
     width = max(len(finding.name) for finding in found.findings) + 2
     for finding in found.findings:
         _print_finding(console, finding, width)
     if skipped_logprobs:
-        _print(console, Text("The log-probabilities were not compared: mend the rest first.", style="yellow"))
+        _print(console, Text("The log-probabilities were not compared: fix the rest first.", style="yellow"))
     _print(console, Text("\n") + _verdict(found))
 
 
 def _print_finding(console: Console, finding: Diagnosis, width: int) -> None:
-    is_idle = finding.status == "missing" and not finding.needed  # nobody asks for it
-    style = "dim" if is_idle else STYLES[finding.status]
-    status = "absent" if is_idle else finding.status
+    is_unused = finding.status == "missing" and not finding.needed
+    style = "dim" if is_unused else STYLES[finding.status]
+    status = "absent" if is_unused else finding.status
     line = Text.assemble((f"{status:<{STATUS_WIDTH}}", style), _safe(f"{finding.name:<{width}}"))
-    line.append(_safe(finding.detail), style="dim" if is_idle else "")
+    line.append(_safe(finding.detail), style="dim" if is_unused else "")
     _print(console, line)
     if finding.fix:
-        fix = Text(" " * (STATUS_WIDTH + width) + f"fix: {_safe(finding.fix)}", style="dim" if is_idle else "bold")
+        fix = Text(" " * (STATUS_WIDTH + width) + f"fix: {_safe(finding.fix)}", style="dim" if is_unused else "bold")
         _print(console, fix)
 
 
@@ -42,7 +42,7 @@ def _verdict(found: Examination) -> Text:
     if not found.source:
         if count:
             return Text(f"{count} of the installed plugins failed to load.", style="bold red")
-        return Text("No configuration was given: `retrain doctor CONFIG` says whether it could run here.")
+        return Text("No configuration was given: `retrain doctor CONFIG` checks whether it can run here.")
     if count:
         things = "1 thing" if count == 1 else f"{count} things"
         verb = "is" if count == 1 else "are"

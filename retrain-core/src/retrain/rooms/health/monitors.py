@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.watchers import Finding
+from retrain.rooms.health.contract import Finding
 from retrain.rooms.health.table import HealthTable
 
 Metrics = Mapping[str, Any]

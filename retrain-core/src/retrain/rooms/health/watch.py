@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watchers import Finding, HealthMonitor
 from retrain.kernel.errors import HealthError, Problem
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Kind
+from retrain.rooms.health.contract import Finding, HealthMonitor
 from retrain.rooms.health.table import HealthTable
 from retrain.rooms.session.fault_guard import FaultGuard
+from retrain.rooms.text.terminal_text import printable
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext

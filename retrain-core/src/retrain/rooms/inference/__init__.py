@@ -1,1 +1,1 @@
-"""Inference engines: their table; the engines that are servers come here, `pytorch` lives in retrain-local."""
+"""Inference engines: their table and the engines that are servers; `pytorch` lives in retrain-local."""

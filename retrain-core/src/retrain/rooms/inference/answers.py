@@ -1,4 +1,4 @@
-"""What a server said about one completion, checked before anything is done with it."""
+"""A completion as a server returns it, and the checks it must pass before anything uses it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from retrain.kernel.types import Floats, StopReason, Tokens
 from retrain.rooms.inference.client import BadAnswerError
 
-ROUNDING = 1e-3  # nats by which a log-probability may stand above 0
+ROUNDING = 1e-3  # nats by which rounding may lift a log-probability above 0
 LENGTH_REASONS = frozenset({"length", "max_tokens"})
 STOP_REASONS = frozenset({"stop", "eos", "stop_token"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a request wants; `prompt_T` are plain integers, as they are sent.
+class CompletionRequest:
+    """One completion to sample; `prompt_T` holds plain integers, as they are sent.
 
-    `model` is the server's own name of the base model, `adapter` that of the adapter on it, empty for none.
-    `max_tokens` fit the context, so a completion that is cut earlier is wrong. `top` asks for the likeliest
-    alternatives of each token. Requests with different `cache_salt` share no cached keys and values.
+    `model` is the server's name for the base model, `adapter` the name of the adapter on it, empty for none.
+    `max_tokens` fits the context, so a shorter cut is an error. `top` asks for that many of the likeliest alternatives
+    at each position. Requests with different `cache_salt` share no cached keys and values.
     """
 
     prompt_T: list[int]
@@ -39,10 +39,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """The server's words: ids, log-probabilities, why it stopped; None where it does not tell.
+class RawCompletion:
+    """A server's answer, unchecked; None stands for what it does not report.
 
-    `tops` are the log-probabilities of the likeliest first tokens, by whatever the server calls them.
+    `tops` are the log-probabilities of the likeliest first tokens, keyed by whatever the server calls them.
     """
 
     tokens: Sequence[Any] | None
@@ -54,8 +54,8 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drawn:
-    """A completion that could have been drawn as asked."""
+class Completion:
+    """A completion that the requested distribution could have produced."""
 
     tokens_T: Tokens
     logprobs_T: Floats
@@ -63,33 +63,33 @@ class Drawn:
     tops: dict[str, float]
 
 
-def checked(said: Said, asked: Asked) -> Drawn:
-    """The completion; BadAnswerError unless every part of it is what was asked for."""
-    wanted = asked.adapter or asked.model
-    if said.model is not None and said.model != wanted:
-        raise BadAnswerError(f"asked {wanted!r}, and {said.model!r} answered")
-    if said.prompt is not None and list(said.prompt) != asked.prompt_T:
+def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
+    """The completion; BadAnswerError unless every part of it matches the request."""
+    expected = request.adapter or request.model
+    if raw.model is not None and raw.model != expected:
+        raise BadAnswerError(f"asked {expected!r}, and {raw.model!r} answered")
+    if raw.prompt is not None and list(raw.prompt) != request.prompt_T:
         raise BadAnswerError("the server read another prompt than it was sent")
-    tokens_T = _tokens(said, asked)
-    return Drawn(
+    tokens_T = _tokens(raw, request)
+    return Completion(
         tokens_T=tokens_T,
-        logprobs_T=_logprobs(said.logprobs, len(tokens_T)),
-        stop_reason=_stop_reason(said.finish_reason, tokens_T, asked),
-        tops=said.tops or {},
+        logprobs_T=_logprobs(raw.logprobs, len(tokens_T)),
+        stop_reason=_stop_reason(raw.finish_reason, tokens_T, request),
+        tops=raw.tops or {},
     )
 
 
-def _tokens(said: Said, asked: Asked) -> Tokens:
-    if said.tokens is None:
+def _tokens(raw: RawCompletion, request: CompletionRequest) -> Tokens:
+    if raw.tokens is None:
         raise BadAnswerError("the answer holds no token ids")
-    if not said.tokens:
+    if not raw.tokens:
         raise BadAnswerError("the answer holds no token")
-    if len(said.tokens) > asked.max_tokens:
-        raise BadAnswerError(f"asked for {asked.max_tokens} tokens, got {len(said.tokens)}")
-    for token in said.tokens:
-        if type(token) is not int or not 0 <= token < asked.vocabulary:
-            raise BadAnswerError(f"{token!r} is not the id of one of the model's {asked.vocabulary} tokens")
-    return np.asarray(said.tokens, dtype=np.int64)
+    if len(raw.tokens) > request.max_tokens:
+        raise BadAnswerError(f"asked for {request.max_tokens} tokens, got {len(raw.tokens)}")
+    for token in raw.tokens:
+        if type(token) is not int or not 0 <= token < request.vocabulary:
+            raise BadAnswerError(f"{token!r} is not the id of one of the model's {request.vocabulary} tokens")
+    return np.asarray(raw.tokens, dtype=np.int64)
 
 
 def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
@@ -103,16 +103,16 @@ def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
     return np.minimum(np.asarray(values, dtype=np.float64), 0.0)
 
 
-def _stop_reason(reason: str | None, tokens_T: Tokens, asked: Asked) -> StopReason:
-    stops = np.isin(tokens_T, list(asked.stop_ids))
+def _stop_reason(reason: str | None, tokens_T: Tokens, request: CompletionRequest) -> StopReason:
+    stops = np.isin(tokens_T, list(request.stop_ids))
     if stops[:-1].any():
         raise BadAnswerError("the completion goes on after an end-of-sequence token")
-    if stops[-1]:  # some servers call it "length" when it is also the last token that was asked for
-        if reason in STOP_REASONS or (reason in LENGTH_REASONS and len(tokens_T) == asked.max_tokens):
+    if stops[-1]:  # some servers report "length" when the end-of-sequence token is also the last one allowed
+        if reason in STOP_REASONS or (reason in LENGTH_REASONS and len(tokens_T) == request.max_tokens):
             return StopReason.EOS
     elif reason in LENGTH_REASONS:
-        if len(tokens_T) < asked.max_tokens:
-            raise BadAnswerError(f"asked for {asked.max_tokens} tokens, cut off after {len(tokens_T)}")
+        if len(tokens_T) < request.max_tokens:
+            raise BadAnswerError(f"asked for {request.max_tokens} tokens, cut off after {len(tokens_T)}")
         return StopReason.LENGTH
     elif reason in STOP_REASONS:
         raise BadAnswerError(f"stopped at token {int(tokens_T[-1])}, which does not end a sequence of this model")

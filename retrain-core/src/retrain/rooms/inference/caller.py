@@ -1,4 +1,4 @@
-"""Asks the servers of one engine for completions of one model."""
+"""Builds the calls to the servers of one engine: completions of one model, and administration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.types import Tokens
-from retrain.rooms.inference.answers import Asked, Drawn, checked
+from retrain.rooms.inference.answers import Completion, CompletionRequest, checked
 from retrain.rooms.inference.client import Call, Client
-from retrain.rooms.inference.dialect import Dialect, Request, Served
+from retrain.rooms.inference.dialect import Dialect, HttpRequest, ServedModel
 from retrain.rooms.inference.pool import Server
 
 
@@ -21,12 +21,12 @@ from retrain.rooms.inference.pool import Server
 class Caller:
     """Client, dialect and model. `served` is the model as each server names it, by the server's URL.
 
-    `context_limit` is the smallest of all that are known.
+    `context_limit` is the smallest known one.
     """
 
     client: Client
     dialect: Dialect
-    served: dict[str, Served]
+    served: dict[str, ServedModel]
     stop_ids: frozenset[int]
     vocabulary: int
     context_limit: int | None
@@ -49,11 +49,11 @@ class Caller:
         top: int = 0,
         cache_salt: str = "",
         label: str = "a completion",
-    ) -> Call[Drawn]:
-        """The request for one completion of at most `max_tokens`, or as many as the context has room for."""
+    ) -> Call[Completion]:
+        """The call for one completion of at most `max_tokens`, fewer where the context has no room for them."""
         room = max_tokens if self.context_limit is None else min(max_tokens, self.context_limit - len(prompt_T))
         first = (server or self.servers[0]).url
-        asked = Asked(
+        request = CompletionRequest(
             prompt_T=prompt_T.tolist(),
             seed=seed,
             max_tokens=room,
@@ -65,30 +65,30 @@ class Caller:
             top=top,
             cache_salt=cache_salt,
         )
-        path, body = self.dialect.completion(asked)
+        path, body = self.dialect.completion(request)
 
-        def read(answer: Any) -> Drawn:
-            return checked(self.dialect.said(answer, asked), asked)
+        def read(answer: Any) -> Completion:
+            return checked(self.dialect.parse_completion(answer, request), request)
 
         return Call(path=path, body=body, read=read, server=server, repair=repair, label=label)
 
-    def everywhere(self, requests: Sequence[Request], label: str) -> None:
-        """Send administrative requests to all servers, each once the one before has been answered by all.
+    def send_everywhere(self, requests: Sequence[HttpRequest], label: str) -> None:
+        """Send administrative requests to all servers, each after all have answered the previous one.
 
-        Those about weights may name files that have not arrived on the server's disk: a 404 is tried again.
+        Files that a request names may not have reached the server's disk yet, so a 404 is retried.
         """
         for request in requests:
-            orders = [self.order(request, server, label) for server in self.servers]
-            self.client.results([replace(order, or_path=order.path) for order in orders])
+            calls = [self.admin_call(request, server, label) for server in self.servers]
+            self.client.results([replace(call, fallback_path=call.path) for call in calls])
 
-    def order(self, request: Request, server: Server, label: str) -> Call[None]:
-        """An administrative request to one server, whose answer is not looked at."""
+    def admin_call(self, request: HttpRequest, server: Server, label: str) -> Call[None]:
+        """An administrative request to one server; its answer is ignored."""
         path, body = request
-        return Call(path=path, body=body, read=lambda answer: None, server=server, label=label, is_read=False)
+        return Call(path=path, body=body, read=lambda answer: None, server=server, label=label, ignores_answer=True)
 
 
 def vocabulary_of(policy: Policy, tokenizer: Any) -> int:
-    """Number of token ids of the model, padding rows of its embedding included; the tokenizer's where none is told."""
+    """Number of token ids of the model with the padding rows of its embedding; the tokenizer's where unknown."""
     path = Path(policy.model_path)
     known = len(tokenizer)
     with suppress(OSError, ValueError, AttributeError, TypeError):

@@ -1,7 +1,7 @@
-"""Open connections to servers, one per request in flight, kept for the next one.
+"""Keep-alive connections to servers, one per request in flight.
 
-The pool inside `httpx` looks through all of its connections several times for each request, which takes milliseconds
-once there are hundreds; here each connection is a transport of its own, and finding a free one costs nothing.
+The pool inside `httpx` scans all of its connections several times per request, which takes milliseconds once there are
+hundreds; here each connection is its own transport, and finding a free one costs nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import httpx
 
 
 class Connections:
-    """Keep-alive connections by server. No proxy and no .netrc of the environment takes part: URLs say it all."""
+    """Keep-alive connections by server. Proxies and .netrc of the environment are ignored."""
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
         self._headers = {"Accept": "application/json", "Content-Type": "application/json", **headers}
         is_encrypted = any(url.startswith("https://") for url in urls)
-        # one for all: every transport would make its own, and reading the certificates takes 50 ms
+        # shared: each transport would otherwise make its own, and reading the certificates takes 50 ms
         self._tls = httpx.create_ssl_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._free: dict[str, list[httpx.AsyncHTTPTransport]] = defaultdict(list)
 
@@ -42,7 +42,7 @@ class Connections:
             response = await transport.handle_async_request(request)
             await response.aread()
             await response.aclose()
-        except BaseException:  # cancelled or broken: what stands on this connection is unknown
+        except BaseException:  # cancelled or broken: the state of this connection is unknown
             with suppress(Exception):
                 await transport.aclose()
             raise
@@ -50,7 +50,7 @@ class Connections:
         return response
 
     async def close(self) -> None:
-        """Close what is open and not in use."""
+        """Close all idle connections."""
         for free in self._free.values():
             while free:
                 with suppress(httpx.HTTPError):

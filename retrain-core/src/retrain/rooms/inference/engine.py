@@ -1,4 +1,4 @@
-"""An engine that is a server, or several: samples of the published policy, each checked, over HTTP."""
+"""An engine that is one server or several: checked samples of the published policy, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.rooms.inference import handshake
 from retrain.rooms.inference.adapters import Adapters, Loaded
-from retrain.rooms.inference.answers import Drawn
+from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.caller import Caller, vocabulary_of
 from retrain.rooms.inference.client import Call, Client
 from retrain.rooms.inference.dialect import Dialect
-from retrain.rooms.inference.gap import Gap, probe_prompts
-from retrain.rooms.inference.probe_adapter import write_loud
+from retrain.rooms.inference.probes import probe_prompts, write_probe_adapter
 from retrain.rooms.inference.recompute import Behaviour
-from retrain.rooms.inference.settings import Settings, settings_from
+from retrain.rooms.inference.table import InferenceTable, Settings
+from retrain.rooms.session.logprob_gap import LogprobGap
 
 LOG = logging.getLogger("retrain")
 
 
 def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEngine:
-    """Question the servers of `[inference] url`, give them the policy, and measure how exactly they have it."""
-    settings = settings_from(context.config, dialect.default_url)
+    """Check the servers of `[inference] url`, give them the policy, and measure how exactly they sample from it."""
+    settings = Settings.of(context.config, dialect.default_url)
     client = Client(settings)
     try:
-        return _introduced(dialect, context, policy, settings, client)
+        return _connected(dialect, context, policy, settings.table, client)
     except BaseException:
         client.close()
         raise
 
 
-def _introduced(
-    dialect: Dialect, context: PluginContext, policy: Policy, settings: Settings, client: Client
+def _connected(
+    dialect: Dialect, context: PluginContext, policy: Policy, table: InferenceTable, client: Client
 ) -> ServerEngine:
     temperature = context.config.training.temperature
     served = handshake.find_models(client, dialect, policy)
@@ -54,25 +54,27 @@ def _introduced(
         context_limit=min(limits, default=None),
     )
     probes = probe_prompts(context.tokenizer, caller.context_limit)
-    facts = handshake.question(caller, probes[0])
+    after_temperature = handshake.reports_after_temperature(caller, probes[0])
     tis_cap = context.config.algorithm.tis_cap
-    handshake.refuse_distribution(facts, settings, dialect, temperature, tis_cap)
-    is_same = temperature == 1.0 or facts.after_temperature is not False
+    handshake.require_distribution(
+        dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, tis_cap=tis_cap
+    )
+    is_same = temperature == 1.0 or after_temperature is not False
     adapters = Adapters(
         caller=caller,
         policy=policy,
-        folder=Adapters.folder_for(settings.adapter_dir),
-        keep_versions=settings.keep_versions,
-        max_gap=settings.max_gap,
+        folder=Adapters.folder_for(table.adapter_dir),
+        keep_versions=table.keep_versions,
+        max_gap=table.max_gap,
         temperature=temperature,
         probe_temperature=temperature if is_same else 1.0,
         probes=(probes[0], probes[-1]),
     )
-    recomputes = settings.logprobs == "trainer"
+    recomputes = table.logprobs == "trainer"
     behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
-    engine = ServerEngine(context, settings, caller, adapters, behaviour)
+    engine = ServerEngine(context, table, caller, adapters, behaviour)
     try:
-        engine.introduce(is_same=is_same)
+        engine.start(is_same=is_same)
     except BaseException:
         adapters.close()
         raise
@@ -80,35 +82,35 @@ def _introduced(
 
 
 class ServerEngine:
-    """Draws each completion with a request of its own, so each has its seed and is delivered as soon as it is done.
+    """Samples each completion with its own request, so each has its own seed and is delivered as soon as it finishes.
 
-    The servers are at `policy.version` whenever `sample` draws; a completion that could have come from anything else
-    is an error, never a sample.
+    The servers hold `policy.version` whenever `sample` runs; a completion that could have come from another policy is
+    an error, never a sample.
     """
 
     delivers_early = True
 
     def __init__(
-        self, context: PluginContext, settings: Settings, caller: Caller, adapters: Adapters, behaviour: Behaviour
+        self, context: PluginContext, table: InferenceTable, caller: Caller, adapters: Adapters, behaviour: Behaviour
     ) -> None:
         self._context = context
-        self._settings = settings
+        self._table = table
         self._caller = caller
         self._adapters = adapters
         self._behaviour = behaviour
-        self._retries_told = 0
+        self._retries_reported = 0
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """One list per request, one sample per seed; BackendError when a server cannot be made to give one."""
-        current = self._current()
-        places = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
-        calls = [self._call(requests[group], index, group, params, current) for group, index in places]
+        """One list per request, one sample per seed; BackendError when a server fails despite retries."""
+        current = self._require_current()
+        slots = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
+        calls = [self._call(requests[group], index, group, params, current) for group, index in slots]
         samples: list[list[Sample | None]] = [[None] * len(request.seeds_G) for request in requests]
         for batch in self._caller.client.run(calls, self._context.check_stop):
-            finished = [(places[number], drawn) for number, drawn in batch]
-            rows = [(np.asarray(requests[group].prompt_T, dtype=np.int64), drawn) for (group, _), drawn in finished]
+            finished = [(slots[number], completion) for number, completion in batch]
+            rows = [(np.asarray(requests[group].prompt_T, dtype=np.int64), found) for (group, _), found in finished]
             made = self._behaviour.samples(rows, params.temperature, current.version)
             for ((group, index), _), sample in zip(finished, made, strict=True):
                 samples[group][index] = sample
@@ -118,93 +120,95 @@ class ServerEngine:
         return [[sample for sample in group if sample is not None] for group in samples]
 
     def publish(self) -> None:
-        """Bring every server to the policy's version; BackendError when one cannot be shown to be there."""
+        """Bring every server to the policy's version; BackendError when one cannot be shown to have it."""
         self._adapters.publish()
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Let every server read an adapter that the trainer wrote, and sample from it as `version`."""
-        self._adapters.take(folder, version)
+        """Load an adapter that the trainer wrote on every server, and sample from it as `version`."""
+        self._adapters.publish_foreign(folder, version)
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Let every server replace all its weights by those in a folder, and sample from them as `version`."""
-        *work, last = self._caller.dialect.load_weights(folder)
+        """Replace all weights of every server by those in a folder, and sample from them as `version`."""
+        *requests, resume = self._caller.dialect.load_weights(folder)
         label = f"loading the weights of version {version}"
         try:
-            self._caller.everywhere(work, label)
+            self._caller.send_everywhere(requests, label)
         finally:
-            self._caller.everywhere([last], label)  # whatever happened, the servers must not stay paused
-        # the model keeps its name, and under it the server keeps keys and values of the weights before
+            self._caller.send_everywhere([resume], label)  # the servers must not stay paused after a failure
+        # the name stays the same, and the server still caches keys and values of the old weights under it
         salt = f"{secrets.token_hex(4)}-v{version}-"
         self._adapters.versions[:] = [Loaded(name="", version=version, cache_salt=salt)]
         self._adapters.verify(self._caller.servers)
 
     def metrics(self) -> Mapping[str, float]:
-        """Gap of the last probe, gap and weight of recomputed log-probabilities, and requests sent again."""
+        """The gap of the last probe, the gap of recomputed log-probabilities, and the number of retries."""
         retries = self._caller.client.retries
-        fields: dict[str, float] = {"inference_retries": retries - self._retries_told, **self._behaviour.metrics()}
-        self._retries_told = retries
+        fields: dict[str, float] = {"inference_retries": retries - self._retries_reported, **self._behaviour.metrics()}
+        self._retries_reported = retries
         if self._adapters.last_gap is not None:
             fields["probe_gap_mean"] = self._adapters.last_gap.mean
             fields["probe_gap_max"] = self._adapters.last_gap.max
         return fields
 
     def close(self) -> None:
-        """Unload what was loaded and close the connections; safe to call twice."""
+        """Unload all adapters and close the connections; safe to call twice."""
         self._adapters.close()
         self._caller.client.close()
 
-    def introduce(self, *, is_same: bool) -> None:
-        """Give the servers the policy for the first time, and log what they are."""
+    def start(self, *, is_same: bool) -> None:
+        """Give the servers the policy for the first time, check that they sample from it, and log what they are."""
         caller, adapters = self._caller, self._adapters
         adapters.publish(verified=False)
-        loud = adapters.folder / "loud"
-        if adapters.current.name and write_loud(adapters.current.folder, loud):
-            self._refuse_deaf(loud)
+        probe = adapters.folder / "probe"
+        if adapters.current.name and write_probe_adapter(adapters.current.folder, probe):
+            self._require_adapters(probe)
         prompts = probe_prompts(self._context.tokenizer, caller.context_limit)
         gaps = adapters.measure(caller.servers, prompts)
         for server in caller.servers:
             model, gap = caller.served[server.url], gaps.get(server)
             if gap is None and not handshake.is_named(model, adapters.policy):
-                wanted = adapters.policy.model_path
-                what = f"the server has {model.name!r}, not {wanted!r}, and nothing to compare it with"
-                raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {wanted}"))
-            if gap is not None and gap.mean > self._settings.max_gap:
-                raise self._too_far(server.name, model.name, gap)
-            LOG.info("%s at %s: %s", caller.dialect.name, server.name, self._introduction(model.name, gap, is_same))
+                expected = adapters.policy.model_path
+                what = f"the server has {model.name!r}, not {expected!r}, and no trainer is here to compare it with"
+                raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {expected}"))
+            if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
+                raise self._gap_too_large(server.name, model.name, gap)
+            LOG.info("%s at %s: %s", caller.dialect.name, server.name, self._description(model.name, gap, is_same))
         if gaps:
-            adapters.expect(max(gaps.values(), key=lambda gap: gap.mean))
+            adapters.calibrate(max(gaps.values(), key=lambda gap: gap.mean))
 
-    def _introduction(self, model: str, gap: Gap | None, is_same: bool) -> str:
+    def _description(self, model: str, gap: LogprobGap | None, is_same: bool) -> str:
         limit = self._caller.context_limit
         kind = "after temperature" if is_same else "before temperature, recomputed with the training model"
-        told = f"{gap.mean:.1e} nats from the trainer's (max {gap.max:.1e})" if gap else "not compared with a trainer's"
-        return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {told}"
+        compared = (
+            f"{gap.mean:.1e} nats from the trainer's (max {gap.max:.1e})" if gap else "not compared with a trainer"
+        )
+        return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {compared}"
 
-    def _refuse_deaf(self, folder: Path) -> None:
+    def _require_adapters(self, folder: Path) -> None:
         adapters, caller = self._adapters, self._caller
-        quiet = adapters.current
-        name = f"{quiet.name}-loud"
-        adapters.load(Loaded(name=name, version=quiet.version, folder=folder))
+        current = adapters.current
+        name = f"{current.name}-probe"
+        adapters.load(Loaded(name=name, version=current.version, folder=folder))
         try:
             for server in caller.servers:
-                handshake.refuse_deaf(caller, server, adapters.probes[0], name)
+                handshake.require_adapters(caller, server, adapters.probes[0], name)
         finally:
             adapters.drop_current()
 
-    def _current(self) -> Loaded:
+    def _require_current(self) -> Loaded:
         if not self._adapters.versions:
             raise BackendError(Problem(where="sampling", what="the engine is closed", fix="create another one"))
-        current, wanted = self._adapters.current, self._adapters.policy.version
-        if current.version != wanted:
-            what = f"the servers have policy version {current.version}, and version {wanted} was published"
-            raise BackendError(Problem(where="sampling", what=what, fix="the backend must call the engine's publish"))
+        current, published = self._adapters.current, self._adapters.policy.version
+        if current.version != published:
+            what = f"the servers have policy version {current.version}, and version {published} was published"
+            raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
         return current
 
     def _call(
         self, request: SampleRequest, index: int, group: int, params: SamplingParams, current: Loaded
-    ) -> Call[Drawn]:
+    ) -> Call[Completion]:
         prompt_T, seed = np.asarray(request.prompt_T, dtype=np.int64), request.seeds_G[index]
-        self._refuse_prompt(prompt_T, group)
+        self._require_prompt(prompt_T, group)
         return self._caller.completion(
             prompt_T,
             seed=seed,
@@ -212,16 +216,16 @@ class ServerEngine:
             temperature=params.temperature,
             adapter=current.name,
             repair=self._adapters.restore,
-            cache_salt=current.cache_salt + ("" if self._settings.prefix_caching else str(seed)),
+            cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),
             label=f"completion {index} of prompt {group}",
         )
 
-    def _refuse_prompt(self, prompt_T: np.ndarray, group: int) -> None:
+    def _require_prompt(self, prompt_T: np.ndarray, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
         if prompt_T.ndim != 1 or not len(prompt_T):
-            what = f"prompt {group} must be a non-empty row of token ids, its shape is {prompt_T.shape}"
-            raise BackendError(Problem(where="sampling", what=what, fix="correct what made the prompt"))
-        if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may die of it
+            what = f"prompt {group} must be a non-empty row of token ids; its shape is {prompt_T.shape}"
+            raise BackendError(Problem(where="sampling", what=what, fix="correct the code that makes the prompt"))
+        if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
             what = f"prompt {group} holds a token id that is not among the model's {vocabulary}"
             raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
         if limit is not None and len(prompt_T) >= limit:
@@ -229,8 +233,8 @@ class ServerEngine:
             fix = "use shorter prompts, or start the server with a longer context"
             raise ConfigError(Problem(where="[data]", what=what, fix=fix))
 
-    def _too_far(self, server: str, model: str, gap: Gap) -> ConfigError:
+    def _gap_too_large(self, server: str, model: str, gap: LogprobGap) -> ConfigError:
         what = f"log-probabilities of {model!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
-        why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._settings.max_gap:g}"
+        why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
         fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
         return ConfigError(Problem(where=server, what=what, why=why, fix=fix))

@@ -1,7 +1,7 @@
-"""Writes a PEFT adapter as MLX-LM has it: `adapters.safetensors` and its own `adapter_config.json`.
+"""Converts a PEFT adapter to MLX-LM's format: `adapters.safetensors` and its own `adapter_config.json`.
 
-PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]; MLX-LM keeps lora_a = A^T and lora_b = B^T, and
-calls alpha / r (with rank-stabilised LoRA alpha / sqrt(r)) the scale.
+PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]. MLX-LM stores lora_a = A^T and lora_b = B^T, with
+scale = alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYER = re.compile(r".*?\blayers\.\d+\.")
 ALL_LAYERS = -1
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-# What MLX-LM's LoRA cannot express, and the values that mean it is not used.
+# Features that MLX-LM's LoRA lacks, with the values that mean they are off.
 UNUSED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
     "bias": (None, "none"),
@@ -37,17 +37,17 @@ UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the PEFT adapter in `source` to a new folder; BackendError when it cannot be read or expressed."""
+    """Convert the PEFT adapter in `source` into a new folder; BackendError when it cannot be read or expressed."""
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         tensors = _read(source / "adapter_model.safetensors")
         weights = {}
         for name, tensor in tensors.items():
-            module, side = _place(name)
+            module, side = _split(name)
             weights[f"{module}.lora_{side.lower()}"] = np.ascontiguousarray(tensor.T)
-        document = _config(config, sorted({_place(name)[0] for name in tensors}))
+        document = _config(config, sorted({_split(name)[0] for name in tensors}))
     except (*UNREADABLE, OSError, safetensors.SafetensorError) as error:
-        what = f"the adapter cannot be turned into one of MLX: {error}"
+        what = f"the adapter cannot be converted for MLX: {error}"
         raise BackendError(Problem(where=str(source), what=what, fix='use engine = "pytorch" or "vllm"')) from error
     try:
         folder.mkdir()
@@ -59,27 +59,27 @@ def convert(source: Path, folder: Path) -> None:
         raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
 
 
-def _place(name: str) -> tuple[str, str]:
-    """Module and A or B of a tensor's name."""
+def _split(name: str) -> tuple[str, str]:
+    """The module and the side, A or B, of a tensor's name."""
     found = NAME.fullmatch(name.removeprefix(PREFIX))
     if found is None:
-        raise ValueError(f"it holds {name!r}, for which MLX-LM has no place")
+        raise ValueError(f"it holds {name!r}, which MLX-LM does not support")
     return found["module"], found["side"]
 
 
 def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
     for key, unused in UNUSED.items():
         if config.get(key) not in unused:
-            raise ValueError(f"its {key} is {config[key]!r}, and MLX-LM has no such thing")
+            raise ValueError(f"its {key} is {config[key]!r}, which MLX-LM does not support")
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     return {
         "fine_tune_type": "lora",
-        "num_layers": ALL_LAYERS,  # those of them that the adapter does not have keep B = 0
+        "num_layers": ALL_LAYERS,  # layers that the adapter lacks keep B = 0
         "lora_parameters": {
             "rank": rank,
             "scale": alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
             "dropout": 0.0,
-            "keys": sorted({LAYER.sub("", module, count=1) for module in modules}),  # within a layer, all alike
+            "keys": sorted({LAYER.sub("", module, count=1) for module in modules}),  # the same in each layer
         },
     }
 

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from retrain.kernel.plugins.manager import Plugins
 
 ENGINES = {
-    "vllm": "A vLLM server: token ids both ways, adapters loaded while it runs.",
-    "sglang": "An SGLang server, through its own /generate.",
+    "vllm": "A vLLM server: token ids in both directions, adapters loaded while it runs.",
+    "sglang": "An SGLang server, through its native /generate.",
     "mlx": "The server of MLX-LM, on Apple silicon or a CPU.",
-    "max": "A MAX server (max serve): ids back through the texts of tokens, exactly or not at all.",
-    "openai": "Any server with /v1/completions that shows its tokens and takes PEFT adapters.",
+    "max": "A MAX server (max serve): token ids recovered from texts, exactly or not at all.",
+    "openai": "Any server with /v1/completions that returns its tokens and accepts PEFT adapters.",
 }
 NO_SERVER = "unless [inference] engine is a server; on a rejected step"
-NO_PROBE = f"{NO_SERVER}; where the training model is in no process of ours; before the first probe"
+NO_PROBE = f"{NO_SERVER}; where the training model runs elsewhere; before the first probe"
 NOT_RECOMPUTED = 'unless [inference] logprobs = "trainer"; on a rejected step'
 PROBED = "Mean |log p of the server - log p of the trainer| on the prompts of the last probe."
 RECOMPUTED = "Mean |log p of the trainer - log p of the server| over the step's recomputed tokens."
 METRICS = (
-    ("inference_retries", "Requests that were sent to a server again.", "requests", NO_SERVER),
+    ("inference_retries", "Requests that were retried.", "requests", NO_SERVER),
     ("probe_gap_mean", PROBED, "nats", NO_PROBE),
     ("probe_gap_max", "Largest such gap.", "nats", NO_PROBE),
     ("engine_gap_mean", RECOMPUTED, "nats", NOT_RECOMPUTED),
@@ -41,12 +41,12 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     """The table of the inference engine."""
     traits = TableTraits(flag_prefix="inference_")
     factory = "retrain.rooms.inference.table:InferenceTable"
-    register(PluginSpec(name="inference", summary="Which engine draws completions.", factory=factory, traits=traits))
+    register(PluginSpec(name="inference", summary="Which engine samples completions.", factory=factory, traits=traits))
 
 
 @hookimpl
 def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -> None:
-    """One engine per kind of server. Batching on a server changes rounding, so no seed repeats its completions."""
+    """One engine per kind of server. Batching on a server changes rounding, so seeds repeat nothing."""
     for name, summary in ENGINES.items():
         factory = f"retrain.rooms.inference.{name}:create_engine"
         traits = EngineTraits(honours=frozenset({"logprobs"}))
@@ -55,7 +55,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
-    """Keys of `[inference]` that the engine would not heed."""
+    """Keys of `[inference]` that the engine does not support."""
     from retrain.rooms.inference.unsupported_keys import problems_of
 
     return problems_of(config, plugins)
@@ -63,5 +63,5 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """What engines that are servers add to a step's line."""
+    """The metrics that server engines add to each step."""
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in METRICS]

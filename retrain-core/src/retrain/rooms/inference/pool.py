@@ -1,4 +1,4 @@
-"""Several servers that share the load: the least loaded gets the next request, one that fails is put aside."""
+"""Several servers share the load: the least loaded gets the next request, a failing one is left alone for a while."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Server:
-    """One server. `name` is its URL as it may be shown, without a login. Times are those of the event loop.
+    """One server. `name` is its URL without a login, fit for messages. Times are those of the event loop.
 
-    `room` is how many requests it takes at a time, found out from its refusals: halved by each, and growing by one for
-    every `room` answers.
+    `room` is how many requests it accepts at a time, learnt from its refusals: each one halves it, and every `room`
+    answers add one.
     """
 
     url: str
@@ -26,7 +26,7 @@ class Server:
     load: int = 0
     room: float = math.inf
     failures: int = 0  # in a row
-    aside_until: float = 0.0
+    backoff_until: float = 0.0
 
     @classmethod
     def at(cls, url: str) -> Server:
@@ -44,8 +44,8 @@ class Pool:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def turn(self, pinned: Server | None = None) -> AsyncIterator[Server]:
-        """A slot for the duration of the block: on `pinned`, or on the least loaded server that is not aside."""
+    async def slot(self, pinned: Server | None = None) -> AsyncIterator[Server]:
+        """A slot for the duration of the block: on `pinned`, or on the least loaded server that is not backing off."""
         async with self._slots:
             server = pinned or await self._choose()
             server.load += 1
@@ -55,36 +55,36 @@ class Pool:
                 server.load -= 1
                 self._freed.set()
 
-    def put_aside(self, server: Server, *, at_least_s: float = 0.0) -> None:
-        """A request failed there: leave the server alone for a while, twice as long each time in a row.
+    def back_off(self, server: Server, *, at_least_s: float = 0.0) -> None:
+        """Send nothing to a server after a failure, for twice as long each time in a row.
 
         Of many requests that fail together only the first counts.
         """
         now = asyncio.get_running_loop().time()
-        if now < server.aside_until and not at_least_s:
+        if now < server.backoff_until and not at_least_s:
             return
-        if now >= server.aside_until:
+        if now >= server.backoff_until:
             server.failures += 1
         pause_s = min(FIRST_PAUSE_S * 2 ** min(server.failures - 1, 16), LONGEST_PAUSE_S)
-        server.aside_until = max(server.aside_until, now + max(pause_s, at_least_s))
+        server.backoff_until = max(server.backoff_until, now + max(pause_s, at_least_s))
 
-    def too_many(self, server: Server) -> None:
-        """The server has refused a request because it has enough to do."""
-        if asyncio.get_running_loop().time() >= server.aside_until:
+    def reduce_room(self, server: Server) -> None:
+        """The server refused a request because it is busy."""
+        if asyncio.get_running_loop().time() >= server.backoff_until:
             server.room = max(1.0, min(server.room, server.load) / 2)
 
     def answered(self, server: Server) -> None:
-        """A request succeeded there."""
-        server.failures, server.aside_until = 0, 0.0
+        """The server answered a request."""
+        server.failures, server.backoff_until = 0, 0.0
         server.room += 1.0 / server.room
 
     async def _choose(self) -> Server:
         while True:
             now = asyncio.get_running_loop().time()
-            ready = [server for server in self.servers if server.aside_until <= now and server.load < server.room]
+            ready = [server for server in self.servers if server.backoff_until <= now and server.load < server.room]
             if ready:
                 return min(ready, key=lambda server: server.load)
-            waits_s = [server.aside_until - now for server in self.servers if server.aside_until > now]
+            waits_s = [server.backoff_until - now for server in self.servers if server.backoff_until > now]
             self._freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(jittered(min(waits_s)) if waits_s else None):
@@ -92,5 +92,5 @@ class Pool:
 
 
 def jittered(pause_s: float) -> float:
-    """Up to a quarter longer, so that those who failed together do not come back together."""
-    return pause_s * (1.0 + secrets.randbelow(1000) / 4000)  # not of a run's streams: it changes nothing but times
+    """Up to a quarter longer, so that requests that failed together do not return together."""
+    return pause_s * (1.0 + secrets.randbelow(1000) / 4000)  # not from a run's streams: it changes timing only

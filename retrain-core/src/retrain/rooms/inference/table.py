@@ -1,18 +1,22 @@
-"""`[inference]`: which engine draws completions, and how."""
+"""`[inference]`: which engine samples completions, and how."""
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import field_validator
 
 from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, Problem
 
 
 class InferenceTable(Table):
-    """Which engine draws completions, and how. The keys from `url` to `api_key_env` are those of servers."""
+    """Which engine samples completions, and how. The keys from `url` to `api_key_env` apply to servers."""
 
     engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
     url: str = key(
@@ -31,17 +35,17 @@ class InferenceTable(Table):
     max_concurrent: int = key(256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True)
     timeout_s: float = key(600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True)
     retry_s: float = key(
-        300.0, "Seconds for which a failed request is tried again; 0 = not at all.", ge=0.0, free_on_resume=True
+        300.0, "Seconds during which a failed request is retried; 0 = never.", ge=0.0, free_on_resume=True
     )
     api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
     attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
-        "default", "Attention of the engine pytorch; default = the best at hand.", flag="attention_kernel"
+        "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
     )
     dtype: Literal["auto", "bf16", "fp8", "fp4"] = key(
-        "auto", "Weights that the engine pytorch samples with; auto = those of training. The gap is logged."
+        "auto", "Weights that the pytorch engine samples with; auto = those of training. The gap is logged."
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp8", "int8"] = key(
-        "auto", "Keys and values that the engine pytorch keeps; auto = dtype.", flag="kv_cache_dtype"
+        "auto", "Keys and values cached by the pytorch engine; auto = dtype.", flag="kv_cache_dtype"
     )
     prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
 
@@ -52,3 +56,30 @@ class InferenceTable(Table):
             if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
                 raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
         return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`[inference]` for an engine that is a server.
+
+    `urls` end without a slash and without `/v1`. `headers` are the only place that holds the key.
+    """
+
+    urls: tuple[str, ...]
+    headers: dict[str, str] = field(default_factory=dict)
+    table: InferenceTable = field(default_factory=InferenceTable)
+
+    @classmethod
+    def of(cls, config: Config, default_url: str) -> Settings:
+        """The settings; ConfigError when the environment variable that should hold the key is empty."""
+        table, headers = config.table("inference", InferenceTable), {}
+        if table.api_key_env:
+            value = os.environ.get(table.api_key_env, "").strip()
+            if not value:
+                what = f"the environment variable {table.api_key_env} is empty"
+                fix = f"export {table.api_key_env}=..., or leave the key out"
+                raise ConfigError(Problem(where=config.place("inference.api_key_env"), what=what, fix=fix))
+            headers["Authorization"] = f"Bearer {value}"
+        urls = [url.strip() for url in (table.url or default_url).split(",") if url.strip()]
+        unique = dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls)
+        return cls(urls=tuple(unique), headers=headers, table=table)

@@ -12,16 +12,16 @@ from typing import BinaryIO
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import BackendError, Problem
 
-PAUSES_S = (0.005, 0.2)  # between two looks for a free slot: the first, and the longest
+PAUSES_S = (0.005, 0.2)  # between two searches for a free slot: the first pause and the longest
 TICKET = "ticket_{:012d}.lock"
 
 
 class Throttle:
     """At most `max_concurrent` blocks `with throttle.slot():` at a time, over all processes that share a folder.
 
-    Whoever asked first is served first. Every claim is a lock of the operating system on a file (`slot_0.lock`, ...),
-    so that it goes with a process, however that ends. Without a folder nothing is limited and nothing is touched.
-    Threads count like processes; a slot must not be asked for inside a slot.
+    Slots are granted in the order of the requests. Each claim is an operating-system lock on a file (`slot_0.lock`,
+    ...), so it ends with its process, however that dies. Without a folder nothing is limited and no file is touched.
+    Threads count like processes; do not request a slot inside a slot.
 
     BackendError when the folder cannot be used.
     """
@@ -37,7 +37,7 @@ class Throttle:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Wait for a turn, and have it for the duration of the block."""
+        """Wait for a slot and hold it for the duration of the block."""
         if self._folder is None:
             yield
             return
@@ -46,7 +46,7 @@ class Throttle:
             held = self._wait(self._folder)
         except OSError as error:
             what = f"the throttle folder cannot be used: {error.strerror or error}"
-            fix = "choose a local folder that you may write, or leave [backend] throttle_dir empty"
+            fix = "choose a local folder that you can write to, or leave [backend] throttle_dir empty"
             raise BackendError(Problem(where=str(self._folder), what=what, fix=fix)) from error
         try:
             yield
@@ -57,7 +57,7 @@ class Throttle:
         number, ticket = _draw_ticket(folder)
         try:
             while (before := _ticket_before(folder, number)) is not None:
-                with before:  # it is let go with a slot, a giving up or a death: then somebody else may stand before us
+                with before:  # released on a slot, an abort or a death; another ticket may then be ahead
                     fcntl.flock(before, fcntl.LOCK_SH)
             return self._take_slot(folder)
         finally:
@@ -66,7 +66,7 @@ class Throttle:
             _release(ticket)
 
     def _take_slot(self, folder: Path) -> BinaryIO:
-        """The first slot that is free; only the head of the queue looks for one."""
+        """The first free slot; only the head of the queue searches for one."""
         pause_s, longest_s = PAUSES_S
         while True:
             for index in range(self._count):
@@ -79,7 +79,7 @@ class Throttle:
 
 
 def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
-    """A number above all that wait, and the lock that says so."""
+    """A number above all waiting ones, and the lock that claims it."""
     with _exclusively(folder):
         number = max(_numbers(folder), default=0) + 1
         stream = (folder / TICKET.format(number)).open("ab")
@@ -88,13 +88,13 @@ def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
 
 
 def _ticket_before(folder: Path, number: int) -> BinaryIO | None:
-    """The nearest ticket before this one whose owner still waits; those of the dead are removed."""
+    """The nearest earlier ticket whose owner still waits; tickets of dead processes are removed."""
     with _exclusively(folder):
         for other in sorted((n for n in _numbers(folder) if n < number), reverse=True):
             file = folder / TICKET.format(other)
             try:
                 stream = file.open("rb")
-            except FileNotFoundError:  # it has its slot since
+            except FileNotFoundError:  # its owner has a slot by now
                 continue
             if not _try_lock(stream):
                 return stream
@@ -109,7 +109,7 @@ def _numbers(folder: Path) -> list[int]:
 
 @contextmanager
 def _exclusively(folder: Path) -> Iterator[None]:
-    """Tickets are drawn and looked at by one process at a time."""
+    """Only one process at a time draws or inspects tickets."""
     with (folder / "queue.lock").open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
@@ -125,5 +125,5 @@ def _try_lock(stream: BinaryIO) -> bool:
 
 def _release(stream: BinaryIO) -> None:
     with suppress(OSError):
-        fcntl.flock(stream, fcntl.LOCK_UN)  # closing is not enough where a child process has inherited the file
+        fcntl.flock(stream, fcntl.LOCK_UN)  # closing alone does not unlock where a child process inherited the file
     stream.close()

@@ -1,4 +1,4 @@
-"""Keys of `[inference]` that some engines heed and others do not: refused where they would change nothing."""
+"""Keys of `[inference]` that only some engines support: refused where they would have no effect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FLAGS = {
     "dtype": "--dtype or --quantization",
     "kv_cache_dtype": "--kv-cache-dtype",
 }
-OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # those that are known
+OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
 
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
-    """One problem per key that is not at its default and that the engine, known by its traits, does not name.
+    """One problem per key that is not at its default and that the traits of the engine do not list.
 
-    A backend that draws completions without an engine refuses them itself.
+    A backend that samples without an engine refuses them itself.
     """
     table = config.table("inference", InferenceTable)
     entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
@@ -37,10 +37,10 @@ def _refused(config: Config, table: InferenceTable, name: str) -> Problem:
     engine = table.engine
     what = f"{name} = {getattr(table, name)!r} would have no effect: "
     if engine not in ENGINES:
-        what += f"engine {engine!r} does not heed it"
+        what += f"engine {engine!r} does not support it"
         fix = f"remove it, or keep the default {getattr(InferenceTable(), name)!r}"
     else:
-        what += f"the server of engine {engine!r} was started with a choice of its own"
+        what += f"the server of engine {engine!r} sets it when it starts"
         flag = OWN_FLAGS.get(engine, {}).get(name)
         fix = f"remove it, and {f'start the server with {flag}' if flag else 'set it where the server starts'}"
     return Problem(where=config.place(f"inference.{name}"), what=what, fix=fix)

@@ -1,4 +1,4 @@
-"""A run's stored completions, read back as the groups that credit is computed from."""
+"""Reads a run's stored completions back as the groups that credit is assigned to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.contracts.algorithm import PlanningDetector
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Mask
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.rooms.session.records.reading import Record, parse_record, parsed_lines, read_steps
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens
@@ -36,7 +36,7 @@ class StoredStep:
 
 
 def read_step(run: Path, step: int | None) -> StoredStep:
-    """A step of a run, the last one by default. Files are read line by line, never whole."""
+    """A step of a run, the last one by default. Files are streamed."""
     metrics = _metrics_line(run, step)
     chosen = int(metrics["step"])
     tokens = read_tokens(run / "emergence", chosen)
@@ -55,7 +55,7 @@ def replay(
 ) -> tuple[list[list[StoredCompletion]], tuple[tuple[Mask, ...], ...], CreditResult]:
     """Credit of the step's judged completions under `flow`: completions, planning masks and result, group by group.
 
-    Uninformative groups are computed like the others: what they would have got is part of the picture.
+    Uninformative groups are included, to show the credit that they would have got.
     """
     judged = [[c for c in group if c.record["reward"] is not None] for group in stored.groups]
     judged = [group for group in judged if group]

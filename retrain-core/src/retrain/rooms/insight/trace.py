@@ -1,4 +1,4 @@
-"""Preflight of a flow of credit: what it needs, whether the backend gives it, what it does to two small groups."""
+"""Preflight of a credit flow: its needs, whether the backend meets them, and its result on two small groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.plugins.check import declared_capabilities
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Capabilities, Kind
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.session.check import declared_capabilities
 
 PROBE_SEED = 0
 REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
@@ -35,7 +35,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the flow did to one synthetic completion."""
+    """Credit of one synthetic completion."""
 
     group: int
     index: int
@@ -70,11 +70,15 @@ class Trace:
 
 
 def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, problems: Sequence[Problem]) -> Trace:
-    """Run the flow on two synthetic groups, without and with full pooling, and hold its needs against the backend."""
+    """Run the flow on two synthetic groups, without and with full pooling, and check its needs against the backend."""
     issues = [Issue(severity=ERROR, category=_category(problem), message=str(problem)) for problem in problems]
     capabilities, source = _capabilities(config, plugins)
     results: dict[float, CreditResult] = {}
-    for sepa_lambda in LAMBDAS if flow else ():
+    lambdas = LAMBDAS if flow and not flow.is_custom else ()
+    if flow and flow.is_custom:
+        message = f"algorithm {flow.condition!r} assigns credit itself: its conformance suite tries it, this does not"
+        issues.append(Issue(severity=WARNING, category="probe", message=message))
+    for sepa_lambda in lambdas:
         try:
             results[sepa_lambda] = assign_credit(synthetic_groups(), flow, sepa_lambda=sepa_lambda)  # type: ignore[arg-type]
         except RetrainError as error:
@@ -89,7 +93,7 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
         needs_planning=bool(flow and flow.needs_planning),
         uses_controller=bool(flow and flow.controller),
         preserves_token_advantages=capabilities.preserves_token_advantages if capabilities else None,
-        cases_run=len(LAMBDAS) if flow else 0,
+        cases_run=len(lambdas),
         cases_passed=len(results),
         issues=tuple(issues),
         probed=_probed(results[SHOWN_LAMBDA]) if SHOWN_LAMBDA in results else (),
@@ -112,13 +116,13 @@ def synthetic_groups() -> list[CreditGroup]:
 
 
 def _needs(flow: CreditFlow) -> tuple[str, ...]:
-    wanted = (
+    needs = (
         ("log-probabilities of the sampled tokens", True),
         ("entropies of the sampling distribution", flow.needs_entropy),
         ("planning-token masks", flow.needs_planning),
         (f"lambda from controller {flow.controller!r}", bool(flow.controller)),
     )
-    return tuple(name for name, is_needed in wanted if is_needed)
+    return tuple(name for name, is_needed in needs if is_needed)
 
 
 def _capabilities(config: Config, plugins: Plugins) -> tuple[Capabilities | None, str]:

@@ -1,1 +1,1 @@
-"""The manual and the JSON Schema of the configuration: what is installed, described from its own specs."""
+"""The manual and the JSON Schema of the configuration, generated from the specs of everything installed."""

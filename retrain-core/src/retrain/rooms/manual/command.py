@@ -1,4 +1,4 @@
-"""`retrain man`: the manual, whole or by topic, and its generated sections kept current."""
+"""`retrain man`: prints the manual, whole or by topic, and keeps its generated sections current."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples:
   retrain man --check docs/pages/*.md       are the generated sections of these pages current?
 
 \b
-Exit codes: 0; 1 --check found something stale; 2 usage error, no such topic, or a file that cannot be used.
+Exit codes: 0; 1 --check found stale sections; 2 usage error, no such topic, or a file that cannot be used.
 """
 
 
@@ -38,9 +38,9 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="How to print it.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--list-topics", is_flag=True, help="List the topics and exit.")
-@click.option("--path", "show_path", is_flag=True, help="Print where the manual lies: one Markdown file.")
-@click.option("--sync", is_flag=True, help="Make the generated sections of FILES anew, in place.")
-@click.option("--check", is_flag=True, help="Exit with 1 when --sync would change something.")
+@click.option("--path", "show_path", is_flag=True, help="Print the path of the manual, a Markdown file.")
+@click.option("--sync", is_flag=True, help="Regenerate the generated sections of FILES in place.")
+@click.option("--check", is_flag=True, help="Exit with 1 when --sync would change anything.")
 @click.argument("files", metavar="[TOPIC | FILES...]", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_obj
 def command(
@@ -56,11 +56,11 @@ def command(
 ) -> None:
     """Read the manual.
 
-    Its sections about keys, commands, plugins, metrics and hooks describe what is installed, from schemas and specs.
-    --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
+    The sections about keys, commands, plugins, metrics and hooks are generated from the schemas and specs of what is
+    installed. --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
     """
     if sync and check:
-        raise ConfigError(Problem(where="--sync --check", what="ask for two things", fix="give one of them"))
+        raise ConfigError(Problem(where="--sync --check", what="exclude each other", fix="give one of them"))
     if files and not (sync or check):
         topic = _named(files, topic)
     generate = generator(plugins)
@@ -75,17 +75,17 @@ def command(
 
 
 def _named(words: tuple[Path, ...], topic: str | None) -> str:
-    """The topic of `retrain man TOPIC`; ConfigError for a file, or a second topic."""
+    """The topic of `retrain man TOPIC`; ConfigError for a file or a second topic."""
     word = words[0]
     if word.suffix or word.exists():
         raise ConfigError(Problem(where=str(word), what="files are for --sync and --check", fix="add --check"))
     if topic is not None or len(words) > 1:
-        raise ConfigError(Problem(where=str(words[-1]), what="one topic at a time", fix="give one of them"))
+        raise ConfigError(Problem(where=str(words[-1]), what="only one topic at a time", fix="give one of them"))
     return str(word)
 
 
 def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -> None:
-    """Write, or find, the pages whose generated sections are stale."""
+    """Rewrite the pages with stale generated sections, or exit with 1 when there are any."""
     stale = []
     for file in files:
         before = _read(file)
@@ -166,7 +166,5 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        fix = (
-            "run it as the user who installed retrain, or leave the file: `retrain man` prints current sections anyway"
-        )
+        fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
         raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None

@@ -1,4 +1,4 @@
-"""Generated section `commands`: every installed command with its options, from click's own description of it."""
+"""Generated section `commands`: every installed command with its options, from click's description of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TRAIN_USAGE = "retrain [CONFIG] [--KEY VALUE]..."
 
 
 def commands(plugins: Plugins) -> str:
-    """Usage, help and options of each command; `train`, which needs no name, comes first."""
+    """Usage, help and options of each command; `train`, the default, comes first."""
     sections = []
     entries = plugins.registered(Kind.COMMAND)
     for entry in sorted(entries, key=lambda entry: (entry.spec.name != TRAIN, entry.spec.name)):
         try:
             command: click.Command = entry.spec.load()
-        except Exception as error:  # a fault of that plugin, which must not take the page with it
+        except Exception as error:  # one broken plugin must not break the page
             sections += [f"### retrain {entry.spec.name}", f"Cannot be loaded: {type(error).__name__}."]
             continue
         for path, found in _walk(f"retrain {entry.spec.name}", command):
@@ -39,11 +39,11 @@ def _walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 def _section(path: str, command: click.Command, also: str) -> list[str]:
     is_train = path == f"retrain {TRAIN}"
-    # click keeps the help option of the first context: without ours, `-h` would be gone for the rest of the process
+    # click keeps the help option of the first context: without this, `-h` is lost for the rest of the process
     context = click.Context(command, info_name=path, help_option_names=["-h", "--help"])
     usage = TRAIN_USAGE if is_train else " ".join([path, *command.collect_usage_pieces(context)])
-    told = "\n\n".join(text for text in (markdown.prose(command.help) + also, markdown.prose(command.epilog)) if text)
-    lines = [f"### {path}", f"```text\n{usage}\n```", told]
+    text = "\n\n".join(part for part in (markdown.prose(command.help) + also, markdown.prose(command.epilog)) if part)
+    lines = [f"### {path}", f"```text\n{usage}\n```", text]
     rows = [
         (markdown.code(_spelling(option)), _default(option), option.help or "")
         for option in command.params

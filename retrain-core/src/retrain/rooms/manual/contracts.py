@@ -1,4 +1,4 @@
-"""Generated sections `hooks` and `contract KIND`: what can be plugged, and what a part of a kind must be."""
+"""Generated sections `hooks`, `contract KIND` and `checks KIND`: what plugins can implement."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from retrain.rooms.manual import markdown
 from retrain.rooms.manual.parts import naming_keys
 from retrain.rooms.manual.public import described, signature
 
-PUBLIC = {  # what a part of the kind is made of, in retrain.api or retrain.advantages
+PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),
-    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput"),
+    Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput", "CreditStage"),
     Kind.UNCERTAINTY: ("UncertaintySpec", "UncertaintyContext"),
-    Kind.ALGORITHM: ("AlgorithmSpec", "TransformContext", "TransformOutput"),
+    Kind.ALGORITHM: (
+        *("AlgorithmSpec", "TransformContext", "TransformOutput"),
+        *("Algorithm", "Needs", "Credit", "TokenCredit"),
+    ),
     Kind.PLANNING_DETECTOR: ("PlanningDetector",),
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),
     Kind.DATA_SOURCE: ("DataSource", "LoadedData", "Example"),
-    Kind.ENVIRONMENT: ("Environment", "Ask", "Reply", "Ending"),
+    Kind.ENVIRONMENT: ("Environment", "Observation", "Action", "EpisodeResult"),
     Kind.BACKEND: ("Backend", "Capabilities", "TrainBatch", "TrainReport"),
     Kind.INFERENCE_ENGINE: ("Engine", "SampleRequest", "SamplingParams", "Sample"),
     Kind.RECORDER: ("Recorder",),
@@ -33,7 +36,7 @@ PUBLIC = {  # what a part of the kind is made of, in retrain.api or retrain.adva
 
 
 def hooks(plugins: Plugins) -> str:
-    """Every hook in life-cycle order, with its signature and what it says of itself."""
+    """Every hook in life-cycle order, with its signature and docstring."""
     sections = []
     for function in _specs():
         sections += [
@@ -45,11 +48,11 @@ def hooks(plugins: Plugins) -> str:
 
 
 def contract(plugins: Plugins, kind: str) -> str:
-    """The hook that registers a kind, where a part is named in TOML, and the types that it is made of."""
+    """The hook that registers a kind, the TOML key that names a part, and the types involved."""
     wanted = next((known for known in PUBLIC if known.value.replace(" ", "-") == kind), None)
     if wanted is None:
         fix = f"use one of: {', '.join(known.value.replace(' ', '-') for known in PUBLIC)}"
-        raise ConfigError(Problem(what=f"no contract of kind {kind!r}", fix=fix))
+        raise ConfigError(Problem(what=f"there is no contract of kind {kind!r}", fix=fix))
     hook = getattr(hookspecs, HOOK_OF_KIND[wanted])
     names = ", ".join(markdown.code(entry.spec.name) for entry in plugins.registered(wanted))
     rows = [
@@ -62,7 +65,7 @@ def contract(plugins: Plugins, kind: str) -> str:
 
 
 def checks(plugins: Plugins, kind: str) -> str:
-    """The checks of a kind in the conformance suite, with what each is for."""
+    """The conformance checks of a kind, with the purpose of each."""
     testing = importlib.import_module("retrain.testing")
     rows = [(markdown.code(check.name), check.purpose) for check in testing.conformance(kind, "any")]
     return markdown.table(("check", "what it is for"), rows)

@@ -1,4 +1,4 @@
-"""Markdown as one standalone HTML page: escaped, without scripts, nothing loaded from elsewhere."""
+"""Markdown as one standalone HTML page: escaped, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ nav {{ columns: 12rem; }}
 
 
 def html_page(text: str, *, title: str) -> str:
-    """The text as a page with a list of its sections; headings can be linked to."""
+    """The text as a page with a table of contents; every heading is a link target."""
     markdown = parser()
     tokens = markdown.parse(text)
     contents = []
@@ -51,7 +51,7 @@ def html_page(text: str, *, title: str) -> str:
 
 
 def _with_anchors(tokens: list[Token]) -> list[tuple[str, str, str]]:
-    """Give every heading an id of its own; returns (id, tag, text)."""
+    """Give every heading a unique id; returns (id, tag, text)."""
     found: list[tuple[str, str, str]] = []
     seen: dict[str, int] = {}
     for opening, inline in pairwise(tokens):

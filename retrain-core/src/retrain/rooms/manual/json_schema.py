@@ -1,7 +1,7 @@
 """The JSON Schema (draft 2020-12) of a configuration file, from the models of all installed tables.
 
-It says what the loader says about keys, types, ranges and choices, so that an editor can complete and check them.
-What only a whole configuration can tell (a name that nobody registers, a rule about several keys) is the loader's.
+It covers the loader's rules about keys, types, ranges and choices, so that an editor can complete and check them. Rules
+that need the whole configuration (unregistered names, conditions on several keys) are left to the loader.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pydantic.json_schema import models_json_schema
 
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
+from retrain.rooms.session.check import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # What `key` keeps in json_schema_extra.
 OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume"})
 DEFS = "#/$defs/"
-# Free tables that belong to a named part: (table, key of the name, key of the parameters, kind).
+# Open tables that belong to a named part: (table, key of the name, key of the parameters, kind).
 PARAMS = (
     ("backend", "backend", "options", Kind.BACKEND),
     ("data", "source", "options", Kind.DATA_SOURCE),
@@ -34,7 +34,7 @@ Schema = dict[str, Any]
 
 
 def configuration_schema(plugins: Plugins) -> Schema:
-    """The schema of a whole file: one property per table, nothing beside them."""
+    """The schema of a whole file: one property per table and no others."""
     tables = registered_tables(plugins)
     params = _params_models(plugins)
     models: dict[type[BaseModel], None] = dict.fromkeys([*(e.model for e in tables.values()), *params.values()])
@@ -68,10 +68,10 @@ def key_schemas(entry: TableEntry) -> dict[str, Schema]:
 
 
 def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: Plugins) -> None:
-    """Turn what `key` says besides into what a schema can say."""
+    """Translate the extra fields of `key` into JSON Schema."""
     extra = {word: content.pop(word, None) for word in OURS}
     content.pop("title", None)
-    if extra["pending"]:  # the loader refuses any other value, by name
+    if extra["pending"]:  # the loader refuses any other value
         content["const"] = content.get("default")
         content["description"] = f"{content.get('description', '')} Not yet: {extra['pending']}."
     if extra["names"]:
@@ -83,13 +83,13 @@ def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: P
 
 
 def _params_models(plugins: Plugins) -> dict[tuple[Kind, str], type[BaseModel]]:
-    """The parameters of every part that declares them; one that cannot be imported has none here."""
+    """The parameter models of all parts that declare one; parts that fail to import are skipped."""
     found: dict[tuple[Kind, str], type[BaseModel]] = {}
     for kind in dict.fromkeys(kind for *_, kind in PARAMS):
         for entry in plugins.registered(kind):
             try:
                 model = entry.spec.load_params()
-            except Exception:  # a fault of that plugin; `retrain plugins` tells it
+            except Exception:  # a broken plugin; `retrain plugins` reports it
                 continue
             if model is not None:
                 found[kind, entry.spec.name] = model
@@ -102,7 +102,7 @@ def _bind_params(
     found: Mapping[type[BaseModel], Schema],
     definitions: dict[str, Schema],
 ) -> None:
-    """`[backend] backend = "x"` gives `[backend.options]` the keys of x. Other keys are left to the loader."""
+    """`[backend] backend = "x"` gives `[backend.options]` the keys of x; unknown keys are left to the loader."""
     for table, naming, free, kind in PARAMS:
         if table not in tables:
             continue

@@ -1,4 +1,4 @@
-"""Small pieces of Markdown that the generated sections share."""
+"""Markdown building blocks shared by the generated sections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells may hold anything on one line. A column without content is left out."""
+    """A table; cells may contain any one-line text. Empty columns are left out."""
     kept = [index for index in range(len(header)) if header[index] == "" or any(row[index] for row in rows)]
     header, rows = [header[index] for index in kept], [[row[index] for index in kept] for row in rows]
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
@@ -21,12 +21,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """`text`, or nothing for nothing."""
+    """`text` as code; empty for an empty text."""
     return f"`{text}`" if text else ""
 
 
 def value(content: Any) -> str:
-    """A default as TOML would have it, near enough to be read; nothing for what has to be given."""
+    """A default in a TOML-like form for readers; empty for a required value."""
     return (
         ""
         if content is None or content is PydanticUndefined
@@ -35,7 +35,7 @@ def value(content: Any) -> str:
 
 
 def prose(docstring: str | None) -> str:
-    """A docstring as Markdown: indented blocks become code, lists and tables stay, paragraphs lose their breaks."""
+    """A docstring as Markdown: indented blocks become code, lists and tables stay, paragraphs are unwrapped."""
     blocks = []
     for paragraph in inspect.cleandoc(docstring or "").split("\n\n"):
         lines = paragraph.split("\n")
@@ -50,7 +50,7 @@ def prose(docstring: str | None) -> str:
 
 
 def anchor(text: str) -> str:
-    """Text that Markdown takes literally in a heading: a name such as `retrain_x` is not emphasis."""
+    """Text escaped for a heading: the underscores of `retrain_x` are not emphasis."""
     return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text)
 
 

@@ -1,4 +1,4 @@
-"""Generated section `metrics`: every field of `metrics.jsonl`, as the plugins that write them describe it."""
+"""Generated section `metrics`: every field of `metrics.jsonl`, as described by the plugin that writes it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LOOP = "retrain.rooms.metrics.metric_names"
 
 
 def described(plugins: Plugins) -> dict[str, list[MetricSpec]]:
-    """The described fields of each plugin, by the distribution and module that describes them, the loop's first."""
+    """The fields of each plugin, keyed by distribution and module; those of the loop come first."""
     return {owner: specs for owner, specs in _answers(plugins).items() if not isinstance(specs, Exception)}
 
 
 def metrics(plugins: Plugins) -> str:
-    """One table per plugin that writes fields."""
+    """One table of fields per plugin."""
     sections = []
     for owner, specs in _answers(plugins).items():
         distribution, _, module = owner.partition(":")
         heading = "The loop" if module == LOOP else f"{distribution}, {markdown.code(module)}"
-        told = f"Cannot be described: {type(specs).__name__}." if isinstance(specs, Exception) else _table(specs)
-        sections += [f"### {heading}", told]
+        text = f"Cannot be described: {type(specs).__name__}." if isinstance(specs, Exception) else _table(specs)
+        sections += [f"### {heading}", text]
     return "\n\n".join(sections)
 
 
@@ -34,7 +34,7 @@ def _answers(plugins: Plugins) -> dict[str, list[MetricSpec] | Exception]:
     for implementation in getattr(plugins.pluggy.hook, HOOK).get_hookimpls():
         try:
             found[implementation.plugin_name] = list(implementation.function() or ())
-        except Exception as error:  # a fault of that plugin, which must not take the page with it
+        except Exception as error:  # one broken plugin must not break the page
             found[implementation.plugin_name] = error
     return dict(sorted(found.items(), key=lambda item: (not item[0].endswith(f":{LOOP}"), item[0])))
 

@@ -1,12 +1,12 @@
 """A Markdown page with generated sections, and the topics of the manual.
 
-A generated section stands between two comments that no reader sees:
+A generated section sits between two comments that are invisible to readers:
 
     <!-- generated: keys -->
     ...
     <!-- end: keys -->
 
-The word after the colon names a generator of `retrain.rooms.manual.sections`; further words are its arguments.
+The first word after the colon names a generator in `retrain.rooms.manual.sections`; the others are its arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Generate = Callable[[str], str]  # "keys" -> Markdown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A part of the manual: the name it is asked by, its heading, its text from that heading on."""
+    """A part of the manual: its name on the command line, its heading, and its text from the heading on."""
 
     name: str
     heading: str
@@ -48,33 +48,33 @@ class Topic:
 
 
 def regenerated(text: str, generate: Generate) -> str:
-    """The page with each generated section made anew; everything else stays as it is, byte for byte.
+    """The page with each section regenerated; everything else stays byte for byte the same.
 
     ConfigError when a section does not end under its own name.
     """
-    begun, ended = len(re.findall(r"^<!-- generated: ", text, re.MULTILINE)), 0
+    num_begun, num_ended = len(re.findall(r"^<!-- generated: ", text, re.MULTILINE)), 0
 
     def renew(match: re.Match[str]) -> str:
-        nonlocal ended
-        ended += 1
+        nonlocal num_ended
+        num_ended += 1
         what = match["what"]
         if match["end"] != what:
             raise _damaged(f"section {what!r} ends as {match['end']!r}")
         return f"<!-- generated: {what} -->\n\n{generate(what).strip()}\n\n<!-- end: {what} -->\n"
 
     page = _SECTION.sub(renew, text)
-    if ended != begun:
-        raise _damaged(f"{begun} generated sections begin, {ended} end")
+    if num_ended != num_begun:
+        raise _damaged(f"{num_begun} generated sections begin, {num_ended} end")
     return page
 
 
 def without_markers(text: str) -> str:
-    """The page as a reader sees it."""
+    """The page without the markers of generated sections."""
     return re.sub(r"\n{3,}", "\n\n", _MARKER.sub("", text))
 
 
 def topics(text: str) -> list[Topic]:
-    """The parts of the manual, one per heading of the second level, in the order of the page."""
+    """The topics of the manual, one per second-level heading, in page order."""
     starts = [*_HEADING.finditer(_without_fences(text))]
     ends = [*(match.start() for match in starts[1:]), len(text)]
     return [
@@ -84,7 +84,7 @@ def topics(text: str) -> list[Topic]:
 
 
 def _without_fences(text: str) -> str:
-    """The same length, with what stands in fences blanked, so that a comment of a TOML block is no heading."""
+    """The text with fenced blocks blanked, at the same length: a comment in a TOML block is not a heading."""
     return re.sub(r"^```.*?^```$", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.MULTILINE | re.DOTALL)
 
 

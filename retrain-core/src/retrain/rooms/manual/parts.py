@@ -6,13 +6,13 @@ from pydantic import BaseModel
 
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.declared import TableTraits
-from retrain.kernel.plugins.check import registered_tables
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Registered
 from retrain.kernel.types import Kind
 from retrain.rooms.manual import markdown
+from retrain.rooms.session.check import registered_tables
 
-# Where the name of a part is written, for the kinds whose key says nothing about it in its table.
+# Where parts are named, for kinds that no config key declares.
 KEYS = {
     Kind.CONTROLLER: "named by a `TransformSpec`",
     Kind.RECORDER: "`[logging] recorders`",
@@ -24,7 +24,7 @@ KEYS = {
 
 
 def parts(plugins: Plugins) -> str:
-    """One table per kind that has parts: name, distribution, summary; then the parameters of those that take any."""
+    """One table of parts per kind: name, distribution, summary; then the parameters of parts that take any."""
     where = naming_keys(plugins)
     sections = []
     for kind in Kind:
@@ -39,13 +39,13 @@ def parts(plugins: Plugins) -> str:
 
 
 def naming_keys(plugins: Plugins) -> dict[Kind, str]:
-    """Where the name of a part of each kind is written."""
+    """The TOML keys that name parts, by kind."""
     found = dict(KEYS)
     for name, entry in registered_tables(plugins).items():
         for key in keys_of(name, entry.model, entry.traits):
             if key.names:
-                places = [found[key.names]] if key.names in found else []
-                found[key.names] = ", ".join([*places, f"`[{key.table}] {key.name}`"])
+                others = [found[key.names]] if key.names in found else []
+                found[key.names] = ", ".join([*others, f"`[{key.table}] {key.name}`"])
     return found
 
 
@@ -57,7 +57,7 @@ def _names(entry: Registered) -> str:
 def _params(entry: Registered) -> str:
     try:
         model = entry.spec.load_params()
-    except Exception:  # a fault of that plugin; `retrain plugins` tells it
+    except Exception:  # a broken plugin; `retrain plugins` reports it
         return ""
     if model is None or not issubclass(model, BaseModel) or not model.model_fields:
         return ""

@@ -10,7 +10,7 @@ from retrain.kernel.plugins.spec import PluginSpec
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """Commands that describe what is installed."""
+    """The commands that document the installation."""
     register(
         PluginSpec(
             name="man",

@@ -1,4 +1,4 @@
-"""Generated section `api`: every public name that a plugin may import, from its signature and docstring."""
+"""Generated section `api`: every public name that plugins may import, from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual import markdown
 
 MODULES = ("retrain.api", "retrain.advantages", "retrain.testing")
-ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # where the type aliases of the API are written
+ALIASES = (
+    "retrain.kernel.types",
+    "retrain.kernel.contracts.backend",
+)  # define the type aliases
 
 
 def api(plugins: Plugins, module: str) -> str:
-    """Everything that a public module offers, sorted by name."""
+    """Every public name of a module, sorted."""
     if module not in MODULES:
         raise ConfigError(Problem(what=f"{module!r} is not public", fix=f"use one of: {', '.join(MODULES)}"))
     content = importlib.import_module(module)
@@ -27,7 +30,7 @@ def api(plugins: Plugins, module: str) -> str:
 
 
 def described(name: str) -> str:
-    """One name of `retrain.api` or `retrain.advantages`."""
+    """The entry of one name of `retrain.api` or `retrain.advantages`."""
     for module in MODULES[:2]:
         content = importlib.import_module(module)
         if name in content.__all__:
@@ -36,14 +39,14 @@ def described(name: str) -> str:
 
 
 def signature(function: Callable[..., Any]) -> str:
-    """`(rewards_G: Numbers, *, eps: float = 1e-06) -> Floats`: annotations as the source has them, without `self`."""
+    """`(rewards_G: Numbers, *, eps: float = 1e-06) -> Floats`: annotations as in the source, without `self`."""
     found = inspect.signature(function)
     parameters = [p.replace(annotation=_text(p.annotation)) for name, p in found.parameters.items() if name != "self"]
     return str(found.replace(parameters=parameters, return_annotation=_text(found.return_annotation)))
 
 
 class _Text(str):
-    """An annotation that was written as text, shown without quotes."""
+    """An annotation that is stored as text, shown without quotes."""
 
     __slots__ = ()
 
@@ -57,7 +60,9 @@ def _text(annotation: Any) -> Any:
 
 def _entry(name: str, value: Any) -> str:
     lines = [f"### {markdown.anchor(name)}"]
-    if inspect.isclass(value):
+    if inspect.isclass(value) and value.__name__ != name:
+        lines.append(f"The former name of {markdown.code(value.__name__)}, kept for plugins that use it.")
+    elif inspect.isclass(value):
         lines += [f"```python\n{_class_line(name, value)}\n```", markdown.prose(_own_doc(value)), *_members(value)]
     elif inspect.isfunction(value):
         lines += [f"```python\ndef {name}{signature(value)}\n```", markdown.prose(value.__doc__)]
@@ -72,7 +77,7 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _alias(name: str) -> str:
-    """What a type alias was written as: its text at run time differs between versions of numpy and Python."""
+    """A type alias as in the source: its runtime text differs between versions of numpy and Python."""
     for module in ALIASES:
         found = re.search(
             rf"^{name} = (.+?)(?:  #.*)?$", inspect.getsource(importlib.import_module(module)), re.MULTILINE
@@ -100,13 +105,13 @@ def _field(field: dataclasses.Field[Any]) -> str:
 
 
 def _own_doc(value: type) -> str:
-    """The docstring that was written, not the one that dataclass or Enum makes up."""
+    """The docstring in the source, not the one that dataclass or Enum generates."""
     text = value.__doc__ or ""
     return "" if text.startswith(f"{value.__name__}(") else text
 
 
 def _members(value: type) -> Iterator[str]:
-    """Methods and properties with a docstring of their own, in the order of the source."""
+    """Methods and properties that have a docstring, in source order."""
     for name, member in vars(value).items():
         if name.startswith("_"):
             continue
@@ -118,7 +123,7 @@ def _members(value: type) -> Iterator[str]:
 
 
 def _shown(default: Any) -> str:
-    """A default as the source has it; of a function only that there is one."""
+    """A default as in the source; `...` for a function."""
     if isinstance(default, enum.Enum):
         return f"{type(default).__name__}.{default.name}"
     return "..." if callable(default) else repr(default)

@@ -19,9 +19,9 @@ COMMAND = "init-plugin"
 
 
 def scaffold(plugins: Plugins, kind: str, name: str) -> str:
-    """The very file that a user gets, so that the page cannot show another; ConfigError without that command."""
+    """The file that `retrain init-plugin` writes for a user; ConfigError when that command is not installed."""
     if not plugins.find(Kind.COMMAND, COMMAND):
-        raise ConfigError(Problem(what=f"the page shows what `retrain {COMMAND}` writes", fix="install its plugin"))
+        raise ConfigError(Problem(what=f"this section needs the command `retrain {COMMAND}`", fix="install its plugin"))
     command: click.Command = resolve(plugins, Kind.COMMAND, COMMAND, where="the page").target
     with (
         tempfile.TemporaryDirectory(prefix="retrain-page-") as folder,
@@ -32,6 +32,6 @@ def scaffold(plugins: Plugins, kind: str, name: str) -> str:
         command.main(arguments, standalone_mode=False, obj=plugins)
         files = sorted(Path("plugins").glob("*.py"))
         code = next(file for file in files if file.stem != "__init__").read_text(encoding="utf-8").rstrip()
-    said = json.loads(out.getvalue())
-    toml = f"\n\nand in the configuration:\n\n```toml\n{said['toml'].strip()}\n```" if said.get("toml") else ""
+    report = json.loads(out.getvalue())
+    toml = f"\n\nand in the configuration:\n\n```toml\n{report['toml'].strip()}\n```" if report.get("toml") else ""
     return f"`plugins/{name}.py`:\n\n```python\n{code}\n```{toml}"

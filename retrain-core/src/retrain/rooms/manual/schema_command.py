@@ -13,8 +13,8 @@ from retrain.rooms.manual.json_schema import configuration_schema
 
 EPILOG = """\b
 Examples:
-  retrain schema -o retrain.schema.json     beside the configuration that names it in its first line
-  retrain schema | jq .properties           what tables there are
+  retrain schema -o retrain.schema.json     beside a configuration whose first line names it
+  retrain schema | jq .properties           list the tables
 
 \b
 Exit codes: 0; 2 usage error, or FILE cannot be written.
@@ -23,14 +23,14 @@ Exit codes: 0; 2 usage error, or FILE cannot be written.
 
 @click.command("schema", epilog=EPILOG)
 @click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write to FILE, not to stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="Do not say that it was written.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no confirmation.")
 @click.pass_obj
 def command(plugins: Plugins, output: Path | None, quiet: bool) -> None:
-    """Print the JSON Schema (draft 2020-12) of the configuration, tables of all installed plugins included.
+    """Print the JSON Schema (draft 2020-12) of the configuration with the tables of all installed plugins.
 
-    An editor that knows Taplo (VS Code: Even Better TOML) completes and checks the keys of a file that begins with
-    `#:schema ./retrain.schema.json`, once that file is there. It needs no network. Write it again after installing or
-    removing a plugin.
+    An editor with Taplo (VS Code: Even Better TOML) completes and checks the keys of a file that begins with
+    `#:schema ./retrain.schema.json`, provided that file exists. It needs no network. Run this again after installing
+    or removing a plugin.
     """
     text = json.dumps(configuration_schema(plugins), indent=2, ensure_ascii=False) + "\n"
     if output is None:
@@ -39,7 +39,7 @@ def command(plugins: Plugins, output: Path | None, quiet: bool) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        fix = "name a file in a folder that exists and may be written"
+        fix = "name a file in an existing folder that you can write to"
         raise ConfigError(Problem(where=str(output), what=f"cannot be written: {error}", fix=fix)) from None
     if not quiet:
         click.echo(f"Wrote {output}")

@@ -1,4 +1,4 @@
-"""The generated sections: which there are, and who makes each."""
+"""The generated sections and their generators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.manual.annotated import annotated
 from retrain.rooms.manual.commands import commands
 from retrain.rooms.manual.contracts import checks, contract, hooks
-from retrain.rooms.manual.keys import flags, keys
+from retrain.rooms.manual.keys import annotated, flags, keys
 from retrain.rooms.manual.metrics import metrics
 from retrain.rooms.manual.parts import parts
 from retrain.rooms.manual.public import api
@@ -31,13 +30,13 @@ GENERATORS: dict[str, Callable[..., str]] = {
 
 
 def generator(plugins: Plugins) -> Callable[[str], str]:
-    """`generate("keys")`, for what is installed: Markdown with headings from the third level on."""
+    """`generate("keys")` for the installed plugins: Markdown with headings from the third level on."""
 
     def generate(what: str) -> str:
         name, *arguments = what.split()
         if name not in GENERATORS:
             fix = f"use one of: {', '.join(GENERATORS)}"
-            raise ConfigError(Problem(what=f"nothing generates a section {name!r}", fix=fix))
+            raise ConfigError(Problem(what=f"there is no generated section {name!r}", fix=fix))
         return GENERATORS[name](plugins, *arguments)
 
     return generate

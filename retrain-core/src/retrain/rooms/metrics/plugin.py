@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit
     from retrain.kernel.contracts.views import GroupsView
     from retrain.kernel.plugins.spec import MetricSpec
+    from retrain.kernel.types import Score
 
 
 @hookimpl
@@ -28,3 +29,11 @@ def retrain_extra_metrics(groups: GroupsView, credit: Credit) -> Mapping[str, An
 
     scored = groups.groups
     return {**reward_metrics(scored), **group_metrics(credit.statuses_P), **length_metrics(scored)}
+
+
+@hookimpl
+def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, Any]:
+    """Correct rate with its interval, and pass@k."""
+    from retrain.rooms.metrics.evaluate import eval_metrics  # only a run needs it
+
+    return eval_metrics(scores_EG)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.contracts.watchers import Recorder
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
+from retrain.rooms.recorders.contract import Recorder
 from retrain.rooms.session.fault_guard import FaultGuard
 
 if TYPE_CHECKING:

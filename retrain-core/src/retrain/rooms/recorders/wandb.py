@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.recorders.installed import require
 from retrain.rooms.recorders.names import named_config, named_metrics
 from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 RUN_ID = "wandb_run_id"

@@ -1,1 +1,1 @@
-"""Starts a plugin: a distribution of its own (`retrain plugin new`) or a single file (`retrain init-plugin`)."""
+"""Generates a new plugin: a distribution (`retrain plugin new`) or a single file (`retrain init-plugin`)."""

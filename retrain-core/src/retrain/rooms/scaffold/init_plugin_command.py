@@ -1,4 +1,4 @@
-"""`retrain init-plugin --kind KIND --name NAME`: a plugin as one file, found through `[plugins] search_paths`."""
+"""`retrain init-plugin --kind KIND --name NAME`: a plugin in one file, found through `[plugins] search_paths`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import click
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.scaffold.kinds import KINDS, kind_of, slug
 from retrain.rooms.scaffold.naming import names_from
-from retrain.rooms.scaffold.one_file import OneFile, one_file
-from retrain.rooms.scaffold.render import scratch
+from retrain.rooms.scaffold.render import OneFile, render_file, scratch
 
 DEFAULT_DIR = Path("plugins")
 EPILOG = """\b
@@ -28,14 +27,14 @@ Exit codes: 0 written; 2 usage error, or the file exists already.
 
 @click.command("init-plugin", epilog=EPILOG)
 @click.option("--kind", "-k", required=True, metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
-@click.option("--name", "-n", required=True, help="Name of the file, and of what it offers.")
+@click.option("--name", "-n", required=True, help="Name of the file and of the plugin.")
 @click.option(
     "--output-dir", "-o", type=click.Path(path_type=Path), default=DEFAULT_DIR, show_default=True, help="Its folder."
 )
 @click.option("--with-test", is_flag=True, help="Write tests/test_NAME_plugin.py as well.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(kind: str, name: str, output_dir: Path, with_test: bool, as_json: bool) -> None:
-    """Write a plugin that works as one file of this folder, and print the TOML that selects it."""
+    """Write a working plugin as a single file, and print the TOML that selects it."""
     chosen = kind_of(kind)
     names = names_from(name, where="--name")
     prefix = search_path(output_dir)
@@ -46,7 +45,7 @@ def command(kind: str, name: str, output_dir: Path, with_test: bool, as_json: bo
         if target.exists() or target.is_symlink():
             fix = "remove it, or use another --name"
             raise ConfigError(Problem(where=str(target), what="exists already; nothing was written", fix=fix))
-    made = one_file(chosen, names, prefix)
+    made = render_file(chosen, names, prefix)
     _write(made, file, test if with_test else None)
     commands = [f"python -m pytest {shlex.quote(str(test))}"] if with_test else []
     commands += ["retrain explain", "retrain"][: 2 - len(commands)]
@@ -62,7 +61,7 @@ def command(kind: str, name: str, output_dir: Path, with_test: bool, as_json: bo
 
 
 def search_path(folder: Path) -> str:
-    """The prefix under which Python finds the modules of a folder below this one; ConfigError when there is none."""
+    """The import prefix of modules in a folder below this one; ConfigError when Python cannot import from there."""
     try:
         parts = folder.resolve().relative_to(Path.cwd()).parts
     except ValueError:
@@ -72,9 +71,9 @@ def search_path(folder: Path) -> str:
     raise ConfigError(
         Problem(
             where="--output-dir",
-            what=f"{str(folder)!a} is no folder from which a plugin can be imported here",
-            why="names in the TOML are looked up below the folder where retrain runs: plugins/mine.py is plugins.mine",
-            fix="give a folder below this one, of letters, digits and underscores, such as plugins",
+            what=f"{str(folder)!a} is not a folder that a plugin can be imported from",
+            why="names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine",
+            fix="give a folder below this one, named with letters, digits and underscores, such as plugins",
         )
     )
 

@@ -1,4 +1,4 @@
-"""The kinds of plugin that can be started, and what the command line calls them."""
+"""The kinds of plugin that can be generated, and their names on the command line."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ KINDS = (
 )
 SHORT = {"planning": Kind.PLANNING_DETECTOR, "data": Kind.DATA_SOURCE, "inference": Kind.INFERENCE_ENGINE}
 IN_WHEEL = Path(__file__).parent / "templates"
-IN_REPOSITORY = Path(__file__).parents[5] / "templates"  # an editable installation reads them where they are edited
+IN_REPOSITORY = Path(__file__).parents[5] / "templates"  # an editable install reads them from the repository
 
 
 def slug(kind: Kind) -> str:
-    """`data source` as the command line and the folder of its template have it: `data-source`."""
+    """The kind as the command line and its template folder spell it: `data source` -> `data-source`."""
     return kind.value.replace(" ", "-")
 
 
 def kind_of(text: str) -> Kind:
-    """The kind that `--kind` names; ConfigError with the nearest one for what is none."""
+    """The kind that `--kind` names; ConfigError suggesting the nearest one otherwise."""
     wanted = text.strip().lower().replace("_", "-").replace(" ", "-")
     known = {slug(kind): kind for kind in KINDS} | SHORT
     if wanted in known:
         return known[wanted]
     near = get_close_matches(wanted, known, n=1)
     every = ", ".join(map(slug, KINDS))
-    fix = f"did you mean {near[0]!r}?" if near else "use one of them"
+    fix = f"did you mean {near[0]!r}?" if near else "use one of these"
     raise ConfigError(
         Problem(where="--kind", what=f"no kind of plugin is called {text!r}", why=f"kinds: {every}", fix=fix)
     )

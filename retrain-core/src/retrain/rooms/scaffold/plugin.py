@@ -1,4 +1,4 @@
-"""Registers the commands that start a plugin."""
+"""Registers the commands that generate a plugin."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from retrain.kernel.plugins.spec import PluginSpec
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """A distribution, and a single file."""
-    summary = "Start a plugin as a distribution of its own: plugin new NAME --kind KIND."
+    """`plugin new` for a distribution, `init-plugin` for a single file."""
+    summary = "Generate a plugin as a distribution: plugin new NAME --kind KIND."
     register(PluginSpec(name="plugin", summary=summary, factory="retrain.rooms.scaffold.plugin_command:command"))
-    summary = "Start a plugin as one file of this folder: --kind KIND --name NAME."
+    summary = "Generate a plugin as one file in this folder: --kind KIND --name NAME."
     register(
         PluginSpec(name="init-plugin", summary=summary, factory="retrain.rooms.scaffold.init_plugin_command:command")
     )

@@ -1,4 +1,4 @@
-"""`retrain plugin new NAME --kind KIND`: a plugin as a distribution of its own, with tests, README and CI."""
+"""`retrain plugin new NAME --kind KIND`: a plugin as a distribution with tests, README and CI."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ Exit codes: 0 written; 2 usage error, or the name or the folder is taken.
 
 @click.group("plugin", epilog=EPILOG)
 def command() -> None:
-    """Plugins as distributions of their own."""
+    """Generate plugins as distributions."""
 
 
-@command.command("new", epilog=EPILOG, short_help="Write a plugin that works into a folder called NAME.")
+@command.command("new", epilog=EPILOG, short_help="Write a working plugin into a folder called NAME.")
 @click.argument("name", required=False)
 @click.option("--kind", "-k", metavar="KIND", help=f"{KINDS_HELP}. Default: {slug(DEFAULT_KIND)}.")
-@click.option("--output-dir", "-o", type=click.Path(path_type=Path), default=Path(), help="Where its folder goes.")
-@click.option("--description", help="One sentence; default: what the example does.")
-@click.option("--author", help="Default: your name as git or the system knows it.")
+@click.option("--output-dir", "-o", type=click.Path(path_type=Path), default=Path(), help="Folder that will hold NAME.")
+@click.option("--description", help="One sentence; default: a description of the example.")
+@click.option("--author", help="Default: your name from git or the system.")
 @click.option("--license", "licence", type=click.Choice(LICENSES), default=LICENSES[0], show_default=True)
 @click.option("--no-input", is_flag=True, help="Ask nothing, use the defaults.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON; asks nothing.")
@@ -60,7 +60,7 @@ def new(
     no_input: bool,
     as_json: bool,
 ) -> None:
-    """Write a plugin that works, with tests, README and CI, into a folder called NAME."""
+    """Write a working plugin with tests, README and CI into a folder called NAME."""
     asks = sys.stdin.isatty() and sys.stdout.isatty() and not no_input and not as_json
     chosen = kind_of(_answer("Kind", kind, slug(DEFAULT_KIND), asks))
     names = names_from(_name(name, asks), where="NAME")
@@ -114,7 +114,7 @@ def _shown(path: Path) -> str:
 
 
 def _answer(question: str, given: str | None, default: str, asks: bool) -> str:
-    """What the command line says, else what the user answers, else the default."""
+    """The option, else the user's answer, else the default."""
     if given is not None or not asks:
         return default if given is None else given
     answer: str = click.prompt(question, default=default)
@@ -130,7 +130,7 @@ def _name(given: str | None, asks: bool) -> str:
 
 
 def _own_name() -> str:
-    """The user's name as git knows it, else as the system does."""
+    """The user's name from git, else from the system."""
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
         if asked.returncode == 0 and asked.stdout.strip():

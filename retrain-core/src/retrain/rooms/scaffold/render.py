@@ -1,4 +1,4 @@
-"""Renders the templates into a temporary folder; what is whole is moved to its place in one step."""
+"""Renders the templates in a temporary folder; only complete results are moved into place, in one step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from retrain.rooms.scaffold.kinds import slug, template
 from retrain.rooms.scaffold.naming import Names
 
 SHARED = "distribution"
+SEARCHED = "plugins"  # the default of [plugins] search_paths: names below it need no prefix
 README = "README.md"
 TOML_BLOCK = re.compile(r"```toml\n(.*?)\n```", flags=re.DOTALL)
 
@@ -28,7 +30,7 @@ def description_of(kind: Kind) -> str:
 
 
 def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
-    """The kind's own files in `folder`, and the variables they were rendered with."""
+    """Render the kind's own files in `folder`; returns their folder and the variables used."""
     from cookiecutter.prompt import prompt_for_config
 
     own = {"name": names.part, "distribution": names.distribution, "module": names.module}
@@ -39,9 +41,9 @@ def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]
 
 
 def render_distribution(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, str]:
-    """A whole distribution in `folder`, and the TOML that its README says to paste.
+    """Render a whole distribution in `folder`; returns its folder and the TOML that its README tells users to paste.
 
-    The kind's files are laid over those that all kinds share, whose README and example take in the kind's README.
+    The kind's files are copied over those that all kinds share, whose README and example include the kind's.
     """
     own, variables = render_kind(kind, names, folder / "kind", {**given, "form": SHARED})
     usage = (own / README).read_text(encoding="utf-8").strip()
@@ -54,8 +56,33 @@ def render_distribution(kind: Kind, names: Names, folder: Path, given: Mapping[s
     return whole, toml
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneFile:
+    """The text of the module and of its test; `selected` is its name in the TOML, `toml` the tables to paste."""
+
+    module: str
+    test: str
+    selected: str
+    toml: str
+
+
+def render_file(kind: Kind, names: Names, prefix: str) -> OneFile:
+    """The plugin as one file, for a folder with the import prefix `prefix`, empty for the current folder."""
+    path = f"{prefix}.{names.module}".removeprefix(".")
+    with tempfile.TemporaryDirectory() as folder:
+        made, variables = render_kind(kind, names, Path(folder), {"form": "file", "path": path})
+        file, selected = str(variables["file"]), str(variables["selected"])
+        named = selected.removeprefix(f"{SEARCHED}.")
+        return OneFile(
+            module=(made / "src" / names.module / f"{file}.py").read_text(encoding="utf-8"),
+            test=(made / "tests" / f"test_{file}.py").read_text(encoding="utf-8"),
+            selected=named,
+            toml=toml_of((made / README).read_text(encoding="utf-8")).replace(f'"{selected}"', f'"{named}"'),
+        )
+
+
 def toml_of(readme: str) -> str:
-    """The first block of TOML in a README: what selects the part."""
+    """The first TOML block in a README, which selects the part."""
     found = TOML_BLOCK.search(readme)
     if found is None:
         raise ValueError("the template's README has no block of TOML")
@@ -64,9 +91,9 @@ def toml_of(readme: str) -> str:
 
 @contextmanager
 def scratch(place: Path) -> Iterator[Path]:
-    """A temporary folder beside what will stand in `place`, so that moving it there is one step.
+    """A temporary folder inside `place`, so that moving a result there is a single rename.
 
-    `place` is made when it is missing, and removed again if it stays empty. ConfigError when it cannot be written.
+    `place` is created when missing, and removed again if it stays empty. ConfigError when it cannot be written.
     """
     missing = [folder for folder in (place, *place.parents) if not folder.exists()]
     try:
@@ -99,7 +126,7 @@ def _variables(kind: Kind) -> dict[str, Any]:
 
 
 def _generate(source: Path, variables: Mapping[str, Any], folder: Path) -> Path:
-    # Not `cookiecutter.main`: that reads the user's own defaults and keeps a replay file in the home folder.
+    # Not `cookiecutter.main`, which reads the user's defaults and keeps a replay file in the home folder.
     from cookiecutter.generate import generate_files
 
     made = generate_files(source, {"cookiecutter": dict(variables)}, output_dir=folder, accept_hooks=False)

@@ -15,13 +15,13 @@ from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind, SamplingParams
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.session.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer

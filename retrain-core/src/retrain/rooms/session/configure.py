@@ -13,11 +13,11 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.check import registered_tables, table_hint
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import ConfigClaim
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import check
+from retrain.rooms.session.check import registered_tables, table_hint
 
 DEFAULT_FILE = Path("retrain.toml")
 

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.kernel.terminal_text import printable
 from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 MAX_REASON_CHARS = 300

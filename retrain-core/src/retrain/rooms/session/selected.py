@@ -9,9 +9,9 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.check import chosen_name, wanted_names
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
+from retrain.rooms.session.check import chosen_name, wanted_names
 from retrain.rooms.session.locate import module_file, part_file
 
 CREDIT = {

@@ -18,7 +18,6 @@ from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.run import Trainer
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.terminal_text import OUTCOME_LEVEL
 from retrain.kernel.types import Determinism
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import assemble
@@ -31,6 +30,7 @@ from retrain.rooms.session.records.rewind import read_manifest, rewind_records
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 
 LOG = logging.getLogger("retrain")
 SAME_SEED = {

@@ -1,4 +1,4 @@
-"""Stdout and stderr as they are found: closed, in an old encoding, piped, with or without colour."""
+"""Prepares stdout and stderr, which may be closed, piped, in an old encoding, or without colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
 
 
 def prepare_streams() -> None:
-    """See that no text of ours ends a command: what an encoding lacks is shown as `?`, a closed stream is mute."""
+    """Make printing safe: characters that the encoding lacks become `?`, output to a closed stream is dropped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `>&-`
@@ -19,13 +19,13 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
     for name in COLOR_VARIABLES:
         if os.environ.get(name) == "":
-            del os.environ[name]  # absent, as the variables' own conventions say; rich takes FORCE_COLOR= for a no
+            del os.environ[name]  # empty means absent by convention; rich would read FORCE_COLOR= as no
 
 
 def wants_color() -> bool | None:
-    """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None leaves it to whether it is a terminal.
+    """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None means: if the stream is a terminal.
 
-    The same rules as rich's, which shows tables and panels; an empty variable counts as absent.
+    The same rules as in rich, which prints tables and panels; an empty variable counts as absent.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -35,10 +35,10 @@ def wants_color() -> bool | None:
 
 
 def is_interactive() -> bool:
-    """Whether a person can be asked: both stdin and stdout are a terminal."""
+    """Whether both stdin and stdout are a terminal, so that a user can be asked."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def drop_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not stumble over it when it ends."""
+    """Discard buffered output, so that flushing at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The evaluation of a run, for any checkpoint of it: its model, its held-out examples, its verifier."""
+"""Evaluates any checkpoint of a run with the run's model, held-out examples and verifier."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.evaluate import eval_metrics
-from retrain.kernel.plugins.check import registered_tables
+from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.session.assemble import Parts, assemble
+from retrain.rooms.session.assemble import assemble
+from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
 
 CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
-SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # nothing of this belongs to the run
+SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # the evaluation is not part of the run
 
 
 def run_of(adapter: Path) -> Path:
-    """The run that an adapter was saved by: the nearest folder above it with a `run.json`; ConfigError if none."""
+    """The run that saved an adapter: the nearest parent folder with a `run.json`; ConfigError if there is none."""
     for folder in adapter.resolve().parents:
         if (folder / MANIFEST_FILE).is_file():
             return folder
-    what = "no run folder stands above this adapter, so nobody knows what it is to be evaluated on"
+    what = "no parent folder is a run, so it is unknown what to evaluate the adapter on"
     raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))
 
 
@@ -40,10 +40,10 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
     manifest = read_manifest(run)
     checked = load_checked([str(run / CONFIG_FILE), *overrides, *_silent(plugins)], plugins)
     if not checked.config.eval.examples:
-        why = "every example may have been trained on, and a rate on those says nothing"
+        why = "every example may have been trained on, and a rate on those is meaningless"
         fix = "train with [eval] examples, for instance --eval-examples 64"
         raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
-    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"])))
+    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
     try:
         yield lambda folder: _evaluate(parts, folder)
     finally:
@@ -61,5 +61,6 @@ def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     parts.backend.publish()
     table = parts.config.eval
     with parts.rollouts.batch("squeeze-eval") as batch:
-        batch.sample(parts.pool.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        return eval_metrics(batch.scores())
+        batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
+        added = parts.plugins.notify("retrain_eval_metrics", scores_EG=batch.scores())
+    return {name: value for fields in added for name, value in (fields or {}).items()}

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Ask, Ending, Environment, LoadedData, Reply
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Score
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
-from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildTimeout
+from retrain.rooms.tasks.contracts import Action, Environment, EpisodeResult, LoadedData, Observation
 
 LOAD_TIMEOUT_S = 1800.0  # it may install a package and fetch a data set
-GRACE_S = 10.0  # beyond the environment's own limit, after which it should have cut off what hangs
+GRACE_S = 10.0  # beyond the environment's own limit, by which it should have cut off whatever hangs
 
 
-class HostedEnvironment:
+class EnvironmentProcess:
     """The environment as the run sees it; its own loop, tools and verifier work in a child process.
 
-    When the child dies or hangs, all episodes under way end with a failed score, and the next `begin` starts another.
+    When the child dies or hangs, all open episodes end with a failed score, and the next `reset` starts another child.
     """
 
-    def __init__(self, environment: Environment, *, name: str, timeout_s: float, memory_gb: float) -> None:
-        self._environment = environment
+    def __init__(self, environment: Any, *, name: str, timeout_s: float, memory_gb: float) -> None:
         self.name = name
+        self._environment = with_current_methods(environment)
         self._timeout_s = timeout_s
         self._memory_gb = memory_gb
         self._child: Child | None = None
         self._is_loaded = False
-        self._count = 0  # episodes begun
-        self._lost = ""  # why the episodes under way are lost
+        self._count = 0  # episodes since the last reset
+        self._lost = ""  # why the open episodes are lost
 
     def load(self) -> LoadedData:
-        """All tasks. ConfigError as the environment tells it; RewardError when its process dies or hangs."""
+        """All tasks. Raises the environment's own ConfigError; RewardError when its process dies or hangs."""
         try:
             found: LoadedData = self._running().call("load", timeout_s=LOAD_TIMEOUT_S)
             self._is_loaded = True
@@ -43,21 +42,21 @@ class HostedEnvironment:
             ) from error
         return found
 
-    def begin(self, examples: Sequence[Example]) -> None:
-        """Start one episode per entry."""
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry; no observations when they are lost."""
         self._count, self._lost = len(examples), ""
-        self._call("begin", list(examples))
+        return self._call("reset", list(examples)) or {}
 
-    def advance(self, replies: Mapping[int, Reply]) -> Mapping[int, Ask]:
-        """What the open episodes ask next; none when they are all over, or lost."""
-        return self._call("advance", dict(replies)) or {}
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """The next observations of the open episodes; none when all have ended or are lost."""
+        return self._call("step", dict(actions)) or {}
 
-    def finish(self) -> Sequence[Ending]:
-        """The endings; a failed score for every episode when they were lost."""
-        endings: Sequence[Ending] | None = self._call("finish")
-        if endings is None:
-            return [Ending(score=Score.failed(self._lost))] * self._count
-        return endings
+    def results(self) -> Sequence[EpisodeResult]:
+        """The results; a failed score for every episode when they are lost."""
+        results: Sequence[EpisodeResult] | None = self._call("results")
+        if results is None:
+            return [EpisodeResult(score=Score.failed(self._lost))] * self._count
+        return results
 
     def close(self) -> None:
         """End the process; safe to call twice."""
@@ -80,6 +79,37 @@ class HostedEnvironment:
         if self._child is None:
             self._child = Child(self._environment, name=self.name, memory_gb=self._memory_gb)
             self._child.start()
-            if self._is_loaded:  # this one takes the place of another
+            if self._is_loaded:  # this one replaces another
                 self._child.call("load", timeout_s=LOAD_TIMEOUT_S)
         return self._child
+
+
+class _FormerMethods:
+    """An environment whose methods have their former names: `begin` and `advance`, `advance`, `finish`."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def load(self) -> LoadedData:
+        found: LoadedData = self.environment.load()
+        return found
+
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        self.environment.begin(examples)
+        return self.step({})
+
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        observations: Mapping[int, Observation] = self.environment.advance(actions)
+        return observations
+
+    def results(self) -> Sequence[EpisodeResult]:
+        results: Sequence[EpisodeResult] = self.environment.finish()
+        return results
+
+
+def with_current_methods(environment: Any) -> Environment:
+    """The environment itself, or one written with the former names behind `reset`, `step` and `results`."""
+    if hasattr(environment, "advance") and not hasattr(environment, "results"):
+        return _FormerMethods(environment)
+    current: Environment = environment
+    return current

@@ -1,4 +1,4 @@
-"""Plays the episodes of an environment: all that wait for the policy, of all groups, are sampled together each turn."""
+"""Rollouts of many turns: each turn, all episodes that wait for the policy are sampled together."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.tasks import Ask, Ending, Prompt, Reply, RolloutBatch, Streams
+from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.text.transcript import Transcript
 
-CONTEXT_IS_FULL = Reply(text="", stop_reason=StopReason.LENGTH)
+CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Completions by the turns of an environment, which also scores them."""
+    """Rollouts that are episodes of an environment, which also scores them."""
 
     backend: Backend
     tokenizer: Any
-    environment: HostedEnvironment
+    environment: EnvironmentProcess
     params: SamplingParams
     config: Config
     context_length: int | None = None
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
-        """See `Rollouts.batch`; episodes that are still open when the block is left early, the next batch drops."""
+        """See `Rollouts.batch`; episodes that are left open are dropped by the next batch."""
         yield _EpisodeBatch(self)
 
     def close(self) -> None:
@@ -48,10 +49,10 @@ class _Episode:
     prompt: Prompt
     number: int  # within its group
     transcript: Transcript
-    is_full: bool = False  # it was told that the context has no room for another answer
+    is_full: bool = False  # the environment has its empty action: the context has no room for another answer
 
-    def stop_reason(self, ending: Ending) -> StopReason:
-        if ending.hit_turn_limit:
+    def stop_reason(self, result: EpisodeResult) -> StopReason:
+        if result.hit_turn_limit:
             return StopReason.TURNS
         cut = self.is_full or StopReason.LENGTH in self.transcript.stops
         return StopReason.LENGTH if cut else StopReason.EOS
@@ -61,26 +62,26 @@ class _EpisodeBatch:
     def __init__(self, owner: Episodes) -> None:
         self._owner = owner
         self._groups: list[list[_Episode]] = []
-        self._endings: list[Ending] = []
+        self._results: list[EpisodeResult] = []
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner = self._owner
         self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
         episodes = [episode for group in self._groups for episode in group]
-        owner.environment.begin([episode.prompt.example for episode in episodes])
-        replies: dict[int, Reply] = {}
-        while asks := owner.environment.advance(replies):
-            waiting, replies = self._take_in(episodes, asks)
-            replies |= self._turn(waiting, streams)
-            if not replies:
+        observations = owner.environment.reset([episode.prompt.example for episode in episodes])
+        while observations:
+            waiting, actions = self._take_in(episodes, observations)
+            actions |= self._turn(waiting, streams)
+            if not actions:
                 break
-        self._endings = list(owner.environment.finish())
-        self._check_endings(episodes)
-        endings = iter(self._endings)
-        return [tuple(e.transcript.completion(e.stop_reason(next(endings))) for e in group) for group in self._groups]
+            observations = owner.environment.step(actions)
+        self._results = list(owner.environment.results())
+        self._check_results(episodes)
+        results = iter(self._results)
+        return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
 
     def scores(self) -> list[tuple[Score, ...]]:
-        found = [ending.score for ending in self._endings]
+        found = [result.score for result in self._results]
         self._check_budget(found)
         scores = iter(found)
         return [tuple(next(scores) for _ in group) for group in self._groups]
@@ -90,32 +91,32 @@ class _EpisodeBatch:
         total = max(len(episodes), 1)
         return {
             "turns_mean": sum(len(e.transcript.stops) for e in episodes) / total,
-            "turn_limit_rate": sum(ending.hit_turn_limit for ending in self._endings) / total,
+            "turn_limit_rate": sum(result.hit_turn_limit for result in self._results) / total,
             "rewritten_history_count": sum(len(e.transcript.starts) - 1 for e in episodes),
         }
 
     def _take_in(
-        self, episodes: Sequence[_Episode], asks: Mapping[int, Ask]
-    ) -> tuple[list[tuple[int, _Episode]], dict[int, Reply]]:
-        """The episodes that the policy is to answer, and the answer of those whose context has no room for one.
+        self, episodes: Sequence[_Episode], observations: Mapping[int, Observation]
+    ) -> tuple[list[tuple[int, _Episode]], dict[int, Action]]:
+        """The episodes that the policy continues, and an empty action for those whose context has no room left.
 
-        An episode that still asks after having been told so is left alone, and dropped by the next `begin`.
+        An episode that stays open after that action gets no other, and is dropped by the next `reset`.
         """
         waiting: list[tuple[int, _Episode]] = []
-        replies: dict[int, Reply] = {}
-        for number in sorted(asks):
-            episode, ask = episodes[number], asks[number]
+        actions: dict[int, Action] = {}
+        for number in sorted(observations):
+            episode, seen = episodes[number], observations[number]
             if episode.is_full:
                 continue
-            if episode.transcript.ask(ask.prompt, ask.tools, limit=self._owner.context_length):
+            if episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length):
                 waiting.append((number, episode))
             else:
                 episode.is_full = True
-                replies[number] = CONTEXT_IS_FULL
-        return waiting, replies
+                actions[number] = CONTEXT_IS_FULL
+        return waiting, actions
 
-    def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Reply]:
-        """One answer of every episode that waits, sampled together; equal contexts of a group share their request."""
+    def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
+        """One action for every episode that waits, sampled together; equal contexts of a group share a request."""
         shared: dict[tuple[int, bytes], list[tuple[int, _Episode]]] = {}
         for number, episode in waiting:
             context_T = episode.transcript.context_T
@@ -132,7 +133,7 @@ class _EpisodeBatch:
         names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
         drawn = draw_samples(self._owner.backend, requests, self._owner.params, names)
         return {
-            number: _reply(episode, sample)
+            number: _action(episode, sample)
             for members, samples in zip(shared.values(), drawn, strict=True)
             for (number, episode), sample in zip(members, samples, strict=True)
         }
@@ -148,11 +149,11 @@ class _EpisodeBatch:
     def _transcript(self) -> Transcript:
         return Transcript(tokenizer=self._owner.tokenizer, template_args=self._owner.config.data.template_args)
 
-    def _check_endings(self, episodes: Sequence[_Episode]) -> None:
-        if len(self._endings) != len(episodes):
-            what = f"the environment gave {len(self._endings)} endings for {len(episodes)} episodes"
+    def _check_results(self, episodes: Sequence[_Episode]) -> None:
+        if len(self._results) != len(episodes):
+            what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
             raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
 
 
-def _reply(episode: _Episode, sample: Sample) -> Reply:
-    return Reply(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
+def _action(episode: _Episode, sample: Sample) -> Action:
+    return Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)

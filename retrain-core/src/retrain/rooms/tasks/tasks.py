@@ -8,23 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
+from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.terminal_text import printable
 from retrain.kernel.types import Kind
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.contracts import LoadedData, Verifier
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
-from retrain.rooms.tasks.scoring.build import build_rewards
+from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
+from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tasks:
-    """The prompts of a run and their verifier; `notes` tell what was read and what was left out."""
+    """The prompts of a run and their verifier; `notes` say what was read and what was left out."""
 
     pool: PromptPool
     verifier: Verifier
@@ -62,14 +63,14 @@ def _from_source(context: PluginContext) -> Tasks:
     service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
     verifier = RewardVerifier(service)
     with closed_on_error(verifier):
-        tasks = _tasks(data, verifier, context, is_environment=False)
+        tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
         service.launch()
     return tasks
 
 
 def _from_environment(provider: str, context: PluginContext) -> Tasks:
     config = context.config
-    environment = HostedEnvironment(
+    environment = EnvironmentProcess(
         build_part(Kind.ENVIRONMENT, provider, "environment.provider", context),
         name=str(config.value("environment.id", "") or provider),
         timeout_s=config.value("environment.timeout_s", 60.0),
@@ -80,7 +81,14 @@ def _from_environment(provider: str, context: PluginContext) -> Tasks:
         return _tasks(environment.load(), verifier, context, is_environment=True)
 
 
-def _tasks(data: LoadedData, verifier: Verifier, context: PluginContext, *, is_environment: bool) -> Tasks:
+def _tasks(
+    data: LoadedData,
+    verifier: Verifier,
+    context: PluginContext,
+    *,
+    comparing: frozenset[str] = frozenset(),
+    is_environment: bool = False,
+) -> Tasks:
     for note in data.notes:
         LOG.info("%s", printable(note))
     LOG.info("Loaded %d examples", len(data.examples))
@@ -91,6 +99,7 @@ def _tasks(data: LoadedData, verifier: Verifier, context: PluginContext, *, is_e
         context.tokenizer,
         context.seeds,
         context_length=limit,
+        comparing=comparing,
         is_environment=is_environment,
     )
     for note in notes:

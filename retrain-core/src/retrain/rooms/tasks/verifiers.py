@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Reply, Reward, Rollouts, TimedScore
+from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.types import Example, SamplingParams, StopReason
-from retrain.rooms.tasks.environment_process import HostedEnvironment
+from retrain.rooms.tasks.contracts import Action, Reward, TimedScore
+from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
 from retrain.rooms.tasks.scoring.service import ScoringService
 
-MAX_TURNS = 32  # of an episode in `score_texts`: one that goes on longer is scored as it stands
+MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it stands
 
 
 class RewardVerifier:
@@ -52,7 +53,7 @@ class RewardVerifier:
 class EnvironmentVerifier:
     """An environment in a process of its own, which started when its tasks were loaded; see `Verifier`."""
 
-    def __init__(self, environment: HostedEnvironment) -> None:
+    def __init__(self, environment: EnvironmentProcess) -> None:
         self.environment = environment
         self.names: tuple[str, ...] = (environment.name,)
         self.rewards: tuple[Reward, ...] = ()
@@ -64,16 +65,15 @@ class EnvironmentVerifier:
     def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
         """Play one episode per text, in which the policy says that text every turn, up to `MAX_TURNS`."""
         started = time.perf_counter()
-        self.environment.begin([example for example, _ in pairs])
-        replies: dict[int, Reply] = {}
+        observations = self.environment.reset([example for example, _ in pairs])
         for _ in range(MAX_TURNS):
-            asks = self.environment.advance(replies)
-            if not asks:
+            if not observations:
                 break
-            replies = {number: Reply(text=pairs[number][1], stop_reason=StopReason.EOS) for number in asks}
-        endings = self.environment.finish()
+            actions = {number: Action(text=pairs[number][1], stop_reason=StopReason.EOS) for number in observations}
+            observations = self.environment.step(actions)
+        results = self.environment.results()
         seconds = (time.perf_counter() - started) / max(len(pairs), 1)
-        return [TimedScore(score=ending.score, seconds=seconds) for ending in endings]
+        return [TimedScore(score=result.score, seconds=seconds) for result in results]
 
     def rollouts(
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None

@@ -12,8 +12,8 @@ import click
 
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
-from retrain.kernel.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
 from retrain.rooms.session.streams import drop_stdout
+from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
 
 LOGGER = "retrain"
 

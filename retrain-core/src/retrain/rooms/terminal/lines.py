@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
-from retrain.kernel.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 from retrain.kernel.types import Group
+from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import GroupsView, RunView

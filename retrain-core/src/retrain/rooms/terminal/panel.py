@@ -17,7 +17,7 @@ from rich.text import Text
 
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.terminal_text import sparkline
+from retrain.rooms.text.terminal_text import sparkline
 
 PHASES = ("sampling", "scoring", "training", "eval")
 RECENT_STEPS = 20  # the time left goes by the median of these

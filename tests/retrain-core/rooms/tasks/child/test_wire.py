@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.contracts.tasks import Ask, Ending, LoadedData, Reply
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.rooms.tasks.child import wire
+from retrain.rooms.tasks.contracts import Action, EpisodeResult, LoadedData, Observation
 
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()))
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
@@ -42,9 +42,9 @@ def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
         example,
         score,
         Score.failed(text),
-        Ask(prompt=text, tools=({"type": "function"},)),
-        Reply(text=text, stop_reason=StopReason.TURNS),
-        Ending(score=score, hit_turn_limit=True),
+        Observation(prompt=text, tools=({"type": "function"},)),
+        Action(text=text, stop_reason=StopReason.TURNS),
+        EpisodeResult(score=score, hit_turn_limit=True),
         LoadedData(examples=(example,), notes=(text,)),
     ]
     arrived = wire.loads(wire.dumps({1: records}))[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RecordError
-from retrain.kernel.whole_file import write_bytes
+from retrain.rooms.text.whole_file import write_bytes
 
 REPLACED = ".old"
 

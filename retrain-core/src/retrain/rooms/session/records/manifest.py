@@ -8,13 +8,13 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.session.records.secrets import hide, hide_arguments
@@ -40,7 +40,7 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
         "config": public_values(config),
         "origins": {path: str(origin) for path, origin in sorted(config.origins.items())},
         "distributions": dict(sorted(distributions.items())),
-        "libraries": _versions(),
+        "libraries": versions_of(LIBRARIES),
         "python": platform.python_version(),
         "git": _git_commit(),
         "hardware": {
@@ -74,16 +74,6 @@ def public_values(config: Config) -> dict[str, dict[str, Any]]:
     kept = {name: table for name, table in config.as_dict().items() if name not in left_out}
     hidden: dict[str, dict[str, Any]] = hide(kept)
     return hidden
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _git_commit() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
-from retrain.kernel.whole_file import write_bytes
+from retrain.rooms.text.whole_file import write_bytes
 
 FOLDER = "tokens"
 

@@ -1,0 +1,143 @@
+"""Checks the names and parameters of a configuration against what is installed, without importing any part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from retrain.kernel.config.keys import keys_of
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.declared import Capabilities, EngineTraits, Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.first_party import promised_default, promised_options
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import problem_with
+from retrain.rooms.session.tables import registered_tables as registered_tables
+from retrain.rooms.session.tables import table_hint as table_hint
+
+# Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
+ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
+CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
+
+
+def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
+    """Kind and name of each part that the configuration asks for, by its key, except those of the credit flow."""
+    wanted: dict[str, tuple[Kind, str]] = {}
+    for path, kind in ALWAYS.items():
+        wanted[path] = (kind, chosen_name(config, path, kind))
+    for table, entry in tables.items():
+        for key in keys_of(table, entry.model, entry.traits):
+            value = config.value(key.path, "")
+            named = value or key.default  # empty is a choice only where the default is empty too
+            if key.names and key.names not in CREDIT_KINDS and named and config.origin(key.path) != DEFAULT_ORIGIN:
+                for name in [value] if isinstance(value, str) else value:  # a text, or names with their weights
+                    wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
+            if key.selects and value:
+                wanted[key.path] = key.selects
+    for name in config.logging.recorders:
+        wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
+    for name in config.value("health.monitors", []):
+        wanted[f"health.monitors {name}"] = (Kind.HEALTH_MONITOR, name)
+    return wanted
+
+
+def chosen_name(config: Config, path: str, kind: Kind) -> str:
+    """The name under a key; the documented default where the distribution that supplies it is not installed."""
+    value = config.value(path, "")
+    return value or (promised_default(kind) if config.origin(path) == DEFAULT_ORIGIN else "")
+
+
+def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
+    """Every name in the configuration that nobody provides, except those of the credit flow."""
+    wanted = wanted_names(config, tables)
+    for table in {path.partition(".")[0] for path in config.origins}:
+        wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
+    search_paths = config.plugins.search_paths
+    found = [
+        problem_with(plugins, kind, name, where=_place(config, path), search_paths=search_paths)
+        for path, (kind, name) in wanted.items()
+    ]
+    return [problem for problem in found if problem is not None]
+
+
+def _place(config: Config, path: str) -> str:
+    """Place of a key, or of one name in a key that holds several: `reward.weights math`."""
+    key, _, entry = path.partition(" ")
+    return f"{config.place(key)} {entry}".rstrip()
+
+
+def check_options(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with `[backend.options]` and `[data.options]`, by the models that backend and source declared."""
+    problems = []
+    for name, (backend, default) in sorted(_options_of_others(config, plugins).items()):
+        if config.backend.options[name] != default:
+            where = f"{config.place('backend.options')}.{name}"
+            what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
+            problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
+    for kind, name, path, options in (
+        (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
+        (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
+    ):
+        entries = plugins.find(kind, name)
+        try:
+            model = entries[0].spec.load_params() if len(entries) == 1 else None
+        except Exception as error:  # a fault of that plugin, told with its owner
+            what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
+            fix = f"repair or reinstall {entries[0].owner.distribution}"
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+            continue
+        problems += validated_params(model, options, where=config.place(path))[1]
+    return problems
+
+
+def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
+    """What the configured backend promises with the configured engine, before either is imported; None = nothing."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = entries[0].spec.traits if entries else None
+    if not isinstance(capabilities, Capabilities):
+        return None
+    engines = plugins.find(Kind.INFERENCE_ENGINE, config.value("inference.engine", ""))
+    traits = engines[0].spec.traits if engines else None
+    return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
+
+
+def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
+    """`[backend.options]` without the options of other backends.
+
+    The documented full configuration carries some at their defaults, whatever the backend; other values are refused.
+    """
+    foreign = _options_of_others(config, plugins)
+    return {name: value for name, value in config.backend.options.items() if name not in foreign}
+
+
+def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
+    """The options given that another backend declares and the chosen one does not: that backend, and its default."""
+    chosen = config.backend.backend
+    own = _declared_options(plugins, chosen)
+    if not set(config.backend.options) - set(own or ()):
+        return {}
+    declared: dict[str, Mapping[str, Any]] = dict(promised_options())
+    if own is not None:  # a backend that declares nothing may take options of any name
+        others = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+        declared |= {name: found for name in others if (found := _declared_options(plugins, name)) is not None}
+    return {
+        option: (backend, defaults[option])
+        for backend, defaults in declared.items()
+        if backend != chosen
+        for option in config.backend.options
+        if option in defaults and option not in (own or ())
+    }
+
+
+def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | None:
+    """The options that a backend declares, with their defaults; None when it declares no model, or a broken one."""
+    entries = plugins.find(Kind.BACKEND, backend)
+    try:
+        model: type[BaseModel] | None = entries[0].spec.load_params() if len(entries) == 1 else None
+    except Exception:  # told where that backend is chosen
+        return None
+    return None if model is None else {name: info.default for name, info in model.model_fields.items()}

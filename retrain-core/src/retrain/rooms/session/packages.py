@@ -1,0 +1,51 @@
+"""The packages that a distribution requires, and whether they are installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from retrain.kernel.plugins.installed import installed_version, requirements_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package that another one requires.
+
+    `wanted` are the versions it may have (`>=2.6`), `installed` the version that is there, empty when there is none.
+    """
+
+    name: str
+    wanted: str
+    installed: str
+    is_met: bool
+
+    def __str__(self) -> str:
+        if self.is_met:
+            return f"{self.name} {self.installed}"
+        return f"{self.name} {self.installed} (wants {self.wanted})" if self.installed else self.name
+
+
+def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
+    """What a distribution requires on this machine: always, or with `extra` what that extra adds."""
+    found = []
+    for line in requirements_of(name):
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            continue  # of a stranger's package; pip would have refused it
+        always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+        if (
+            always
+            if not extra
+            else not always and wanted.marker is not None and wanted.marker.evaluate({"extra": extra})
+        ):
+            found.append(_package(wanted))
+    return tuple(found)
+
+
+def _package(wanted: Requirement) -> Package:
+    version = installed_version(wanted.name)
+    is_met = bool(version) and wanted.specifier.contains(version, prereleases=True)
+    return Package(name=wanted.name, wanted=str(wanted.specifier), installed=version, is_met=is_met)

@@ -1,0 +1,118 @@
+"""The config tables of all plugins: each table as its owner defined it, with the keys and defaults others add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, create_model
+
+from retrain.kernel.config.keys import TableTraits
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.first_party import install_line, promised_names, provider
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
+
+NAMES = "{names}"  # in the description of a key: the registered names of its kind
+
+
+def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
+    """The config tables of all plugins, by name; one that cannot be imported is kept as a load failure."""
+    tables: dict[str, TableEntry] = {}
+    for entry in plugins.registered(Kind.CONFIG_TABLE):
+        model = _model(entry, plugins)
+        if model is not None and entry.spec.name not in tables:
+            tables[entry.spec.name] = _extended(entry, model, plugins)
+    return tables
+
+
+def table_hint(plugins: Plugins, table: str) -> str:
+    """How to get a table of ours that nobody registered; empty for a stranger's."""
+    distribution = provider(Kind.CONFIG_TABLE, table)
+    if distribution is None:
+        return ""
+    if distribution in plugins.left_out:
+        return f"{distribution} reads [{table}], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+    installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
+    if distribution in installed:
+        return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
+    return f"{install_line(distribution)}  (it reads [{table}])"
+
+
+def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> TableEntry:
+    """The table with its extensions; of two plugins that define one key, or its default, the first one counts."""
+    table, traits = base.spec.name, _traits(base)
+    key_owners = dict.fromkeys(model.model_fields, base.owner)
+    default_owners = {name: base.owner for name, info in model.model_fields.items() if info.default}
+    models, defaults, legacy_keys, problems = [model], dict[str, Any](), dict[str, str](), list[Problem]()
+    for extension in plugins.registries[Kind.CONFIG_TABLE].extensions:
+        if extension.spec.name != table:
+            continue
+        keys, supplied = _model(extension, plugins), _traits(extension).defaults
+        clashes = {name: key_owners[name] for name in (keys.model_fields if keys else ()) if name in key_owners}
+        clashes |= {f"{name}'s default": default_owners[name] for name in supplied if name in default_owners}
+        if clashes:
+            problems += [_clash(table, what, owner, extension.owner) for what, owner in clashes.items()]
+            continue
+        if keys is not None:
+            key_owners |= dict.fromkeys(keys.model_fields, extension.owner)
+            models.append(keys)
+        default_owners |= dict.fromkeys(supplied, extension.owner)
+        defaults |= supplied
+        legacy_keys |= _traits(extension).legacy_keys
+    return TableEntry(
+        model=_merged(models, defaults, plugins),
+        traits=replace(traits, legacy_keys=legacy_keys),
+        problems=tuple(problems),
+    )
+
+
+def _merged(models: list[type[BaseModel]], defaults: Mapping[str, Any], plugins: Plugins) -> type[BaseModel]:
+    """One model with the keys of all, those of the first before the others, and with these defaults."""
+    fields: dict[str, Any] = {}
+    for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):
+        description = info.description or ""
+        if name in defaults or NAMES in description:
+            extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            described = Field(description=description.replace(NAMES, _known_names(extra.get("names"), plugins)))
+            fields[name] = (Annotated[info.annotation, info, described], defaults.get(name, info.default))
+    base = models[0]
+    if not fields and len(models) == 1:
+        return base
+    merged: type[BaseModel] = create_model(
+        base.__name__, __base__=tuple(reversed(models)), __module__=base.__module__, __doc__=base.__doc__, **fields
+    )
+    return merged
+
+
+def _known_names(kind: Kind | None, plugins: Plugins) -> str:
+    """The registered names of a kind, ours in the order of their documentation; those of ours when there is none."""
+    if kind is None:
+        return ""
+    registered = [entry.spec.name for entry in plugins.registered(kind)]
+    promised = [name for name in promised_names(kind) if name in registered or not registered]
+    return ", ".join(dict.fromkeys([*promised, *registered]))
+
+
+def _model(entry: Registered, plugins: Plugins) -> type[BaseModel] | None:
+    try:
+        model: type[BaseModel] | None = entry.spec.load()
+    except Exception as error:  # a fault of that plugin alone
+        failure = LoadFailure(owner=entry.owner, error=f"table [{entry.spec.name}]: {type(error).__name__}: {error}")
+        if failure not in plugins.failures:  # the tables are asked for more than once
+            plugins.failures.append(failure)
+        return None
+    return model
+
+
+def _traits(entry: Registered) -> TableTraits:
+    return entry.spec.traits if isinstance(entry.spec.traits, TableTraits) else TableTraits()
+
+
+def _clash(table: str, what: str, first: Owner, second: Owner) -> Problem:
+    owners = " and ".join(f"{owner} ({owner.source})" for owner in (first, second))
+    fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={second.distribution}"
+    return Problem(where=f"[{table}]", what=f"{what} is defined twice: by {owners}", fix=fix)

@@ -1,0 +1,153 @@
+"""The contracts of tasks and their verifiers: data source, reward, environment, and the verifier of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.tasks import Prompt, Rollouts
+from retrain.kernel.types import Example, Message, SamplingParams, Score, StopReason
+
+
+class Reward(Protocol):
+    """A verifier of text answers.
+
+    It is built in the run's process and sent, pickled, to processes that score: hold plain data, and make what is
+    heavy in `prepare`. With `async def score` it stays in the run's process instead, for calls over a network: at most
+    `concurrency` at a time, each cancelled at its time limit.
+
+    Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
+    `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
+    `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
+    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per step;
+    `concurrency: int` of an async reward, 16 when absent.
+    """
+
+    def score(self, example: Example, text: str) -> Score:
+        """Score one completion; a number will do for a Score. An exception becomes a failed score, never a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedData:
+    """What a data source found: examples, notes for the user, and a verifier of its own if it has one."""
+
+    examples: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+    reward: Reward | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the policy sees before its turn: the whole conversation so far, up to its answer, or plain text.
+
+    `tools` are JSON schemas that the chat template shows to the model.
+    """
+
+    prompt: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A turn of the policy: its text without special tokens, and why it stopped."""
+
+    text: str
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResult:
+    """How an episode went: its score, and whether the turn limit ended it."""
+
+    score: Score
+    hit_turn_limit: bool = False
+
+
+Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `reset`, `step` and `results`
+
+
+class Environment(Protocol):
+    """Tasks with an interaction and a verifier of their own; many episodes are played side by side.
+
+    The environment is built in the run's process and sent, pickled, to a process that can be killed: hold plain data,
+    and make what is heavy in `load`, which is called there first. Arguments and return values are plain data (JSON).
+    An environment sees text; it never sees token ids.
+    """
+
+    def load(self) -> LoadedData:
+        """All tasks, as `DataSource.load`; each example's `prompt` is the opening, shown in the records."""
+
+    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
+        """Start one episode per entry, numbered from 0; returns the first observations, as `step` does.
+
+        An example that is given several times is a group. Episodes that are still open are dropped.
+        """
+
+    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
+        """Continue the episodes with these numbers; returns the observation of every open episode.
+
+        It returns once each episode waits for the policy or has ended; none waits when the mapping is empty. An
+        episode that cannot continue ends with a failed score instead of raising.
+        """
+
+    def results(self) -> Sequence[EpisodeResult]:
+        """One result per episode, in order; called once, when no episode waits. A group is scored together."""
+
+
+class DataSource(Protocol):
+    """Where tasks come from."""
+
+    def load(self) -> LoadedData:
+        """All examples, in a fixed order; called once per run, before the model loads. ConfigError on bad data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedScore:
+    """A score and the seconds that the verifier took for it, queueing not counted."""
+
+    score: Score
+    seconds: float
+
+
+class Verifier(Protocol):
+    """Whatever judges the rollouts of a run, with the processes it needs: rewards of single answers, or an environment.
+
+    `names` are the rewards as configured, or the environment's id; `rewards` is empty for an environment, since only
+    it knows what a right answer looks like. `timeout_s` is the time limit of one text's score, None if it has none.
+    """
+
+    names: tuple[str, ...]
+    rewards: tuple[Reward, ...]
+    timeout_s: float | None
+
+    def start(self) -> None:
+        """Bring the processes up and prepare the rewards; PluginError names the one that fails. Safe to call twice."""
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[TimedScore]:
+        """Score each text as if the policy had written it, and nothing else; no score comes from a cache.
+
+        Failed scores are returned like any other, however many there are.
+        """
+
+    def rollouts(
+        self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`; closing them closes the verifier."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
+class LoadedTasks(Protocol):
+    """The tasks of a run once they are loaded: every prompt, for training and held out, and the verifier."""
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """Every prompt, held-out ones last."""
+
+    @property
+    def verifier(self) -> Verifier:
+        """Judges what the policy makes of them."""

@@ -1,0 +1,14 @@
+"""What backend `local` promises, known before anything of it is imported."""
+
+from __future__ import annotations
+
+from retrain.api import Capabilities, CheckpointMode, Determinism
+
+CAPABILITIES = Capabilities(
+    reports_sync_loss=True,
+    preserves_token_advantages=True,
+    supports_checkpoint_resume=True,
+    checkpoint_resume_mode=CheckpointMode.EXACT,
+    determinism=Determinism.SAME_MACHINE,
+    provides_entropy=True,
+)

@@ -1,0 +1,151 @@
+"""Which documented command lines are not run by the tests, and why; what the others find in their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.docs.reading import PAGES, name_of, typed_lines
+
+HUB = "trains a model of the hub on a GPU"
+SERVER = "needs an inference server; `nox -s server-vllm`, `nox -s server-max` and tests/end_to_end start theirs"
+SERVICE = "needs a service and its key"
+HOURS = "measures for minutes and rewrites the page; tests/end_to_end/test_benchmarks.py runs each benchmark, shortened"
+MATRIX = "makes an environment of its own; .ci/run types it as it stands"
+TOOL = "jq and less are not ours, and `tail -f` never ends"
+FAILED = "needs a run whose reward failed; tests/retrain-core/rooms/insight/test_score_command.py replays one"
+# By page: a line, or its beginning followed by ` ...`, and the reason.
+NOT_RUN: dict[str, dict[str, str]] = {
+    "README.md": {
+        "python -m pip install nox && python -m nox -s quickstart": MATRIX,
+        "python -m pip install nox && python -m nox -s tests": MATRIX,
+    },
+    "CONTRIBUTING.md": {
+        "pip install -c constraints.txt nox ...": "installs the tools that already run this test",
+        "pip install -c constraints.txt -e ...": "`nox -s tests` installs the same extras under the same constraints",
+    },
+    "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
+    "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
+    "docs/pages/getting-started.md": {
+        "retrain capacity real.toml --pilot 3": HUB,
+        "retrain real.toml": HUB,
+        "retrain --seed 42 --lr 1e-4 --wandb-project my-run": SERVICE,
+    },
+    "docs/pages/inference-engines.md": {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve ...": SERVER,
+        "retrain --inference-engine vllm ...": SERVER,
+        'pip install "mlx[cpu]" mlx-lm': SERVER,
+        "mlx_lm.server ...": SERVER,
+        "retrain --inference-engine mlx ...": SERVER,
+        "python -m sglang.launch_server ...": "needs SGLang and a GPU",
+        "retrain --inference-engine sglang ...": "needs SGLang and a GPU",
+        "max serve ...": SERVER,
+        "retrain --inference-engine max ...": SERVER,
+    },
+    "docs/pages/logging.md": {"tail -f logs/train/metrics.jsonl ...": TOOL, "tail -n 1 ...": TOOL},
+    "docs/pages/performance.md": {
+        "python benchmarks/step.py ...": HOURS,
+        "python benchmarks/startup.py ...": HOURS,
+        "python benchmarks/sample.py ...": HOURS,
+        "python benchmarks/train.py --json ...": HOURS,
+        "python benchmarks/train.py --vocabulary ...": HOURS,
+        "python benchmarks/scale.py ...": HOURS,
+    },
+    "docs/pages/prime-rl.md": {
+        "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
+        "retrain prime_rl.toml": "needs PRIME-RL's trainer and inference server",
+    },
+    "docs/pages/reference/files.md": {"jq -r ...": TOOL},
+    "docs/pages/scale.md": {
+        "python benchmarks/records_scale.py": HOURS,
+        "python benchmarks/report_scale.py": HOURS,
+    },
+    "docs/pages/scoring.md": {
+        "retrain score --replay logs/train/failures": FAILED,
+        "retrain score --replay logs/train/failures/step_000012_0.json": FAILED,
+    },
+    "docs/pages/tinker.md": {
+        "retrain doctor tinker.toml": SERVICE,
+        "retrain tinker.toml": SERVICE,
+        'pip install "skyrl-tx[tinker]==0.3.0" ...': "`nox -s server-tinker` installs and starts SkyRL-tx",
+        "python -m tx.tinker.api ...": "`nox -s server-tinker` installs and starts SkyRL-tx",
+    },
+}
+# What a page shows to fail.
+EXIT_CODES = {
+    "docs/pages/machine.md": {
+        "retrain doctor --transform-mode gtpo_spea --wandb-project demo": 1,
+        "retrain old.toml": 2,
+    },
+}
+# Files that a line names and its page shows: the language of the block, and how it begins.
+SHOWN = {
+    "docs/pages/rewards.md": {"my_reward.py": ("python", "# my_reward.py")},
+    "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
+    "docs/pages/prime-rl.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
+}
+# Files that a line names and its page only speaks of.
+GIVEN = {
+    "docs/pages/data.md": {
+        "tasks.jsonl": "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33)),
+    },
+    "docs/pages/machine.md": {
+        "plugins/mine.py": (
+            "from retrain.advantages import TransformSpec\n\ndef flat():\n    return TransformSpec(name='flat')\n"
+        ),
+        "plugins/typo.py": "import numpyy\n",
+        "old.toml": (
+            '[backend]\nbackend = "prime_rl"            # sampled by a running stack\n'
+            'prime_rl_transport = "zmq"      # one machine\n# the port that the cluster leaves open\n'
+            'prime_rl_zmq_port = 5556\n\n[model]\nmodel = "Qwen/Qwen3-4B-Instruct-2507"\n'
+        ),
+    },
+}
+# Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
+IN_ORDER = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/pages/command-line.md",
+    "docs/pages/prime-rl.md",
+    "docs/pages/tinker.md",
+    "docs/pages/plugins.md",
+    "docs/pages/testing.md",
+    "retrain-tinker/README.md",
+    "retrain-prime-rl/README.md",
+)
+# The one page that trains at full length; elsewhere the environment shortens what a line does not fix itself.
+FULL_LENGTH = "docs/pages/index.md"
+SHORT = {
+    "RETRAIN__TRAINING__MAX_STEPS": "3",
+    "RETRAIN__TRAINING__BATCH_SIZE": "2",
+    "RETRAIN__TRAINING__GROUP_SIZE": "4",
+    "RETRAIN__TRAINING__MAX_TOKENS": "40",
+    "RETRAIN__EVAL__EXAMPLES": "2",
+    "RETRAIN__CAMPAIGN__SEEDS": "[42, 101]",
+    "RETRAIN__CAMPAIGN__CONDITIONS": (
+        '[{"advantage_mode": "grpo", "transform_mode": "none"}, {"advantage_mode": "maxrl", "transform_mode": "gtpo"}]'
+    ),
+}
+
+
+def reason_not_run(page: Path, line: str) -> str:
+    """Why a line is not run; empty when it is."""
+    entries = NOT_RUN.get(name_of(page), {})
+    return next((why for entry, why in entries.items() if stands_for(entry, line)), "")
+
+
+def stands_for(entry: str, line: str) -> bool:
+    """Whether an entry of the list is this line, or its beginning."""
+    return line.startswith(entry.removesuffix("...")) if entry.endswith(" ...") else line == entry
+
+
+def lines_to_run(page: Path) -> list[str]:
+    """The lines of a page that the tests type, in its order."""
+    return [line for line in typed_lines(page) if not reason_not_run(page, line)]
+
+
+def pages_to_run() -> list[Path]:
+    """Every page with such a line; those that stand `IN_ORDER` last."""
+    found: Iterable[Path] = (page for page in PAGES if lines_to_run(page))
+    places = {name: place for place, name in enumerate(IN_ORDER)}
+    return sorted(found, key=lambda page: places.get(name_of(page), -1))

@@ -1,0 +1,119 @@
+"""The shape of the source tree: no circle of imports, a small kernel that knows no plugin, files of readable length."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {folder.parent.name: folder for folder in sorted(ROOT.glob("retrain-*/src"))}
+FILES = {file: folder for folder in SOURCES.values() for file in sorted(folder.rglob("*.py"))}
+KERNEL = ROOT / "retrain-core/src/retrain/kernel"
+KERNEL_LINES, STEP_LINES, FILE_LINES = 4000, 200, 500  # each is a bound that is not reached
+PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\b", re.IGNORECASE)
+INSTALL_LINES = KERNEL / "plugins/first_party.py"  # the table of what our own distributions provide
+
+
+def line_count(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def module_name(file: Path, folder: Path) -> str:
+    """`retrain.kernel.step` of a file below `retrain-core/src`; a package is named as it is imported."""
+    return ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that run when a module or one of its functions does: all but those for type checkers."""
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+            yield from imports(statement.orelse)
+        else:
+            for name in ("body", "orelse", "finalbody"):
+                yield from imports(getattr(statement, name, []))
+            for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                yield from imports(part.body)
+
+
+def imported_by(file: Path, modules: Mapping[str, Path]) -> set[str]:
+    """The modules of ours that a file imports, the most specific ones: `from a import b` means `a.b` if that is one."""
+    found = set()
+    for statement in imports(ast.parse(file.read_text(encoding="utf-8")).body):
+        if isinstance(statement, ast.Import):
+            found |= {name.name for name in statement.names}
+        else:
+            parts = [f"{statement.module}.{name.name}" for name in statement.names]
+            found |= {part if part in modules else str(statement.module) for part in parts}
+    return found & set(modules)
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one node, or of one that imports itself (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in number:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], number[other])
+        if lowest[node] == number[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1 or node in graph[node]:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in number:
+            visit(node)
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "d"}, "e": {"a"}}) == [["a", "b", "c"], ["d"]]
+
+
+def test_there_is_no_circle_of_imports_in_any_distribution() -> None:
+    modules = {module_name(file, folder): file for file, folder in FILES.items()}
+    assert {"retrain.kernel.step", "retrain_sepa.plugin", "retrain_prime_rl.plugin"} <= set(modules)
+    graph = {name: imported_by(file, modules) for name, file in modules.items()}
+    assert sum(map(len, graph.values())) > 1000
+    found = circles(graph)
+    assert not found, "\n" + "\n".join(" <-> ".join(circle) for circle in found)
+
+
+def test_the_kernel_and_its_step_are_small() -> None:
+    lines = {file: line_count(file) for file in KERNEL.rglob("*.py")}
+    print(f"kernel/: {sum(lines.values())} lines (bound {KERNEL_LINES}); ", end="")
+    print(f"kernel/step.py: {lines[KERNEL / 'step.py']} lines (bound {STEP_LINES})")
+    assert lines[KERNEL / "step.py"] < STEP_LINES
+    assert sum(lines.values()) < KERNEL_LINES
+
+
+def test_the_kernel_names_no_plugin_but_in_the_table_of_install_lines() -> None:
+    found = [
+        f"{file.relative_to(KERNEL)}:{number}: {line.strip()}"
+        for file in sorted(KERNEL.rglob("*"))
+        if file.is_file() and file.suffix != ".pyc" and file != INSTALL_LINES
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if PLUGIN_WORDS.search(line)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("distribution", SOURCES)
+def test_no_source_file_is_too_long_to_read_at_once(distribution: str) -> None:
+    lines = {str(file.relative_to(ROOT)): line_count(file) for file in SOURCES[distribution].rglob("*.py")}
+    assert {file: count for file, count in lines.items() if count > FILE_LINES} == {}

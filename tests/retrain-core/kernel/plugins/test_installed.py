@@ -1,0 +1,135 @@
+"""What metadata say: the versions of retrain-core that a distribution accepts, who requires what, which version."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from importlib_metadata import Distribution
+
+from retrain import __version__
+from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.installed import installed_dependents, unmet_requirement, versions_of
+
+ROOT = Path(__file__).parents[4]
+
+
+def required(line: str, folder: Path) -> Distribution:
+    """A distribution with one requirement."""
+    head = "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n"
+    (folder / "METADATA").write_text(f"{head}Requires-Dist: numpy>=99\nRequires-Dist: {line}\n", encoding="utf-8")
+    return Distribution.at(folder)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "retrain-core",
+        "retrain-core>=0.0.1",
+        "retrain-core[wandb]>=0.0.1,<99",
+        f"retrain-core=={__version__}",
+        "Retrain_Core (>=0.0.1)",
+        'retrain-core>=99; extra == "next"',
+        "retrain-core-extras>=99",
+        "retrain>=99",
+    ],
+)
+def test_a_requirement_that_is_met_or_no_matter_says_nothing(line: str, tmp_path: Path) -> None:
+    assert unmet_requirement(required(line, tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "retrain-core>=99",
+        "retrain-core<0.0.1",
+        "retrain_core == 99.0",
+        "retrain.core[ray]>=99,<100",
+        "retrain-core (>=99)",
+    ],
+)
+def test_a_requirement_that_is_not_met_is_told_with_both_versions_and_the_fix(line: str, tmp_path: Path) -> None:
+    told = unmet_requirement(required(line, tmp_path))
+    assert "it requires retrain-core " in told
+    assert f"and this is {__version__}" in told
+    assert "fix: pip install --upgrade theirs" in told
+
+
+def test_a_requirement_that_cannot_be_read_is_not_met(tmp_path: Path) -> None:
+    assert "requires retrain-core newest" in unmet_requirement(required("retrain-core newest", tmp_path))
+
+
+def test_a_distribution_without_requirements_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
+    assert unmet_requirement(Distribution.at(tmp_path)) == ""
+
+
+def test_versions_come_from_metadata_and_unknown_names_are_left_out(distribution: Callable[..., Path]) -> None:
+    distribution("theirs", {"theirs": ""}, version="3.2")
+    assert versions_of(["theirs", "there-is-no-such-distribution", "retrain-core"]) == {
+        "theirs": "3.2",
+        "retrain-core": __version__,
+    }
+
+
+def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribution: Callable[..., Path]) -> None:
+    lines = {
+        "first-one": "The.Library>=1",
+        "second_one": "the_library[big] (<2) ; python_version > '3'",
+        "third": "the-library-extras",
+        "fourth": "other",
+    }
+    for name, line in lines.items():
+        site = distribution(name, {name.replace("-", "_"): ""})
+        metadata = site / f"{name.replace('-', '_')}-1.0.dist-info" / "METADATA"
+        metadata.write_text(metadata.read_text(encoding="utf-8") + f"Requires-Dist: {line}\n", encoding="utf-8")
+    assert installed_dependents("the-library") == ("first-one", "second_one")
+    assert installed_dependents("there-is-no-such-distribution") == ()
+
+
+def test_one_module_alone_reads_metadata() -> None:
+    readers = set()
+    for file in sorted(ROOT.glob("retrain-*/src/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            if any(name.startswith(("importlib.metadata", "importlib_metadata", "pkg_resources")) for name in modules):
+                readers.add(str(file.relative_to(ROOT)))
+    assert readers == {"retrain-core/src/retrain/kernel/plugins/installed.py"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone, from whose folder retrain-core is installed; `retrain-later` in it requires a sibling that is not."""
+    folder = tmp_path / "my clone"
+    for name, required in (("retrain-core", []), ("retrain-later", ["retrain-core==1.0", "retrain-sooner==1.0"])):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "pyproject.toml").write_text(f"[project]\ndependencies = {required}\n", encoding="utf-8")
+    info = tmp_path / "site" / "retrain_core-9.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: retrain-core\nVersion: 9.0\n", encoding="utf-8")
+    record = {"url": (folder / "retrain-core").as_uri(), "dir_info": {}}
+    (info / "direct_url.json").write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder
+
+
+def test_the_install_line_names_the_folders_of_the_clone_that_core_came_from(clone: Path) -> None:
+    core = "retrain-core[ray]"
+    assert install_line("retrain-core", "ray") == f"pip install '{clone}/{core}'"
+    assert install_line("retrain-later") == f"pip install '{clone}/retrain-later' '{clone}/retrain-sooner'"
+    (clone / "constraints.txt").touch()
+    assert install_line("retrain-core") == f"pip install -c '{clone}/constraints.txt' '{clone}/retrain-core'"
+    assert install_line("somebody-elses") == "pip install somebody-elses"
+
+
+@pytest.mark.parametrize("record", [None, {"url": "https://index/retrain_core.whl", "archive_info": {}}])
+def test_the_install_line_of_a_wheel_is_the_name(clone: Path, record: object) -> None:
+    (file,) = clone.parent.glob("site/*/direct_url.json")
+    file.write_text(json.dumps(record), encoding="utf-8") if record else file.unlink()
+    assert install_line("retrain-later") == "pip install retrain-later"
+    assert install_line("retrain-core", "ray") == "pip install 'retrain-core[ray]'"

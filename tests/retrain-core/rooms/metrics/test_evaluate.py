@@ -1,0 +1,110 @@
+"""pass@k against its definition, and an interval that deserves its name."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.kernel.types import Score
+from retrain.rooms.metrics.evaluate import eval_metrics, pass_at_k, rate_interval
+
+RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "right", "k", "expected"),
+    [
+        (4, 0, 1, 0.0),
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),
+        (4, 1, 4, 1.0),
+        (4, 4, 1, 1.0),
+        (10, 3, 5, 11 / 12),
+        (1, 1, 1, 1.0),
+    ],
+)
+def test_pass_at_k_of_known_counts(samples: int, right: int, k: int, expected: float) -> None:
+    assert pass_at_k(samples, right, k) == pytest.approx(expected)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(numbers: tuple[int, int, int]) -> None:
+    samples, right, k = numbers
+    subsets = list(combinations([True] * right + [False] * (samples - right), k))
+    assert pass_at_k(samples, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_metrics_of_two_examples() -> None:
+    metrics = eval_metrics([(RIGHT, WRONG, WRONG, WRONG), (RIGHT, RIGHT, RIGHT, RIGHT)])
+    assert metrics["eval_correct_rate"] == 0.625
+    assert [metrics[f"eval_pass_at_{k}"] for k in (1, 2, 4)] == [0.625, 0.75, 1.0]
+    assert (metrics["eval_examples"], metrics["eval_samples"]) == (2, 4)
+    assert set(metrics) == {
+        *("eval_correct_rate", "eval_ci_low", "eval_ci_high", "eval_examples", "eval_samples"),
+        *("eval_pass_at_1", "eval_pass_at_2", "eval_pass_at_4"),
+    }
+
+
+def test_failures_no_verdicts_and_halves_count_as_wrong() -> None:
+    scores = (RIGHT, Score.failed("x"), Score.no_verdict("x"), Score.of(0.5))
+    assert eval_metrics([scores])["eval_correct_rate"] == 0.25
+
+
+def test_k_goes_up_in_powers_of_two_to_the_number_of_samples() -> None:
+    names = {name for name in eval_metrics([(RIGHT,) * 6]) if name.startswith("eval_pass")}
+    assert names == {"eval_pass_at_1", "eval_pass_at_2", "eval_pass_at_4"}
+
+
+COUNTS = st.integers(1, 8).flatmap(
+    lambda samples: st.tuples(st.just(samples), st.lists(st.integers(0, samples), min_size=1, max_size=30))
+)
+
+
+@given(COUNTS)
+def test_the_interval_holds_the_rate_and_stays_in_range(counts: tuple[int, list[int]]) -> None:
+    samples, right = counts
+    rates_E = np.array(right) / samples
+    low, high = rate_interval(rates_E, samples)
+    assert 0.0 <= low <= rates_E.mean() + 1e-12
+    assert rates_E.mean() - 1e-12 <= high <= 1.0
+    assert low < high
+    metrics = eval_metrics([(RIGHT,) * r + (WRONG,) * (samples - r) for r in right])
+    passes = [value for name, value in metrics.items() if name.startswith("eval_pass_at_")]
+    assert passes == sorted(passes)
+    assert passes[0] == pytest.approx(metrics["eval_correct_rate"])
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+@given(COUNTS)
+def test_more_examples_narrow_the_interval(counts: tuple[int, list[int]]) -> None:
+    samples, right = counts
+    rates_E = np.array(right) / samples
+    low, high = rate_interval(rates_E, samples)
+    lower, higher = rate_interval(np.tile(rates_E, 16), samples)
+    assert higher - lower < high - low
+
+
+def test_the_interval_of_independent_answers_is_wilsons() -> None:
+    low, high = rate_interval(np.array([1.0] * 8 + [0.0] * 2), 1)
+    assert (low, high) == (pytest.approx(0.490162, abs=1e-6), pytest.approx(0.943318, abs=1e-6))
+
+
+def test_answers_that_resemble_each_other_widen_the_interval() -> None:
+    alike = rate_interval(np.array([1.0, 0.0] * 10), 4)
+    mixed = rate_interval(np.array([0.5] * 20), 4)
+    assert alike[1] - alike[0] > mixed[1] - mixed[0] - 1e-12
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    stream = np.random.default_rng(0)
+    covered, trials = 0, 400
+    for _ in range(trials):
+        chances_E = stream.beta(2.0, 2.0, 64)
+        low, high = rate_interval(stream.binomial(4, chances_E) / 4, 4)
+        covered += low <= 0.5 <= high
+    assert 0.92 <= covered / trials <= 0.985

@@ -1,0 +1,38 @@
+"""What many tests share: a folder that is dear to make, and which of many cases run at every change."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` has filled; the workers of pytest-xdist share it. Tests leave it as it is, or add to it."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # each worker has its own below
+    folder, finished = base / f"shared-{name}", base / f"shared-{name}.finished"
+    with (base / f"shared-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+        if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed halfway
+            folder.mkdir()
+            make(folder)
+            finished.touch()
+    return folder
+
+
+def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test that proves the same of many cases: `quick` ones at every change, the others are `slow`."""
+    given = list(cases)
+    assert set(quick) <= set(given), f"no such case: {set(quick) - set(given)}"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in quick else pytest.mark.slow)
+        for case in given
+    ]
