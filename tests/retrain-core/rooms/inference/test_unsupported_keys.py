@@ -24,7 +24,7 @@ def configured(**inference: str) -> Config:
 
 
 class Halfway:
-    """An engine of somebody else, which heeds one of the keys."""
+    """A third-party engine that supports one of the keys."""
 
     @hookimpl
     def retrain_register_inference_engines(self, register) -> None:

@@ -7,10 +7,13 @@ discovery behaves the same on every Python.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
 
@@ -91,6 +94,18 @@ def installed_dependents(name: str) -> tuple[str, ...]:
         if each.name and any(match and normal_name(match.group()) == wanted for match in required):
             found.add(each.name)
     return tuple(sorted(found))
+
+
+def source_folder(name: str) -> Path | None:
+    """The local folder that a distribution was installed from by path; None if it came from a wheel or an index."""
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    record = json.loads(text) if text else {}
+    if "dir_info" not in record:
+        return None
+    return Path(unquote(urlsplit(record["url"]).path))
 
 
 def unmet_requirement(dist: IDistribution) -> str:
