@@ -132,7 +132,7 @@ def test_without_a_terminal_there_is_no_dialog(tmp_path: Path) -> None:
     outcome = retrain("init", "-i", cwd=tmp_path)
     assert (outcome.code, outcome.out) == (2, "")
     assert "there is no terminal for the questions" in outcome.err
-    assert "fix: `retrain init --template NAME`" in outcome.err
+    assert "fix: use `retrain init --template NAME`" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,6 @@ Every name that the documentation speaks of stands here, with the defaults that 
 from __future__ import annotations
 
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +114,8 @@ def install_line(distribution: str, extra: str = "") -> str:
 
 def _missing_siblings(folder: Path) -> list[str]:
     """Which of our distributions the one in `folder` requires and this environment lacks."""
+    import tomllib  # only an error message asks
+
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = (line.partition("==")[0] for line in project["dependencies"] if line.startswith("retrain-"))
     return [name for name in names if not installed_version(name)]

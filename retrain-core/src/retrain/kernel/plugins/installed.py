@@ -7,13 +7,11 @@ discovery behaves the same on every Python.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
 
@@ -98,6 +96,9 @@ def installed_dependents(name: str) -> tuple[str, ...]:
 
 def source_folder(name: str) -> Path | None:
     """The local folder that a distribution was installed from by path; None if it came from a wheel or an index."""
+    import json  # only an error message asks
+    from urllib.parse import unquote, urlsplit
+
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:
