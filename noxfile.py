@@ -74,9 +74,16 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, but for GPU, servers and the longest: the README's second command. `-- PATH -k NAME`: fewer."""
+    """Run the quick proofs of every promise: the README's second command. `-- PATH -k NAME`: fewer of them."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
     _pytest(session, *(session.posargs or ["tests"]))
+
+
+@nox.session(default=False)
+def slow(session: nox.Session) -> None:
+    """Run the rest: every kill, fault, signal, seed and kind where `tests` has one of each."""
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
+    _pytest(session, *(session.posargs or ["tests"]), marked="slow and not long and not gpu and not server")
 
 
 @nox.session(default=False)
@@ -94,7 +101,7 @@ def matrix(session: nox.Session, backend: str) -> None:
     if "retrain-local" in distributions and not _has_small_torch(session):
         session.skip(f"no CPU build of torch for Python {session.python}; PIP_EXTRA_INDEX_URL can name an index")
     _install(session, *distributions, extras={"retrain-rewards": "judge,reasoning-gym"}, tools=TEST_TOOLS[:-1])
-    _pytest(session, *folders, *session.posargs, marked=QUICK)
+    _pytest(session, *folders, *session.posargs)
 
 
 @nox.session(default=False)
@@ -106,7 +113,7 @@ def dependencies(session: nox.Session, versions: str) -> None:
     rewards = "./retrain-rewards[judge,reasoning-gym]"
     session.install(*options, *TEST_TOOLS[:-1], *paths, rewards)
     session.run("pip", "check")
-    _pytest(session, *(f"tests/{name}" for name in DISTRIBUTIONS), *session.posargs, marked=QUICK)
+    _pytest(session, *(f"tests/{name}" for name in DISTRIBUTIONS), *session.posargs)
 
 
 @nox.session(default=False)
@@ -115,7 +122,7 @@ def verifiers_v1(session: nox.Session) -> None:
     blocks = CONSTRAINTS.read_text(encoding="utf-8").split("\n\n")
     options = _constrained_by(session, [block for block in blocks if "# what the extra verifiers " not in block])
     session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
-    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs)
+    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs, marked="not gpu and not server and not long")
 
 
 @nox.session(name="server-vllm", default=False)
@@ -246,7 +253,7 @@ def _install(
     session.install(*PIP_OPTIONS, *tools, *paths)
 
 
-def _pytest(session: nox.Session, *arguments: str, marked: str = "not gpu and not server and not long") -> None:
+def _pytest(session: nox.Session, *arguments: str, marked: str = QUICK) -> None:
     # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
     spread = ("--numprocesses", "auto", "--dist", "worksteal")
     session.run("pytest", "-m", marked, *spread, *arguments, env={"OMP_NUM_THREADS": "1"})

@@ -1,12 +1,13 @@
-"""What is dear to make and read by many tests: made once, by whichever process of the test run asks first."""
+"""What many tests share: a folder that is dear to make, and which of many cases run at every change."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             finished.touch()
     return folder
+
+
+def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test that proves the same of many cases: `quick` ones at every change, the others are `slow`."""
+    given = list(cases)
+    assert set(quick) <= set(given), f"no such case: {set(quick) - set(given)}"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in quick else pytest.mark.slow)
+        for case in given
+    ]

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.docs.command_plan import GIVEN, SHORT, SHOWN
@@ -31,6 +31,7 @@ class Installed:
     folder: Path
     clone: Path
     stage: Path
+    typed: set[str] = field(default_factory=set)  # the lines that made it what it is
 
     def type(self, line: str, *, at: Path, is_short: bool = True) -> subprocess.CompletedProcess[str]:
         """Type one line into bash, in `at`, or in the clone if the line names its files."""

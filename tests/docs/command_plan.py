@@ -118,13 +118,12 @@ FULL_LENGTH = "docs/pages/index.md"
 SHORT = {
     "RETRAIN__TRAINING__MAX_STEPS": "3",
     "RETRAIN__TRAINING__BATCH_SIZE": "2",
-    "RETRAIN__TRAINING__GROUP_SIZE": "2",
-    "RETRAIN__TRAINING__MAX_TOKENS": "12",
+    "RETRAIN__TRAINING__GROUP_SIZE": "4",
+    "RETRAIN__TRAINING__MAX_TOKENS": "40",
     "RETRAIN__EVAL__EXAMPLES": "2",
-    "RETRAIN__EVAL__SAMPLES": "1",
     "RETRAIN__CAMPAIGN__SEEDS": "[42, 101]",
     "RETRAIN__CAMPAIGN__CONDITIONS": (
-        '[{advantage_mode = "grpo", transform_mode = "none"}, {advantage_mode = "maxrl", transform_mode = "gtpo"}]'
+        '[{"advantage_mode": "grpo", "transform_mode": "none"}, {"advantage_mode": "maxrl", "transform_mode": "gtpo"}]'
     ),
 }
 

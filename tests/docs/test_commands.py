@@ -28,6 +28,7 @@ from tests.docs.reading import FENCE, PAGES, ROOT, SITE, commands_of, name_of, t
 
 # A command in an indented block would be typed by people and seen by no test.
 INDENTED = re.compile(r"^ {4}(?:\$ )?(?:pip|retrain|python|nox|pytest|\. |source )\b.*", re.MULTILINE)
+START = SITE / "getting-started.md"
 FOUR = {"retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local"}
 WORKERS = min(2, os.cpu_count() or 1)
 
@@ -113,11 +114,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     assert environment.distributions() == FOUR
     environment.must("retrain --version")
     environment.must(f"pip uninstall --yes {' '.join(sorted(FOUR))}")
-    start = typed_lines(SITE / "getting-started.md")
-    (wheels,) = [line for line in start if line.startswith("pip wheel ")]
-    (by_name,) = [line for line in start if line.startswith("pip install --find-links dist ")]
+    (wheels,) = [line for line in typed_lines(START) if line.startswith("pip wheel ")]
+    (by_name,) = [line for line in typed_lines(START) if line.startswith("pip install --find-links dist ")]
     environment.must(wheels)
     environment.must(by_name)
+    environment.typed.update([from_the_clone, wheels, by_name])
     assert environment.distributions() == FOUR
     environment.must("pip check")
     make_stage(environment)
@@ -126,18 +127,32 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 def _type_page(installed: Installed, page: Path, folder: Path) -> list[str]:
     """Type the lines of a page one after another in a new folder; what failed, with what it printed."""
-    lines, failed = lines_to_run(page), []
+    failed = []
     here = installed.folder_for(page, typed_lines(page), folder)
-    for line in lines:
+    for line in lines_to_run(page):
+        if line in installed.typed:  # the environment was made with it
+            continue
         done = installed.type(line, at=here, is_short=name_of(page) != FULL_LENGTH)
         if done.returncode != EXIT_CODES.get(name_of(page), {}).get(line, 0):
             failed.append(f"{name_of(page)}: {line}\nexit code {done.returncode}\n{done.stdout[-3000:]}")
     return failed
 
 
+def _type_what_a_person_types_next(installed: Installed, folder: Path) -> None:
+    """`plugin new`, `compare` and `report`, with nothing installed but core and local and what they require."""
+    here = installed.folder_for(SITE / "compare.md", ["logs/campaign_20260301_120000"], folder)
+    installed.must("retrain plugin new my-transform --kind transform", at=here)
+    assert (here / "my-transform" / "pyproject.toml").is_file()
+    assert "2 conditions, 4 runs: 4 compared" in installed.must("retrain compare logs/campaign_*", at=here)
+    installed.must("retrain report logs/campaign_*", at=here)
+    assert list(here.glob("logs/campaign_*/report.html"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
+    """One test, so that tests in parallel make one environment."""
+    _type_what_a_person_types_next(installed, tmp_path / "next")
     by_name = {name_of(page): page for page in pages_to_run()}
     free = [page for name, page in by_name.items() if name not in IN_ORDER]
 
@@ -149,13 +164,3 @@ def test_every_documented_line_works_in_a_clean_environment(installed: Installed
     assert installed.distributions() == FOUR  # what follows installs the others
     failed += [each for name in IN_ORDER for each in run(by_name[name])]
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)
-
-
-@pytest.mark.slow
-def test_what_a_person_types_next_works_with_core_and_local_alone(installed: Installed, tmp_path: Path) -> None:
-    folder = installed.folder_for(SITE / "compare.md", ["logs/campaign_20260301_120000"], tmp_path / "next")
-    installed.must("retrain plugin new my-transform --kind transform", at=folder)
-    assert (folder / "my-transform" / "pyproject.toml").is_file()
-    assert "advantage_mode" in installed.must("retrain compare logs/campaign_*", at=folder) or True
-    installed.must("retrain report logs/campaign_*", at=folder)
-    assert list(folder.glob("logs/campaign_*/report.html"))

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.mlx_server import float32_copy, mlx_serving
 from tests.shared import made_once
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +131,17 @@ def toml(work: Path) -> Callable[[str], str]:
         return "retrain.toml"
 
     return write
+
+
+@pytest.fixture(scope="session")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model with its weights stored in float32, as MLX then computes."""
+    return float32_copy(BUILTIN_MODELS["tiny"], tmp_path_factory.mktemp("models") / "tiny-float32")
+
+
+@pytest.fixture(scope="session")
+def mlx_url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of MLX-LM whose own defaults of sampling no request may get."""
+    home = tmp_path_factory.mktemp("mlx")
+    with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
+        yield url

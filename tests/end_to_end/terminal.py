@@ -16,8 +16,10 @@ from pathlib import Path
 PATIENCE_S = 60.0  # without a word from the program; then it is killed and what it said is returned
 CTRL_C = "\x03"
 # Python looks for signals between its own instructions: one that comes after `input` has begun, and before it reads, is
-# seen when a line was read. Nobody is as quick as that but a program that watches the prompt.
+# seen when a line was read. Nobody is as quick as that but a program that watches the prompt; on a busy machine it may
+# be too quick all the same, and presses the key again, as a person does.
 HUMAN_S = 0.5
+AGAIN_S = 3.0
 
 
 def converse(
@@ -46,8 +48,14 @@ def converse(
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is then a signal, as it is for a person
     )
     os.close(follower)
-    printed, seen, pending = bytearray(), 0, list(exchange)
-    while select.select([leader], [], [], PATIENCE_S)[0]:
+    printed, seen, pending, keys, silent_s = bytearray(), 0, list(exchange), "", 0.0
+    while silent_s < PATIENCE_S:
+        if not select.select([leader], [], [], AGAIN_S)[0]:
+            silent_s += AGAIN_S
+            if CTRL_C in keys:
+                os.write(leader, CTRL_C.encode())
+            continue
+        silent_s = 0.0
         try:
             chunk = os.read(leader, 65536)
         except OSError:  # Linux reports the end of a terminal as an error

@@ -47,12 +47,3 @@ def test_panel_shows_step_phase_sparkline_and_time_left(tmp_path: Path) -> None:
     assert "held-out" in plain
     assert "Step 2 [maxrl+gtpo_sepa]" in plain
     assert "  group: " not in plain
-
-
-def test_piped_output_holds_no_escapes_and_no_panel(tmp_path: Path) -> None:
-    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    outcome = retrain(*SMALL, cwd=tmp_path)
-    assert outcome.code == 0
-    assert "\x1b" not in outcome.out
-    assert "time left" not in outcome.out
-    assert "  group: " in outcome.out

@@ -16,6 +16,12 @@ def fatal(content: dict) -> dict[str, str]:
     return {check["name"]: check["fix"] for check in checks}
 
 
+def test_the_doctor_finds_nothing_missing_where_all_is_installed(installation, work, toml):
+    toml(SMALL)
+    whole = installation.retrain("doctor", "--json", folder=work, HF_HUB_OFFLINE="1")
+    assert (whole.returncode, fatal(json.loads(whole.stdout))) == (0, {})
+
+
 @pytest.mark.parametrize(
     ("distribution", "part"),
     [
@@ -26,8 +32,6 @@ def fatal(content: dict) -> dict[str, str]:
 )
 def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work, toml, distribution, part):
     toml(SMALL)
-    whole = installation.retrain("doctor", "--json", folder=work, HF_HUB_OFFLINE="1")
-    assert (whole.returncode, fatal(json.loads(whole.stdout))) == (0, {})
     installation.uninstall(distribution)
     result = installation.retrain("doctor", "--json", folder=work, HF_HUB_OFFLINE="1")
     assert result.returncode == 1

@@ -21,7 +21,7 @@ from tests.end_to_end.killing import (
     start,
 )
 from tests.end_to_end.running import records, untimed
-from tests.shared import made_once
+from tests.shared import made_once, mostly_slow
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,7 +34,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 # From the second checkpoint on, the folder is read-only; root would not notice, so its right to ignore that goes too.
 READ_ONLY = """
 import ctypes
-import retrain.kernel.step as loop
+from retrain.rooms.session.savepoint import RunRecords
 
 def obey_permissions():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,14 +43,14 @@ def obey_permissions():
     sets[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, effective
     assert libc.capset(header, sets) == 0
 
-original, calls = loop.save_run, []
+original, calls = RunRecords.save, []
 def save(*args):
     calls.append(1)
     if len(calls) == {call}:
         os.chmod({folder!r}, 0o555)
         os.geteuid() == 0 and obey_permissions()
     return original(*args)
-loop.save_run = save
+RunRecords.save = save
 """
 OWN_PARTS = """
 import math
@@ -120,12 +120,7 @@ DAMAGES: dict[str, tuple[Break, str]] = {
 }
 
 
-QUICK = "truncated adapter"  # one damage at every change, the others by `nox -s slow`
-
-
-@pytest.mark.parametrize(
-    "damage", [pytest.param(damage, marks=() if damage == QUICK else pytest.mark.slow) for damage in DAMAGES]
-)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, "truncated adapter"))
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str, half: Path, work: Path) -> None:
     spoil, message = DAMAGES[damage]
     spoil(half / "adapter/final")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.running import SMALL, records, retrain, tiny, untimed
+from tests.shared import made_once
 
 CUT = (*SMALL, "--seed", "1", "--max-tokens", "4", "--max-steps", "6")
 ARTEFACTS = ("emergence/generations.jsonl", "adapter/final/adapter_model.safetensors")
@@ -55,11 +56,15 @@ def warnings(text: str) -> list[str]:
     return [line.split(":")[1].strip() for line in text.splitlines() if line.startswith("Health: ")]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Six steps of which every completion is cut off: the run's folder, and its console."""
-    folder = tmp_path_factory.mktemp("cut")
-    return folder / "logs/tiny", tiny(*CUT, cwd=folder).out
+
+    def make(folder: Path) -> None:
+        (folder / "console.txt").write_text(tiny(*CUT, cwd=folder).out, encoding="utf-8")
+
+    folder = made_once(tmp_path_factory, "cut", make)
+    return folder / "logs/tiny", (folder / "console.txt").read_text(encoding="utf-8")
 
 
 def test_truncation_is_told_once_after_three_steps_and_recorded_at_each(cut: tuple[Path, str]) -> None:

@@ -14,6 +14,7 @@ from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.plugins.spec import MetricSpec
 from retrain.rooms.manual.metrics import described
 from tests.end_to_end.running import records, retrain, tiny
+from tests.shared import made_once
 
 SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-every", "0")
 EVERYTHING = (
@@ -75,16 +76,19 @@ def _fits(value: Any, unit: str) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs that between them turn on what writes fields."""
-    folder = tmp_path_factory.mktemp("metrics")
-    for name, flags in (("everything", EVERYTHING), ("cut_off", CUT_OFF)):
-        tiny(*SIZE, *flags, "--log-dir", name, cwd=folder)
+
+    def make(folder: Path) -> None:
+        for name, flags in (("everything", EVERYTHING), ("cut_off", CUT_OFF)):
+            tiny(*SIZE, *flags, "--log-dir", name, cwd=folder)
+
+    folder = made_once(tmp_path_factory, "metrics", make)
     return [folder / "everything", folder / "cut_off"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lines(runs: list[Path]) -> list[dict[str, Any]]:
     """The lines of both."""
     return [line for run in runs for line in records(run / "metrics.jsonl")]

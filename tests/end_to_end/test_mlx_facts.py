@@ -12,6 +12,8 @@ from transformers import AutoTokenizer
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.mlx_server import mlx_serving
 
+pytestmark = pytest.mark.slow  # about the server, not about us
+
 MODEL = BUILTIN_MODELS["tiny"]
 NO_END = {"0": -1e9, "2": -1e9}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from retrain_local.plugin import BUILTIN_MODELS
 from tests import engine_record
 from tests.end_to_end.running import records, retrain
-from tests.mlx_server import float32_copy, mlx_serving
+from tests.mlx_server import mlx_serving
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
@@ -20,19 +19,6 @@ BFLOAT16 = 0.05  # and on average with the server in bfloat16
 FEW = ("--batch-size", "2", "--group-size", "4", "--max-tokens", "8", "--eval-examples", "0", "--save-every", "0")
 STEPS = ("--max-steps", "5", "--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0")
 CURVES = ("loss", "mean_reward", "correct_rate", "grad_norm", "exec_surprisal_mean", "ratio_mean", "trained_tokens")
-
-
-@pytest.fixture(scope="module")
-def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return float32_copy(TINY, tmp_path_factory.mktemp("models") / "tiny-float32")
-
-
-@pytest.fixture(scope="module")
-def url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose own defaults of sampling no request may get."""
-    home = tmp_path_factory.mktemp("mlx")
-    with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
-        yield url
 
 
 @pytest.fixture
@@ -44,9 +30,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
-    folder: Path, exact_model: Path, url: str
+    folder: Path, exact_model: Path, mlx_url: str
 ) -> None:
-    through = ("--inference-engine", "engine_record.recording", "--inference-url", url, "--model", str(exact_model))
+    through = ("--inference-engine", "engine_record.recording", "--inference-url", mlx_url, "--model", str(exact_model))
     environ = {"RECORDED_ENGINE": "retrain.rooms.inference.mlx.create_engine"}
     done = retrain(*through, *STEPS, "--log-dir", "logs/mlx", cwd=folder, environ=environ)
     assert done.code == 0, done.err
@@ -76,8 +62,10 @@ def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_
     assert 1e-3 < float(told[1]) < BFLOAT16
 
 
-def test_below_temperature_one_its_numbers_are_refused_or_recomputed(folder: Path, exact_model: Path, url: str) -> None:
-    through = ("--inference-engine", "mlx", "--inference-url", url, "--model", str(exact_model), *FEW)
+def test_below_temperature_one_its_numbers_are_refused_or_recomputed(
+    folder: Path, exact_model: Path, mlx_url: str
+) -> None:
+    through = ("--inference-engine", "mlx", "--inference-url", mlx_url, "--model", str(exact_model), *FEW)
     refused = retrain(*through, "--temperature", "0.7", cwd=folder)
     assert refused.code == 2
     assert "mlx reports log-probabilities before temperature, and [training] temperature = 0.7" in refused.err

@@ -31,31 +31,18 @@ from retrain.rooms.inference.probes import probe_prompts
 from retrain.rooms.inference.table import InferenceTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.mlx_server import float32_copy, mlx_serving, start
+from tests.mlx_server import start
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
 
 
-@pytest.fixture(scope="module")
-def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return float32_copy(TINY, tmp_path_factory.mktemp("models") / "tiny-float32")
-
-
-@pytest.fixture(scope="module")
-def url(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose own defaults of sampling no request may get."""
-    home = tmp_path_factory.mktemp("mlx")
-    with mlx_serving(exact_model, home, "--temp", "0.1", "--top-k", "1", "--top-p", "0.2", "--min-p", "0.9") as url:
-        yield url
-
-
 @pytest.fixture
-def make_backend(exact_model: Path, url: str) -> Iterator[Callable[..., tuple[LocalBackend, ServerEngine]]]:
+def make_backend(exact_model: Path, mlx_url: str) -> Iterator[Callable[..., tuple[LocalBackend, ServerEngine]]]:
     """A local backend with the engine `mlx`, and that engine; `lr` is that of its optimizer."""
     opened = []
 
-    def make(*, temperature: float = 1.0, url: str = url, **inference: Any) -> tuple[LocalBackend, ServerEngine]:
+    def make(*, temperature: float = 1.0, url: str = mlx_url, **inference: Any) -> tuple[LocalBackend, ServerEngine]:
         tables = {
             "model": schema.ModelTable(model=str(exact_model), lora_rank=4),
             "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0, **inference),
@@ -133,7 +120,7 @@ def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
 
 @pytest.mark.slow
 def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
-    make_backend, exact_model, url, tmp_path
+    make_backend, exact_model, mlx_url, tmp_path
 ) -> None:
     """What the server does, and why each version has a path of its own."""
     backend, engine = make_backend()
@@ -145,7 +132,7 @@ def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
 
     def likeliest(path: Path | None) -> float:
         asked = {"model": str(exact_model), "prompt": prompt, "logprobs": True, "top_logprobs": 1}
-        answer = complete(url, **asked, adapters=None if path is None else str(path)).json()
+        answer = complete(mlx_url, **asked, adapters=None if path is None else str(path)).json()
         return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
 
     reused, fresh = tmp_path / "reused", tmp_path / "fresh"
@@ -159,14 +146,14 @@ def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
     assert abs(likeliest(reused) - right) > 1e-3  # the new weights, with keys and values of the old ones
 
 
-def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, url, tmp_path) -> None:
+def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, mlx_url, tmp_path) -> None:
     backend, engine = make_backend()
     perturb(backend, 4)
     adapter = str(engine._caller.dialect._adapters[engine._adapters.current.name])
     asked = {"prompt": "1 + 2 =", "logprobs": True, "top_logprobs": 5, "temperature": 1.0, "adapters": adapter}
 
     def tops(model: str, **changes: Any) -> dict[int, float]:
-        answer = complete(url, **asked | {"model": model} | changes).json()
+        answer = complete(mlx_url, **asked | {"model": model} | changes).json()
         return {top["id"]: top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
 
     assert tops("default_model") == tops(str(exact_model), adapters=None)
@@ -214,7 +201,10 @@ def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend,
     assert dialect.name == "mlx"
 
 
-def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(make_backend, exact_model, url, tmp_path):
+@pytest.mark.slow
+def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
+    make_backend, exact_model, mlx_url, tmp_path
+):
     """Trained matrices from outside, and alpha unlike the rank: scale, transposition and names are all seen."""
     backend, engine = make_backend()
     perturb(backend, 6)
@@ -230,7 +220,7 @@ def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(make
     (folder / "adapter_config.json").write_text(config.replace('"lora_alpha": ', '"lora_alpha": 1'))
     convert(folder, tmp_path / "mlx")
     answer = complete(
-        url, model=str(exact_model), adapters=str(tmp_path / "mlx"), prompt=prompt, logprobs=True, max_tokens=8
+        mlx_url, model=str(exact_model), adapters=str(tmp_path / "mlx"), prompt=prompt, logprobs=True, max_tokens=8
     ).json()
     content = answer["choices"][0]["logprobs"]["content"]
     tokens = [entry["id"] for entry in content]

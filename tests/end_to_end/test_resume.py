@@ -21,6 +21,7 @@ from tests.end_to_end.killing import (
     wait_for,
 )
 from tests.end_to_end.running import records
+from tests.shared import mostly_slow
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -136,9 +137,6 @@ def replace(self, target):
 Path.replace = replace
 """,
 }
-# One kill is proved at every change, the others by `nox -s slow`.
-QUICK = "mid-write of a checkpoint"
-PLACES = [pytest.param(place, marks=() if place == QUICK else pytest.mark.slow) for place in SOURCE_OF_PATCHES]
 BETWEEN_RENAMES = """
 original, calls = Path.rename, []
 def rename(self, target):
@@ -200,7 +198,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return records(run / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(SOURCE_OF_PATCHES, "mid-write of a checkpoint"))
 def test_killed_at_the_worst_places(place: str, work: Path) -> None:
     run = work / place.replace(" ", "-").replace(",", "")
     code, _, _ = finish(start(*BASE, "--log-dir", str(run), cwd=work, patch=SOURCE_OF_PATCHES[place]))

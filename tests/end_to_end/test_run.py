@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.running import SCRIPT, SMALL, records, retrain, tiny, untimed
+from tests.shared import made_once
 
 ORDER = (
     "Loading tokenizer for builtin:tiny ...",
@@ -43,12 +45,16 @@ STEP_FIELDS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A three-step run: the folder it was started in, and its console."""
-    folder = tmp_path_factory.mktemp("run")
-    outcome = tiny("--seed", "1", *SMALL, "--eval-examples", "8", "--eval-samples", "2", cwd=folder)
-    return folder, outcome.out
+
+    def make(folder: Path) -> None:
+        outcome = tiny("--seed", "1", *SMALL, "--eval-examples", "8", "--eval-samples", "2", cwd=folder)
+        (folder / "console.txt").write_text(outcome.out, encoding="utf-8")
+
+    folder = made_once(tmp_path_factory, "run", make)
+    return folder, (folder / "console.txt").read_text(encoding="utf-8")
 
 
 def test_console_lines_come_in_the_documented_order(run: tuple[Path, str]) -> None:
@@ -58,6 +64,13 @@ def test_console_lines_come_in_the_documented_order(run: tuple[Path, str]) -> No
         found = console.find(wanted, at)
         assert found >= 0, f"{wanted!r} is missing after position {at} of:\n{console}"
         at = found
+
+
+def test_piped_output_holds_no_escapes_and_no_panel(run: tuple[Path, str]) -> None:
+    _, console = run
+    assert "\x1b" not in console
+    assert "time left" not in console
+    assert "  group: " in console
 
 
 def test_metrics_hold_every_documented_field_and_the_evaluations(run: tuple[Path, str]) -> None:
@@ -127,13 +140,12 @@ def test_same_seed_same_run_and_another_seed_differs(run: tuple[Path, str], tmp_
     assert (same / weights).read_bytes() != (other / weights).read_bytes()
 
 
-def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str]) -> None:
-    folder, _ = run
+def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run[0], tmp_path / "copy"))
     before = (folder / "logs/tiny/metrics.jsonl").read_bytes()
     tiny("--seed", "3", *SMALL, cwd=folder)
     assert (folder / "logs/tiny.1/metrics.jsonl").read_bytes() == before
-    (folder / "logs/tiny").rename(folder / "logs/third")
-    (folder / "logs/tiny.1").rename(folder / "logs/tiny")
+    assert (folder / "logs/tiny/metrics.jsonl").read_bytes() != before
 
 
 def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: Path) -> None:

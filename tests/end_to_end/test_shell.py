@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.running import SCRIPT, retrain, tiny
+from retrain.rooms.cli.main import main
+from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
+from tests.shared import made_once
 
 EXE = str(SCRIPT)
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")
@@ -128,7 +132,7 @@ def test_without_a_terminal_there_is_no_dialog(tmp_path: Path) -> None:
     outcome = retrain("init", "-i", cwd=tmp_path)
     assert (outcome.code, outcome.out) == (2, "")
     assert "there is no terminal for the questions" in outcome.err
-    assert "fix: `retrain init --template NAME`" in outcome.err
+    assert "fix: use `retrain init --template NAME`" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -225,23 +229,57 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run and a `.env`."""
-    folder = tmp_path_factory.mktemp("trained")
-    tiny(*SHORT, cwd=folder)
-    (folder / ".env").write_text("SOME_VARIABLE=1\n")
-    return folder
+
+    def make(folder: Path) -> None:
+        tiny(*SHORT, cwd=folder)
+        (folder / ".env").write_text("SOME_VARIABLE=1\n")
+
+    return made_once(tmp_path_factory, "trained", make)
+
+
+@pytest.fixture
+def script(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Outcome]]:
+    """What the `retrain` script does, in this process; all that reaches either descriptor is seen."""
+    before = dict(os.environ)
+    monkeypatch.chdir(trained)
+    monkeypatch.syspath_prepend(str(trained))
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # this process goes on
+
+    def call(*words: str) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        out, err = capfd.readouterr()
+        return Outcome(code=int(left.value.code or 0), out=out, err=err)
+
+    yield call
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def refuse(name: str) -> Any:
+    raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.mark.parametrize("words", JSON_COMMANDS.values(), ids=list(JSON_COMMANDS))
-def test_json_on_stdout_is_json_alone(words: tuple[str, ...], trained: Path) -> None:
-    outcome = retrain(*words, cwd=trained, environ={"FORCE_COLOR": "1"})
+def test_json_on_stdout_is_json_alone(
+    words: tuple[str, ...], script: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    outcome = script(*words)
     assert outcome.code in (0, 1), outcome.err
+    assert json.loads(outcome.out, parse_constant=refuse)
+    assert "Loaded .env" in outcome.err
 
-    def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is not JSON")
 
+def test_json_of_the_installed_script_is_json_alone(trained: Path) -> None:
+    outcome = retrain("explain", "--json", cwd=trained, environ={"FORCE_COLOR": "1"})
+    assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out, parse_constant=refuse)
     assert "Loaded .env" in outcome.err
 

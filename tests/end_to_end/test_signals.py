@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
+from tests.shared import mostly_slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -19,13 +20,11 @@ PHASES = ("sampling", "scoring", "training", "eval")
 SIGNALS = {"sampling": ("SIGTERM", "SIGINT", "SIGUSR1"), "scoring": ("SIGTERM",), "training": ("SIGTERM", "SIGINT")}
 SIGNALS["eval"] = ("SIGTERM", "SIGUSR1")
 CASES = [(phase, name) for phase in PHASES for name in SIGNALS[phase]]
-QUICK = ("training", "SIGTERM")  # proved at every change, the others by `nox -s slow`
 
 # The run tells that it has entered the phase and waits inside of it, in the work of that phase, for the signal.
 WAIT_IN_PHASE = """
 import time
-from retrain.kernel.step import Trainer
-from retrain.kernel import step as loop
+from retrain.kernel.parts import Run
 
 def tell_and_wait():
     Path({file!r}).touch()
@@ -33,16 +32,11 @@ def tell_and_wait():
         time.sleep(0.05)  # training is shielded: there the signal is noticed after this
 
 state = dict(phase="", step=-2, told=False)
-original_init = Trainer.__init__
-def init(self, *args, **more):
-    original_init(self, *args, **more)
-    notify = self.notify
-    def listen(hook, **values):
-        if hook == "retrain_phase":
-            state.update(phase=values["phase"], step=values["step"])
-        return notify(hook, **values)
-    self.notify = listen
-Trainer.__init__ = init
+original_enter = Run.enter
+def enter(self, step, phase):
+    state.update(phase=phase, step=step)
+    original_enter(self, step, phase)
+Run.enter = enter
 
 def slow(module, name, phase):
     original = getattr(module, name)
@@ -63,15 +57,15 @@ slow(retrain_local.training.trainer.Trainer, "accumulate", "training")
 """
 # As above, in a place where Python can do nothing: the checkpoint is never written.
 HANG = """
-import retrain.kernel.step as loop
 import threading
-original = loop.save_run
-def hang(name, *args):
+from retrain.rooms.session.savepoint import RunRecords
+original = RunRecords.save
+def hang(self, name, metrics):
     if name == "checkpoint_step_3":
         Path({file!r}).touch()
         threading.Event().wait(60)
-    return original(name, *args)
-loop.save_run = hang
+    return original(self, name, metrics)
+RunRecords.save = hang
 """
 
 
@@ -104,9 +98,7 @@ def newest(run: Path) -> int:
     return int(next_step)
 
 
-@pytest.mark.parametrize(
-    ("phase", "name"), [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize(("phase", "name"), mostly_slow(CASES, ("training", "SIGTERM")))
 def test_a_signal_in_any_phase_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
     phase: str, name: str, work: Path
 ) -> None:

@@ -23,6 +23,7 @@ from tests.end_to_end.killing import (
     wait_for,
 )
 from tests.end_to_end.running import records, tiny, untimed
+from tests.shared import mostly_slow
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,7 +33,8 @@ STEP, KILLS, SEED, AT_ONCE = 3, 10, 917, 2
 # Step 3 is trained while step 4 is drawn. The run tells that it has come to a place and waits there for the signal.
 WAIT_AT_PLACE = """
 import time
-from retrain.kernel import step as loop
+from retrain.kernel.overlap import Overlapped
+from retrain.kernel.run import Trainer as Loop
 from retrain.rooms.tasks import rollout
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain_local.backend import LocalBackend
@@ -55,11 +57,11 @@ def wait_once():
         for _ in range(40):
             time.sleep(0.05)
 
-original_sample = loop.Trainer._sample_and_score
+original_sample = Overlapped._sample_measured
 def sample(self, step, prompts, clock):
     state["drawing"] = step
     return original_sample(self, step, prompts, clock)
-loop.Trainer._sample_and_score = sample
+Overlapped._sample_measured = sample
 
 def slow(owner, name, is_time):
     original = getattr(owner, name)
@@ -77,9 +79,9 @@ if place == "scoring":
 if place == "training":
     slow(Trainer, "accumulate", lambda trainer, batch: batch.step == {step})
 if place == "eval":
-    slow(loop.Trainer, "_evaluate", lambda trainer, step: step == {step})
+    slow(Loop, "_evaluate", lambda loop, step: step == {step})
 if place == "drawing again":
-    slow(loop.Trainer, "_draw_of", lambda trainer, step, *_: step == {step} + 1 and trainer.ahead._version == 0)
+    slow(Overlapped, "_sample_next", lambda overlap, step, *_: step == {step} + 1 and overlap._version == 0)
 """
 # where -> optimizer steps in the checkpoint that the signal leaves; with both halves at work it may be either
 PLACES = {"sampling": (4,), "scoring": (4,), "training": (3,), "eval": (4,), "both": (3, 4)}
@@ -128,9 +130,7 @@ def test_completions_are_one_step_old_from_the_second_step_on(work: Path) -> Non
     assert all(line["overlap_time_s"] > 0.0 for line in steps[:-1])
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param(place, marks=() if place == "both" else pytest.mark.slow) for place in PLACES]
-)
+@pytest.mark.parametrize("place", mostly_slow(PLACES, "both"))
 def test_a_signal_at_any_place_leaves_a_checkpoint_and_the_resumed_run_is_the_same(place: str, work: Path) -> None:
     run = work / place
     # no checkpoint of its own before: what is there afterwards is what the signal left

@@ -92,12 +92,12 @@ def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
 def test_a_run_on_foreign_tasks_continues_as_the_same_run(tasks: str, tmp_path: Path) -> None:
     if tasks is GUESSING:
         pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")
-    folder = configured(tmp_path, tasks, steps=6)
+    folder = configured(tmp_path, tasks, steps=4)
     trained(folder)
     whole = untimed(folder / "logs/run/metrics.jsonl")
     (folder / "logs/run").rename(folder / "logs/whole")
-    trained(folder, "--max-steps", "4")
-    trained(folder, "--resume", "logs/run", "--max-steps", "6")
+    trained(folder, "--max-steps", "3")
+    trained(folder, "--resume", "logs/run", "--max-steps", "4")
     resumed = untimed(folder / "logs/run/metrics.jsonl")
     assert without_eval(resumed) == without_eval(whole)
     assert resumed[-1] == whole[-1]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.end_to_end.conftest import Installation
 from tests.end_to_end.running import records
+from tests.shared import mostly_slow
 
 TOML = """
 [model]
@@ -149,12 +150,7 @@ BROKEN: dict[str, tuple[Edits, str]] = {
 }
 
 
-QUICK = "import error"  # one fault at every change, the others by `nox -s slow`
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=() if fault == QUICK else pytest.mark.slow) for fault in BROKEN]
-)
+@pytest.mark.parametrize("fault", mostly_slow(BROKEN, "import error"))
 def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
     fault: str, stranger: Stranger, toml: Callable[[str], str]
 ) -> None:

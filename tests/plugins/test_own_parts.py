@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from retrain.rooms.cli.main import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
 
 README = Path(__file__).parents[2] / "README.md"
@@ -83,13 +85,22 @@ def test_search_paths_come_before_the_plain_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"])
-def test_built_in_algorithms_equal_their_pairs(algorithm: str, tmp_path: Path) -> None:
+def test_built_in_algorithms_equal_their_pairs(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     advantage, _, transform = algorithm.partition("_")
-    whole = retrain("trace", "--json", "--algorithm-mode", algorithm, cwd=tmp_path)
-    pair = retrain("trace", "--json", "--advantage-mode", advantage, "--transform-mode", transform, cwd=tmp_path)
-    assert whole.code == pair.code == 0
-    assert json.loads(whole.out)["example"] == json.loads(pair.out)["example"]
-    assert json.loads(whole.out)["flow"]["condition_label"] == algorithm
+    monkeypatch.chdir(tmp_path)
+
+    def traced(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run(["trace", "--json", *arguments]) == 0
+        content: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return content
+
+    whole = traced("--algorithm-mode", algorithm)
+    pair = traced("--advantage-mode", advantage, "--transform-mode", transform)
+    assert whole["example"] == pair["example"]
+    assert whole["flow"]["condition_label"] == algorithm
 
 
 def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ from retrain.kernel.types import Kind
 from retrain.rooms.cli.main import run
 from retrain.rooms.scaffold.kinds import KINDS, slug, template
 from tests.end_to_end.running import SCRIPT
-from tests.shared import made_once
+from tests.shared import made_once, mostly_slow
 
 LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is
 SLUGS = [slug(kind) for kind in KINDS]
-TYPED = ("transform", "reward")  # step by step at every change
 PIP = ("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target")
 
 
@@ -65,9 +64,7 @@ def python(*words: str) -> tuple[str, ...]:
     return (sys.executable, *words)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in TYPED else pytest.mark.slow) for kind in SLUGS]
-)
+@pytest.mark.parametrize("kind", mostly_slow(SLUGS, "transform", "reward"))
 def test_from_the_command_to_passing_tests_and_the_name_in_the_list(kind: str, tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
     told = newcomer.types(str(SCRIPT), "plugin", "new", f"my-{kind}", "--kind", kind, "--no-input")

@@ -84,7 +84,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
             "model": schema.ModelTable(model=str(model), lora_rank=rank),
-            "backend": schema.BackendTable(devices=devices),
+            "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": schema.LoraTable(alpha=alpha),
             "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay),
             "optimizer": schema.OptimizerTable(grad_clip_norm=clip),

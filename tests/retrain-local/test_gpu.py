@@ -152,7 +152,7 @@ def test_room_made_for_training_changes_nothing(make_backend: MakeBackend, reque
     backend = make_backend(devices="gpu:0")
     before = drawn(backend, requests)
     held = torch.cuda.memory_reserved()
-    engine_of(backend).make_room()
+    engine_of(backend).free_cache()
     assert torch.cuda.memory_reserved() < held
     for one, other in zip(drawn(backend, requests), before, strict=True):
         assert one.tokens_T.tolist() == other.tokens_T.tolist()

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.model import pair
+from retrain_local.model import load, pair
 from retrain_local.sampling import schedule
 
 MakeBackend = Callable[..., LocalBackend]
@@ -132,12 +132,12 @@ def test_ratio_and_gradient_are_the_plain_ones_in_bf16(
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    placed = pair._placement
+    placed = load._placement
 
     def as_on_a_gpu(*given: Any) -> pair.Placement:
         return replace(placed(*given), trainer_dtype=torch.bfloat16, sampler_dtype=torch.bfloat16)
 
-    monkeypatch.setattr(pair, "_placement", as_on_a_gpu)
+    monkeypatch.setattr(load, "_placement", as_on_a_gpu)
     backend = made(partial(make_backend, usual_model), mode)
     assert backend._pair is not None
     assert backend._pair.trained.dtype == backend._pair.sampler.dtype == torch.bfloat16

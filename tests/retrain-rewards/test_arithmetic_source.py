@@ -62,7 +62,7 @@ def test_every_width_and_choice_of_operations(load: Load, digits: int, operation
 def test_all_that_exist_can_be_asked_for_and_not_one_more(load: Load) -> None:
     everything = {"size": 281, "digits": 1}
     assert len({e.prompt for e in load("arithmetic", options=everything).examples}) == 281
-    with pytest.raises(ConfigError, match="282 distinct problems asked for, 281 exist"):
+    with pytest.raises(ConfigError, match="282 distinct problems wanted, but only 281 exist"):
         load("arithmetic", options=everything | {"size": 282})
 
 

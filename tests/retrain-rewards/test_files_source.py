@@ -137,7 +137,7 @@ BAD_FILES = [
     ("t.json", "[1]", "row 1: must be a JSON object, not int"),
     ("t.json", "[]", "the data set is empty"),
     ("t.csv", "prompt,answer\na,1\nb,1,2\n", r"cannot be read as csv.*line 3"),
-    ("t.csv", "prompt,answer,answer\na,1,2\n", r"t\.csv:1: column 'answer' stands twice"),
+    ("t.csv", "prompt,answer,answer\na,1,2\n", r"t\.csv:1: there are two columns 'answer'"),
     ("t.csv", "prompt,answer\n", "the data set is empty"),
     ("t.csv", "promt,answer\na,1\n", "use 'promt'"),
     ("t.csv", "prompt;answer\na;1\n", r"t\.csv:1: columns are separated by .;."),
@@ -179,7 +179,7 @@ def test_missing_places(load: Load, write: Write, tmp_path: Path) -> None:
     for path, message in [
         ("", "no file given"),
         (str(tmp_path / "task.jsonl"), "(?s)no such file or folder.*did you mean .*tasks.jsonl"),
-        (str(tmp_path / "nowhere" / "t.jsonl"), "no readable folder"),
+        (str(tmp_path / "nowhere" / "t.jsonl"), "is not a readable folder"),
         (str(tmp_path / "*.parquet"), "no such file or folder"),
         (str(tmp_path / "empty"), "holds no data file"),
         ("https://example.org/t.jsonl", "not a local path"),
@@ -225,7 +225,7 @@ def test_prompts_with_several_references_are_counted(load: Load, write: Write) -
 
 
 def test_the_prompt_is_not_its_own_answer(load: Load, write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"answer_key.*'prompt' is the prompt's column too"):
+    with pytest.raises(ConfigError, match=r"answer_key.*'prompt' is also the column of the prompt"):
         load("files", path=write("t.jsonl", lines(task(1))), answer_key="prompt")
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from retrain.api import ConfigError, Example, Outcome, Score
+from retrain.api import ConfigError, Example, Outcome, Score, install_line
 from retrain_rewards.judge.reward import JudgeReward
 from tests.judge_server import (
     EXAMPLE,
@@ -178,7 +179,7 @@ def test_faults_are_told_before_training(
 
 def test_a_missing_library_is_told_with_its_install_line(build_judge: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"pip install 'retrain-rewards\[judge\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "judge"))):
         build_judge()
 
 

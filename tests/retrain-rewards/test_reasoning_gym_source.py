@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import ConfigError, Example
+from retrain.api import ConfigError, Example, install_line
 from retrain_rewards.reasoning_gym import entries
 from retrain_rewards.reasoning_gym.guards import GUARDS, harmless, is_literal
 from retrain_rewards.reasoning_gym.plain import from_plain, to_plain
@@ -137,7 +137,7 @@ def test_bad_kernel_options_are_refused(load: Load, options: dict[str, object]) 
 
 def test_a_missing_library_says_how_to_install_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'retrain-rewards[reasoning-gym]'")):
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
         load("reasoning_gym", options={"name": "gcd"})
 
 

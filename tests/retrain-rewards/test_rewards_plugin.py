@@ -9,6 +9,10 @@ import pytest
 from retrain.api import Kind, Plugins, resolve
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import Problem
+from retrain_rewards.custom.reward import CustomReward
+from retrain_rewards.judge.reward import JudgeReward
+from retrain_rewards.match import MatchReward
+from retrain_rewards.math_reward import MathReward
 
 SOURCES = ("arithmetic", "files", "math", "reasoning_gym")
 
@@ -30,6 +34,12 @@ def test_every_part_is_registered_and_loads(plugins: Plugins) -> None:
         assert resolve(plugins, Kind.REWARD, name, where="test").owner.distribution == "retrain-rewards"
 
 
+def test_match_and_math_compare_with_the_reference_and_the_others_need_not() -> None:
+    assert MatchReward.needs_reference
+    assert MathReward.needs_reference
+    assert not any(hasattr(reward, "needs_reference") for reward in (JudgeReward, CustomReward))
+
+
 def test_registering_imports_nothing_heavy() -> None:
     code = (
         "import sys; from retrain.api import load_plugins; p = load_plugins(); assert not p.failures, p.failures;"
@@ -42,7 +52,7 @@ def test_registering_imports_nothing_heavy() -> None:
 
 def test_importing_every_module_leaves_datasets_out() -> None:
     modules = ["tables", "match", *(f"sources.{m}" for m in ("arithmetic", "files", "math", "hub", "rows"))]
-    modules += ["math_reward", "math_size", "deadline", "limits", "custom.reward", "custom.function"]
+    modules += ["math_reward", "math_size", "deadline", "custom.reward", "custom.function"]
     modules += [f"judge.{m}" for m in ("reward", "client", "settings", "prompt", "verdict", "limiter")]
     modules += [f"reasoning_gym.{m}" for m in ("source", "verifier", "entries", "library", "guards")]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('retrain_rewards.' + m)\n"

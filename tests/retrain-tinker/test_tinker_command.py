@@ -73,23 +73,40 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def check_trains_and_reads_well(folder: Path, url: str) -> list[dict[str, object]]:
+    """A whole run, and what it says; the lines of its metrics."""
+    (folder / "retrain.toml").write_text(TOML.format(url=url, timeout_s=60.0))
+    whole = run(folder)
+    output, _ = whole.communicate(timeout=200)
+    assert whole.returncode == 0, output
+    assert "Connecting to Tinker..." in output
+    assert "Creating LoRA training client (model=toy/bigram, rank=2)..." in output
+    assert "Training client ready." in output
+    assert "WARNING" not in output
+    straight = lines(folder)
+    assert [line["step"] for line in straight] == [0, 1, 2, 3]
+    assert max(float(line.get("logprob_gap_max", 0.0)) for line in straight) < 1e-5  # type: ignore[arg-type]
+    assert all("grad_norm" not in line for line in straight)
+    return straight
+
+
+def check_holds_no_key(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file() and file.suffix != ".safetensors":
+            assert "tml-secret-of-mine" not in file.read_text(errors="replace"), file
+
+
+def test_a_run_trains_and_keeps_the_key_to_itself(folder: Path) -> None:
+    with serving(Toy(vocabulary=512)) as url:
+        check_trains_and_reads_well(folder, url)
+    check_holds_no_key(folder)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(folder: Path, tmp_path: Path) -> None:
     toy = Toy(vocabulary=512)
     with serving(toy) as url:
-        (folder / "retrain.toml").write_text(TOML.format(url=url, timeout_s=60.0))
-        whole = run(folder)
-        output, _ = whole.communicate(timeout=200)
-        assert whole.returncode == 0, output
-        assert "Connecting to Tinker..." in output
-        assert "Creating LoRA training client (model=toy/bigram, rank=2)..." in output
-        assert "Training client ready." in output
-        assert "WARNING" not in output
-        straight = lines(folder)
-        assert [line["step"] for line in straight] == [0, 1, 2, 3]
-        assert max(float(line.get("logprob_gap_max", 0.0)) for line in straight) < 1e-5  # type: ignore[arg-type]
-        assert all("grad_norm" not in line for line in straight)
-
+        straight = check_trains_and_reads_well(folder, url)
         (folder / "run").rename(folder / "first")
         toy.faults.latency_s = 0.2
         killed = run(folder)
@@ -106,9 +123,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(folder: Path, 
             assert {k: v for k, v in one.items() if not k.endswith("_s")} == {
                 k: v for k, v in other.items() if not k.endswith("_s")
             }
-    for file in folder.rglob("*"):
-        if file.is_file() and file.suffix != ".safetensors":
-            assert "tml-secret-of-mine" not in file.read_text(errors="replace"), file
+    check_holds_no_key(folder)
 
 
 @pytest.mark.slow

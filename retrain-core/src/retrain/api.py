@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.first_party import install_line
     from retrain.kernel.plugins.installed import installed_dependents, installed_version
     from retrain.kernel.plugins.manager import Plugins, load_plugins
     from retrain.kernel.plugins.resolve import Found, resolve
@@ -175,6 +176,7 @@ __all__ = [
     "diagnose_server",
     "generator",
     "hookimpl",
+    "install_line",
     "installed_dependents",
     "installed_version",
     "key",
@@ -188,6 +190,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
     "retrain.kernel.plugins.installed",
+    "retrain.kernel.plugins.first_party",
     "retrain.kernel.plugins.manager",
     "retrain.kernel.plugins.resolve",
     "retrain.kernel.contracts.pacing",

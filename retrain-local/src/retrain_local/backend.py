@@ -34,31 +34,31 @@ from retrain.api import (
     TrainBatch,
     TrainReport,
 )
-from retrain_local.attention.choose import Kernels, kernels_for
+from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.capabilities import CAPABILITIES
 from retrain_local.devices import Devices, choose_devices, working_on
 from retrain_local.locate import find_model
 from retrain_local.memory import MemoryLimits
 from retrain_local.model import checkpoint
-from retrain_local.model.checkpoint import Published
-from retrain_local.model.pair import Pair, create_pair
+from retrain_local.model.checkpoint import Published, PublishedHistory
+from retrain_local.model.load import create_pair
+from retrain_local.model.pair import Pair
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
-from retrain_local.split.dealer import sample_with
-from retrain_local.split.engines import create_engine, find_engine
-from retrain_local.split.published import Hindsight
-from retrain_local.threads import threads_for
+from retrain_local.split import create_engine, find_engine, sample_with
+from retrain_local.torch_modes import threads_for
 from retrain_local.training.budget import is_short
 from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")
-FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)  # an engine that says nothing
+# Of an engine that declares none.
+FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
 SAMPLER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # auto: as the trainer
 LIMITS_FILE = "sampler_limits.json"
 
 
 def create_backend(context: PluginContext) -> LocalBackend:
-    """Load the model of the config once for each device, attach the adapter, and build the configured engine on it."""
+    """Load the configured model once per device, attach the adapter, and build the configured engine on it."""
     config = context.config
     devices = choose_devices(config)
     found = find_engine(context, devices)
@@ -112,32 +112,33 @@ def create_backend(context: PluginContext) -> LocalBackend:
 
 
 def _kernels(context: PluginContext, pair: Pair, devices: Devices) -> Kernels:
-    """Attention of the trainer; bit for bit repeatable where no other thread uses PyTorch meanwhile."""
+    """Attention of the trainer; bitwise reproducible unless another thread uses PyTorch at the same time."""
     shape, dtype = pair.trained.shape, pair.trained.dtype
     return kernels_for(context.config, devices.trainer, dtype, shape, exact=not devices.is_split)
 
 
 def _capabilities(found: Found, devices: Devices) -> Capabilities:
-    """What is promised with this engine on these devices."""
+    """What the backend can promise with this engine on these devices."""
     traits = found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS
     limited = traits.limit(CAPABILITIES)
-    if devices.is_split and devices.trainer.type == "cuda":  # its deterministic mode is the whole process's
+    if devices.is_split and devices.trainer.type == "cuda":  # the mode is process-wide
         return replace(limited, determinism=Determinism.NONE)
     return limited
 
 
 @runtime_checkable
-class MakesRoom(Protocol):
-    """An engine that can give its memory back between two calls of `sample`."""
+class FreesCache(Protocol):
+    """An engine that can release the memory of its cache between two calls of `sample`."""
 
-    def make_room(self) -> None:
-        """Do so; the next `sample` takes as much again, so that nothing else changes."""
+    def free_cache(self) -> None:
+        """Release it; the next `sample` allocates a cache of the same size, so no completion changes."""
 
 
 class LocalBackend:
-    """The model once, its sampler, its trainer; a `retrain.api.SamplesAhead` on split devices.
+    """The model, its sampler and its trainer in one process; a `retrain.api.SamplesAhead` on split devices.
 
-    Same machine and same seed: bit-identical tokens and adapters, if the engine can keep that; `capabilities` say so.
+    The same seed on the same machine gives bit-identical tokens and adapters if the engine can guarantee that, which
+    `capabilities` declare.
     """
 
     delivers_early = True  # as far as its engine does
@@ -162,42 +163,42 @@ class LocalBackend:
         self._device = pair.trained.device
         self._threads = threads
         self._version = 0
-        self._hindsight = Hindsight(pair) if samples_ahead else None
+        self._history = PublishedHistory(pair) if samples_ahead else None
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """Draw from the policy last published; `deliver` gets each completion early if the engine can do that."""
+        """Sample from the policy last published; `deliver` gets each completion early if the engine delivers early."""
         self._open()
         with self._sampling():
             return sample_with(self._engine, requests, params, deliver)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One optimizer step; BackendError, and nothing changed, on a non-finite number."""
+        """One optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, trainer = self._open()
-        if isinstance(self._engine, MakesRoom) and self._is_short(pair):
-            self._engine.make_room()
+        if isinstance(self._engine, FreesCache) and self._is_short(pair):
+            self._engine.free_cache()
         with self._training():
             report = trainer.step(batch)
         self._version += 1
         return report
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """What the trained policy says of each row; see `Trainer.logprobs`."""
+        """Log-probabilities of the trained policy; see `Trainer.logprobs`."""
         _, trainer = self._open()
         with self._training():
             return trainer.logprobs(rows, temperature)
 
     def publish(self) -> int:
-        """Let `sample` use what was trained; returns the number of optimizer steps in it."""
+        """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it."""
         pair, _ = self._open()
-        if self._hindsight:
-            self._hindsight.published(pair, self._version)
+        if self._history:
+            self._history.record(pair, self._version)
         self._hand_over(None, self._version)
         return self._version
 
     def metrics(self) -> Mapping[str, float]:
-        """What the engine measured since it was last asked."""
+        """The engine's measurements since the last call."""
         return self._engine.metrics() if isinstance(self._engine, Measuring) else {}
 
     def save_adapter(self, folder: Path) -> None:
@@ -206,9 +207,9 @@ class LocalBackend:
         checkpoint.save_adapter(pair, folder)
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer moments, step count and limits; of split devices also the adapter drawn with."""
+        """Write adapter, optimizer moments, step count and limits; on split devices also the adapter sampled from."""
         pair, trainer = self._open()
-        before = self._hindsight.before if self._hindsight else None
+        before = self._history.previous if self._history else None
         if before is not None and before.version == self._version:
             before = None
         first, *others = (policy.limits for policy in self._policies)
@@ -218,28 +219,31 @@ class LocalBackend:
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, and publish it; split devices draw from the adapter before, until told."""
+        """Continue from what `save` wrote, and publish it.
+
+        Split devices sample from the previous adapter until the next `publish`.
+        """
         pair, trainer = self._open()
         loaded = checkpoint.load_state(pair, trainer.optimizer, folder, self._policies[0].limits)
         self._version = loaded.version
-        if self._hindsight is None:
+        if self._history is None:
             self.publish()
             return
         if (folder / LIMITS_FILE).is_file():
             others = json.loads((folder / LIMITS_FILE).read_text(encoding="utf-8"))
             for policy, limits in zip(self._policies[1:], others, strict=False):
                 policy.limits.restore(limits)
-        self._hindsight.published(pair, self._version)
-        before = loaded.published or self._hindsight.last
-        self._hindsight.restored(before)
+        self._history.record(pair, self._version)
+        before = loaded.published or self._history.latest
+        self._history.reset(before)
         self._hand_over(before, before.version)
 
     def close(self) -> None:
-        """Let go of the model and its device memory."""
+        """Release the model and its device memory."""
         if self._pair is None:
             return
         self._engine.close()
-        self._pair = self._trainer = self._hindsight = None
+        self._pair = self._trainer = self._history = None
         for policy in self._policies:
             policy.sampler = None
         gc.collect()
@@ -247,11 +251,11 @@ class LocalBackend:
             torch.cuda.empty_cache()
 
     def _is_short(self, pair: Pair) -> bool:
-        """Whether training has too little memory beside what sampling holds."""
+        """Whether the memory that sampling holds leaves too little for training."""
         return not self.samples_ahead and is_short(pair.trained.shape, pair.trained.dtype, self._device)
 
     def _hand_over(self, published: Published | None, version: int) -> None:
-        """Bring the samplers to the trained adapter, or to another one."""
+        """Give the samplers the trained adapter, or the one passed in."""
         pair, _ = self._open()
         with self._training():
             pair.publish(published.adapter if published else None)

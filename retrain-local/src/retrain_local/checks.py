@@ -1,4 +1,4 @@
-"""What a configuration must not ask of the engine `pytorch`; told before anything heavy is imported."""
+"""Configurations that the engine `pytorch` refuses, checked before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "defau
 
 
 def problems_of(config: Config) -> list[Problem]:
-    """Values of `[inference]` that no device has, or not the CPU that is asked for by name.
+    """Values of `[inference]` that no device supports, or that a CPU named in the configuration does not.
 
-    What depends on a GPU's generation or on an installed package is found out where the engine is made.
+    Whatever depends on a GPU's generation or on an installed package is checked when the engine is created.
     """
     if config.value("inference.engine", ENGINE) != ENGINE:
         return []
@@ -38,17 +38,17 @@ def problems_of(config: Config) -> list[Problem]:
 
 
 def foreign_engine(config: Config) -> Problem:
-    """Why another engine does not take part where several devices sample and train at once.
+    """Why another engine cannot be used when several devices sample and train at once.
 
-    It is found when the backend is made: in a campaign several devices are those that its runs are dealt.
+    Checked when the backend is created: a campaign lists several devices to distribute its runs over them.
     """
     name = config.value("inference.engine", ENGINE)
     what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
-    why = "it draws elsewhere, and compares itself with the model that would be training meanwhile"
+    why = "it samples elsewhere, and checks its log-probabilities against a model that would be training meanwhile"
     return Problem(where=config.place("backend.devices"), what=what, why=why, fix="list one device, the trainer's")
 
 
 def _is_cpu(devices: str) -> bool:
-    """Whether the sampler's devices, all but the last of several, are CPUs."""
+    """Whether the sampling devices (all but the last of several) are CPUs."""
     names = [name.strip() for name in devices.split(",")]
     return all(name == "cpu" for name in names[:-1] or names)

@@ -1,7 +1,7 @@
-"""The contract between the model and those who run it: sampling and training know no more of a model than this.
+"""The contract between a model and its callers: all that sampling and training know about a model.
 
-Tokens of many rows stand one after another in one packed row of N tokens; there is no batch axis and no padding. What
-a token may look at, and where keys and values are kept, is the business of `Attend`, which every forward pass is given.
+The tokens of many rows are packed into one row of N tokens, with no batch axis and no padding. `Attend`, passed to
+every forward pass, decides which tokens a token attends to and where keys and values are stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder. `context` is the longest row that it has positions for, None if it does not say.
+    """Sizes of a decoder. `context` is the longest row that it has positions for, None if unknown.
 
     Keys are [N, kv_heads, head_size], values [N, kv_heads, value_size]; `inner` is the width of the feed-forward layer.
     """
@@ -50,30 +50,31 @@ class Attend(Protocol):
     """Attention of one forward pass over N packed tokens."""
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """What each token gathers, [N, heads, value_size]; query head h reads key head h // (heads // kv_heads)."""
+        """Output of each token, [N, heads, value_size]; query head h reads key head h // (heads // kv_heads)."""
 
 
 class Decoder(Protocol):
-    """A causal language model, frozen but for its adapter, in evaluation mode."""
+    """A causal language model in evaluation mode; everything but its adapter is frozen."""
 
     shape: Shape
     device: torch.device
     dtype: torch.dtype
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """What the head reads, [N, hidden]: normalised hidden states after each of the packed tokens."""
+        """Input of the head, [N, hidden]: the normalised hidden state after each of the packed tokens."""
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Logits [M, vocabulary] of any chosen hidden states, with all that the architecture does behind its head."""
+        """Logits [M, vocabulary] of selected hidden states, with all that the architecture applies after its head."""
 
 
 class TrainedDecoder(Decoder, Protocol):
     """The decoder whose adapter is trained: `hidden` and `logits` are differentiable with respect to it.
 
-    With `recompute` a layer keeps its input alone and is computed again in the backward pass; the gradient is the same.
+    With `recompute` (gradient checkpointing) a layer stores only its input and is recomputed in the backward pass; the
+    gradient is the same.
     """
 
     recompute: bool
 
     def compile(self) -> None:
-        """Fuse what stands between matrix products with torch.compile; ConfigError where that cannot be done."""
+        """Fuse the operations between matrix products with torch.compile; ConfigError where that is not possible."""

@@ -1,4 +1,4 @@
-"""From `[backend] devices` to torch devices: those that sample, and the one that trains."""
+"""Turns `[backend] devices` into torch devices: those that sample, and the one that trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import Config, ConfigError, Problem
-from retrain_local.threads import limited_threads
+from retrain_local.torch_modes import limited_threads
 
 KEY = "backend.devices"
 _GPU = re.compile(r"gpu:(\d+)")
@@ -20,9 +20,9 @@ log = logging.getLogger("retrain")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """`samplers` draw and `trainer` learns: one and the same device, or split: the last trains, the others sample.
+    """The sampling devices and the training device: one and the same, or, split, the last listed one trains.
 
-    Split devices work at the same time. Naming one device twice is allowed.
+    Split devices work concurrently. A device may be listed twice.
     """
 
     samplers: tuple[torch.device, ...]
@@ -31,16 +31,16 @@ class Devices:
 
 
 def choose_devices(config: Config) -> Devices:
-    """The devices that `cpu`, `gpu:N` or a comma-separated list of either name.
+    """Devices named by `cpu`, `gpu:N` or a comma-separated list of one of them.
 
-    Without CUDA every `gpu:N` becomes the CPU, with one warning; a split run stays split. ConfigError on any other
-    text, on a list of both kinds, and on an index past the last GPU.
+    Without CUDA every `gpu:N` becomes the CPU, with one warning; a split run stays split. ConfigError on other text, on
+    a list that mixes CPU and GPU, and on an index beyond the last GPU.
     """
     names = [name.strip() for name in config.backend.devices.split(",")]
     for name in names:
         _check_name(name, config)
     if len(names) > 1 and len({name == "cpu" for name in names}) > 1:
-        what = f"{config.backend.devices!r} names a CPU and a GPU: they do not compute the same policy"
+        what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
         raise ConfigError(Problem(where=config.place(KEY), what=what, fix='list GPUs alone, "gpu:0,gpu:1"'))
     devices = _found(names, config)
     return Devices(samplers=devices[:-1] or devices, trainer=devices[-1], is_split=len(devices) > 1)
@@ -48,7 +48,7 @@ def choose_devices(config: Config) -> Devices:
 
 @contextmanager
 def working_on(device: torch.device, threads: int) -> Iterator[None]:
-    """Work on a device in this thread: its kernels go there by default, operations on the CPU use `threads`."""
+    """Make `device` current in this thread, and let CPU operations use `threads` threads."""
     with limited_threads(threads):
         if device.type != "cuda":
             yield

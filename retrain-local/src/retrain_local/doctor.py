@@ -1,4 +1,4 @@
-"""What `retrain doctor` tells about this distribution: PyTorch, its devices, and the weights of the model."""
+"""Findings of this distribution for `retrain doctor`: PyTorch, its devices, and the weights of the model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ GIB = 2**30
 
 
 def diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """PyTorch and every device it sees; for a configuration with this backend its device and its weights as well.
+    """PyTorch and every device it sees; for a configuration with this backend also its device and its weights.
 
-    A configuration with another backend is not told about PyTorch: importing it takes seconds.
+    For another backend PyTorch is not examined: importing it takes seconds.
     """
     if config is not None and config.backend.backend != "local":
         return []
     needed = config is not None
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of it is missing or broken
+    except (ImportError, OSError) as error:  # OSError: one of its shared libraries is missing or broken
         detail = f"cannot be imported: {type(error).__name__}: {error}"
         fix = "pip install torch  (https://pytorch.org/get-started says which build)"
         return [Diagnosis(name="torch", status="failed", detail=detail, fix=fix, needed=needed)]
@@ -51,7 +51,7 @@ def _devices() -> list[Diagnosis]:
 
 
 def _chosen(config: Config) -> Diagnosis:
-    """The device that a run would take; choosing it for real warns on the console about a missing GPU."""
+    """The device that a run would use, without the console warning of `choose_devices` about a missing GPU."""
     import torch
 
     from retrain_local.devices import choose_devices
@@ -71,7 +71,7 @@ def _chosen(config: Config) -> Diagnosis:
 
 
 def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
-    """Whether a local folder holds weights that may be read; the hub is asked by the kernel."""
+    """Whether a local folder holds readable weights; retrain-core checks the hub."""
     from retrain_local.locate import KEY, check_folder
 
     try:

@@ -1,4 +1,4 @@
-"""From `[model] model` to a folder or hub id that is known to be readable, or a clear refusal within seconds."""
+"""Resolves `[model] model` to a readable folder or hub id, or refuses it within seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("retrain")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where weights come from: `path` is a folder or hub id; `offline` = the hub cannot be asked, use its cache."""
+    """Where weights come from: `path` is a folder or hub id; `offline`: do not contact the hub, use its cache."""
 
     path: str
     offline: bool
@@ -70,7 +70,7 @@ def _on_the_hub(name: str, where: str) -> Source:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    try:  # one short question first: left to itself, loading retries every file for half a minute
+    try:  # one quick request first: loading by itself retries every file for half a minute
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Source(path=name, offline=False)
     except GatedRepoError:
@@ -81,7 +81,7 @@ def _on_the_hub(name: str, where: str) -> Source:
         what = f"there is no folder {name!r} here and no such model on the hub"
         fix = "correct the name; private models need `hf auth login`"
         raise ConfigError(Problem(where=where, what=what, fix=fix)) from None
-    except Exception as error:  # any network fault, of whichever client library the hub package uses
+    except Exception as error:  # any network error, whichever client library the hub package uses
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             log.info("The hub cannot be reached; using the cached copy of %s.", name)
             return Source(path=name, offline=True)
@@ -90,6 +90,6 @@ def _on_the_hub(name: str, where: str) -> Source:
 
 
 def first_line(error: BaseException) -> str:
-    """Kind and first line of an error's text, for a message that is read by people."""
+    """Type and first line of an error, for a message to the user."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

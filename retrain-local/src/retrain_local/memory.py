@@ -1,4 +1,4 @@
-"""What fits into memory: sizes that a run has settled on, and out of memory told from other errors."""
+"""What fits into memory: the sizes a run has settled on, and how to recognise an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MARKS = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(slots=True)
 class MemoryLimits:
-    """Sizes found from free memory, or brought down by running out of it; 0 where neither happened yet.
+    """Sizes derived from free memory, or reduced after running out of it; 0 as long as neither has happened.
 
-    They are part of a checkpoint: a resumed run cuts its work as the run before did, to the last bit of rounding.
-    `cache_tokens` is the size of the key-value pool. `pack_tokens` is the budget that training found at its first step,
-    `recompute` whether it computes activations again, `train_tokens` what running out of memory left of it.
+    They are part of a checkpoint, so that a resumed run splits its work exactly as before and rounds the same way.
+    `cache_tokens` is the size of the key-value pool, `pack_tokens` the budget that training chose at its first step,
+    `recompute` whether activations are recomputed, `train_tokens` the budget left after running out of memory.
     """
 
     train_tokens: int = 0
@@ -29,7 +29,7 @@ class MemoryLimits:
     recompute: bool = False
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Take over saved limits."""
+        """Restore saved limits."""
         self.train_tokens = state.get("train_tokens", 0)
         self.cache_tokens = state.get("cache_tokens", 0)
         self.pack_tokens = state.get("pack_tokens", 0)
@@ -37,24 +37,24 @@ class MemoryLimits:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocator raised this."""
+    """Whether an allocator raised this error."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return not isinstance(error, BackendError) and any(mark in str(error).lower() for mark in MARKS)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nobody refers to any more."""
+    """Release memory that is no longer referenced."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
-    """What this process can still allocate on a CUDA device, within the share of it that the process is allowed."""
+    """Bytes this process can still allocate on a CUDA device, within its per-process memory fraction."""
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
-    share_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch before 2.8 sets and does not tell
+    share_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch before 2.8 has a setter only
     share = share_of(device) if share_of else 1.0
     return int(min(free + unused, share * total - allocated))

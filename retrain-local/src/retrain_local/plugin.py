@@ -64,7 +64,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
     """The `engine_*` fields of engine `pytorch`."""
-    from retrain_local.sampling.measured import METRICS
+    from retrain_local.sampling.engine_metrics import METRICS
 
     return METRICS
 

@@ -1,4 +1,4 @@
-"""What the local backend shares with an engine: the published policy."""
+"""The published policy, as the local backend shares it with an engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from retrain_local.memory import MemoryLimits
 class LocalPolicy:
     """The policy as last published, a `retrain.api.Policy`.
 
-    `sampler` is a `retrain_local.decoder.Decoder`, None once the backend is closed; `version` the number of optimizer
-    steps in it. Engines that run elsewhere take `model_path` (folder or hub id of the base), write the adapter with
-    `save_adapter`, and compare what they sample with `logprobs`, which are those of the model that is trained.
+    `sampler` is a `retrain_local.decoder.Decoder`, None once the backend is closed; `version` counts the optimizer
+    steps in it. Engines that run elsewhere load `model_path` (folder or hub id of the base model), write the adapter
+    with `save_adapter`, and compare the log-probabilities they sample with against `logprobs`, which come from the
+    model being trained. `limits` are the sizes that sampling has settled on.
     """
 
     sampler: Any

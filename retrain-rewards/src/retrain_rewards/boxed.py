@@ -12,11 +12,11 @@ _PUNCTUATION = ".,;:!?"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last box of `text`, trimmed, or None when there is no answer.
+    r"""The content of the last box of `text`, trimmed; None when there is no answer.
 
     A box is `\boxed` or `\fbox` with a brace-matched group (`\{` and `\}` are characters, not braces), or with a bare
     answer that runs up to white space, `$`, `\)` or an unmatched brace and loses its final punctuation: `\boxed 5.`
-    A last box that never ends is no answer, whatever stood in earlier ones. Of nested boxes the innermost counts.
+    A last box that never ends is no answer, whatever earlier boxes hold. Of nested boxes the innermost counts.
     Time and memory are linear in the length of the text.
     """
     start = -1

@@ -1,4 +1,4 @@
-"""Interrupts Python code that takes too long, in the main thread of a process."""
+"""Time limits of one score: what `[scoring]` allows, and an interruption of Python code that takes longer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from retrain.api import Config
+
 AGAIN_S = 0.5  # a library may swallow the first interruption in a bare `except`
 
 
@@ -15,12 +17,20 @@ class TimeUp(BaseException):
     """The time limit has passed; no `except Exception` on the way can swallow it."""
 
 
+def time_limit_of(config: Config, name: str) -> float:
+    """Seconds that one score of a reward may take: `[scoring.limits.NAME] timeout_s`, else `[scoring] timeout_s`."""
+    limits = config.scoring.limits.get(name)
+    own = limits.timeout_s if limits is not None else None
+    return config.scoring.timeout_s if own is None else own
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """TimeUp is raised in the block after `seconds`, and again every half second until it is left.
+    """Raise TimeUp in the block after `seconds`, and again every half second until the block ends.
 
-    Works in the main thread, by SIGALRM; elsewhere the block runs unlimited. A single call into C code, such as the
-    power of two long integers, is interrupted only when it returns: whoever runs this must be able to kill the process.
+    It works by SIGALRM, in the main thread; in another thread the block has no limit. A single call into C code, such
+    as the power of two long integers, is interrupted only when it returns, so the caller must be able to kill the
+    process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What `retrain doctor` tells about this distribution: its extras, the judge, and files with tasks."""
+"""The findings of `retrain doctor` about this distribution: its extras, the judge, and files with tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "retrain-rewards"
 
 
 def diagnose(config: Config | None) -> list[Diagnosis]:
-    """The three extras; and for a configuration that needs them the judge's key and server, and `[data] path`."""
+    """The three extras and, if the configuration uses them, the judge's key and server, and `[data] path`."""
     if config is None:
         return _extras(judges=False, source="", provider="")
     provider = config.value("environment.provider", "")
@@ -46,7 +46,7 @@ def _judge(config: Config) -> list[Diagnosis]:
     detail = f"{variable} is not set"
     fix = f"set {variable}, or name another variable in [reward] judge_api_key_env"
     key = Diagnosis(name="judge's key", status="missing", detail=detail, fix=fix, needed=True)
-    return [*found, replace(key, status="warn") if url else key]  # a server of one's own may ask for none
+    return [*found, replace(key, status="warn") if url else key]  # a private server may need none
 
 
 def _path(config: Config) -> Diagnosis:
@@ -55,5 +55,5 @@ def _path(config: Config) -> Diagnosis:
     if readable:
         return Diagnosis(name="data", status="ok", detail=str(path), needed=True)
     what = "cannot be read" if path.exists() else "does not exist"
-    fix = "correct the path, or allow yourself to read it"
+    fix = "correct the path, or make it readable"
     return Diagnosis(name="data", status="missing", detail=f"{place}: {path} {what}", fix=fix, needed=True)

@@ -3,6 +3,7 @@ r"""The `match` reward: the boxed answer equals the reference, as text."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
@@ -10,14 +11,16 @@ from retrain_rewards.boxed import boxed, last_boxed
 
 @dataclass(frozen=True, slots=True)
 class MatchReward:
-    """1.0 when the last box of a completion equals the reference, else 0.0; both trimmed, white space collapsed.
+    """1.0 when the last box of a completion equals the reference, else 0.0; both are trimmed, white space collapsed.
 
     A completion without a box scores 0.0. Nothing is normalised beyond white space: `0.5` is not `1/2`.
-    RewardError on an empty reference, which no data source may let through: it would make silence correct.
+    RewardError on an empty reference, which would make silence correct.
     """
 
+    needs_reference: ClassVar[bool] = True
+
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion."""
+        """Score one completion."""
         reference = collapsed(example.reference)
         if not reference:
             raise RewardError(f"example {example.id} has an empty reference: nothing can match it")

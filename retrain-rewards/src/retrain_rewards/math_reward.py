@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
-from retrain_rewards.deadline import TimeUp, time_limit
-from retrain_rewards.limits import time_limit_of
+from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
 from retrain_rewards.match import collapsed
 from retrain_rewards.math_size import refusal
 
-OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here, with its reason, and not by a kill
+OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill
 CACHED_REFERENCES = 4096
 
 
@@ -24,23 +23,24 @@ class MathReward:
 
     Both stand in a box when they are parsed (LaTeX first, then plain expressions), so `math_verify.verify(parse(
     "\\boxed{reference}"), parse("\\boxed{answer}"))` is what decides. Equal text, white space collapsed, is equal
-    before anything is parsed. No box, an empty one, or an answer that is no mathematics: 0.0.
+    before anything is parsed. Without a box, with an empty one, or with one that holds no mathematics: 0.0.
 
     No verdict, where math-verify would say False: the reference cannot be parsed, or evaluates to no number (1/0), and
     the texts differ; the answer or reference is too large to evaluate (see `math_size`); the comparison takes longer
     than `time_limit_s` seconds or runs out of memory. RewardError on an empty reference.
     """
 
+    needs_reference: ClassVar[bool] = True
     time_limit_s: float
 
     def prepare(self) -> None:
         """Load sympy and the parser's tables, which takes seconds."""
-        # math-verify would warn that its own clock is off; ours covers parsing and comparing together
+        # math-verify would warn that its own time limit is off; ours covers parsing and comparing together
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         _equal(r"\frac{1}{2}", "0.5")
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion."""
+        """Score one completion."""
         reference, answer = collapsed(example.reference), last_boxed(text)
         if not reference:
             raise RewardError(f"example {example.id} has an empty reference: nothing can equal it")
@@ -65,7 +65,7 @@ class MathReward:
 
 
 def make_math(context: PluginContext) -> MathReward:
-    """The `math` reward; its time limit is a part of the one for scoring."""
+    """The `math` reward; its time limit is a share of that for scoring."""
     return MathReward(time_limit_s=OWN_SHARE * time_limit_of(context.config, "math"))
 
 
@@ -94,12 +94,12 @@ def _parsed_reference(reference: str) -> tuple[Any, ...]:
 
 
 def _parsed(formula: str) -> tuple[Any, ...]:
-    """The expression, if there is one, and the normalised text; nothing for what is no mathematics."""
+    """The expression, if there is one, and the normalised text; empty if the formula is not mathematics."""
     from math_verify import parse
 
     try:
         return tuple(parse(boxed(formula), parsing_timeout=None, raise_on_error=True))
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # of its normalisation or its parser: both mean that this is no mathematics
+    except Exception:  # of its normalisation or its parser: both mean that this is not mathematics
         return ()

@@ -1,7 +1,7 @@
-r"""Says of a formula, before anybody evaluates it, whether evaluating it could run away.
+r"""Whether evaluating a formula could run away, decided before anything evaluates it.
 
-Computer algebra takes `9^{9^{9^9}}`, `10^{10}!` or `\binom{10^9}{10^8}` at its word and fills the memory inside one C
-call that no clock can interrupt. The bound here is crude and on the safe side: a formula is read as brackets, numbers,
+Computer algebra evaluates `9^{9^{9^9}}`, `10^{10}!` or `\binom{10^9}{10^8}` in full, and fills the memory inside one C
+call that no timer can interrupt. The bound here is crude and on the safe side: a formula is read as brackets, numbers,
 letters, powers and factorials, and the decimal digits of the largest number it can mean are bounded from above.
 """
 
@@ -13,17 +13,17 @@ import re
 MAX_LENGTH = 1000  # characters; the parser's time grows faster than the text
 MAX_DEPTH = 20  # nested brackets; math-verify needs seconds at 30 and gives up silently at 80
 MAX_DIGITS = 20_000
-SYMBOL = (1.0, 0.0)  # a letter or a command stays what it is: only whole numbers are ever written out
+SYMBOL = (1.0, 0.0)  # a letter or a command stays symbolic: only whole numbers are ever written out
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:[.,][0-9]+)*|\*\*|\S", re.DOTALL)
 _OPENERS, _CLOSERS = frozenset({"{", "(", "[", r"\{"}), frozenset({"}", ")", "]", r"\}"})
 _BINOMIALS = frozenset({r"\binom", r"\dbinom", r"\tbinom"})
 _NEUTRAL = frozenset("+-*/=<>,.;:&|_$") | {r"\frac", r"\dfrac", r"\tfrac", r"\cdot", r"\times", r"\left", r"\right"}
 
-Bound = tuple[float, float]  # (decimal digits written at most, absolute value at most), infinite when out of hand
+Bound = tuple[float, float]  # (most decimal digits, largest absolute value), infinite when unbounded
 
 
 def refusal(formula: str) -> str:
-    """Why the formula is not evaluated (`is longer than ...`), or empty text when it is harmless."""
+    """Why the formula is not evaluated (`is longer than ...`); empty when it is harmless."""
     if len(formula) > MAX_LENGTH:
         return f"is longer than {MAX_LENGTH} characters"
     try:
@@ -44,17 +44,19 @@ class _Formula:
 
     def __init__(self, formula: str) -> None:
         self.tokens = _TOKEN.findall(formula)
-        self.place = 0
+        self.position = 0
         self.depth = 0
 
     def group(self, *, closed: bool) -> Bound:
-        """Everything up to a closing bracket, or to the end. Of several, the product of (value + 1) bounds sum,
-        difference, product and quotient alike."""
+        """Everything up to a closing bracket, or to the end.
+
+        For several factors the product of (value + 1) bounds their sum, difference, product and quotient alike.
+        """
         bounds: list[Bound] = []
-        while self.place < len(self.tokens):
-            token = self.tokens[self.place]
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
             if token in _CLOSERS or token in _NEUTRAL:
-                self.place += 1
+                self.position += 1
                 if closed and token in _CLOSERS:
                     break
                 continue
@@ -66,17 +68,17 @@ class _Formula:
     def factor(self) -> Bound:
         """An atom with its powers and factorials."""
         bound = self.atom()
-        while self.place < len(self.tokens) and self.tokens[self.place] in ("^", "**", "!"):
-            self.place += 1
-            bound = _factorial(bound) if self.tokens[self.place - 1] == "!" else _power(bound, self._deeper())
+        while self.position < len(self.tokens) and self.tokens[self.position] in ("^", "**", "!"):
+            self.position += 1
+            bound = _factorial(bound) if self.tokens[self.position - 1] == "!" else _power(bound, self._deeper())
         return bound
 
     def atom(self) -> Bound:
-        """A bracket, a number, a binomial, or whatever else is one token."""
-        if self.place >= len(self.tokens):
+        """A bracket, a number, a binomial, or any other single token."""
+        if self.position >= len(self.tokens):
             return 0.0, 1.0
-        token = self.tokens[self.place]
-        self.place += 1
+        token = self.tokens[self.position]
+        self.position += 1
         if token in _OPENERS:
             self.depth += 1
             if self.depth > MAX_DEPTH:
@@ -99,7 +101,7 @@ class _Formula:
 
 
 def _number(token: str) -> Bound:
-    """A fraction's decimals count like digits, for it may stand below a line: 1/0.001."""
+    """Decimals count as digits of the value, because the number may be a denominator: 1/0.001."""
     whole, _, decimals = token.replace(",", "").partition(".")
     size = max(len(whole), len(decimals))
     value = max(float(whole), 10.0 ** len(decimals)) if size < 300 else math.inf

@@ -49,7 +49,12 @@ def retrain_register_data_sources(register: Register) -> None:
         ("math", "competition mathematics, from the hub or a local folder", "sources.math", "MathOptions"),
         ("files", "your own JSONL, JSON, CSV or Parquet files", "sources.files", "FilesOptions"),
         ("reasoning_gym", "any data set of reasoning-gym, with its own verifier", "reasoning_gym.source", "GymOptions"),
-        ("arithmetic", "sums, differences and products, made on the spot", "sources.arithmetic", "ArithmeticOptions"),
+        (
+            "arithmetic",
+            "sums, differences and products, made from a seed",
+            "sources.arithmetic",
+            "ArithmeticOptions",
+        ),
     )
     for name, summary, module, options in sources:
         register(
@@ -76,7 +81,7 @@ def retrain_register_environments(register: Register) -> None:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """What the judge adds."""
+    """The fields of the reward `judge`."""
     rows = (
         ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
         ("judge_tokens_in", "Prompt tokens, as the judge's server counts them.", "tokens"),
@@ -91,7 +96,7 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 @hookimpl
 def retrain_diagnose(config: Config | None) -> list[Diagnosis]:
-    """Its extras, the judge, files with tasks."""
+    """Extras, the judge, and files with tasks."""
     from retrain_rewards.doctor import diagnose
 
     return diagnose(config)

@@ -10,7 +10,7 @@ from pydantic import ValidationInfo, field_validator
 
 from retrain.api import Kind, Table, key
 
-SCORERS = frozenset({"match", "math", "judge", "custom"})  # rewards of ours, of which we know what they read
+SCORERS = frozenset({"match", "math", "judge", "custom"})  # our own rewards, whose keys we know
 
 
 class RewardTable(Table):
@@ -50,7 +50,7 @@ class RewardTable(Table):
 
     @field_validator("judge_model", "custom_module")
     @classmethod
-    def _read_by_someone(cls, value: str, info: ValidationInfo) -> str:
+    def _read_by_a_reward(cls, value: str, info: ValidationInfo) -> str:
         reader = str(info.field_name).partition("_")[0]
         if value and "type" in info.data and "weights" in info.data:
             used = info.data["weights"] or {info.data["type"]: 1.0}
@@ -80,7 +80,7 @@ class EnvironmentTable(Table):
 
     @field_validator("id")
     @classmethod
-    def _belongs_to_someone(cls, id_: str, info: ValidationInfo) -> str:
+    def _belongs_to_a_provider(cls, id_: str, info: ValidationInfo) -> str:
         provider = info.data.get("provider", "")
         if provider == "verifiers" and not id_:
             raise ValueError('provider "verifiers" needs one, for example "primeintellect/gsm8k"')

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def score(completion: str, reference: str) -> float:
-    """1.0 when it does; the right answer does not matter."""
+    """1.0 when it does; whether the answer is right does not matter."""
     return float(completion.strip()[:1].isdigit())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.overlapped import outcome, steps
+from tests.shared import mostly_slow
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
@@ -92,7 +93,10 @@ def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: 
     assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
 
 
-@pytest.mark.parametrize(("phase", "step", "action"), CASES)
+QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("training", 1, "SIGTERM"), ("scoring", 4, "raise")]
+
+
+@pytest.mark.parametrize(("phase", "step", "action"), mostly_slow(CASES, *QUICK))
 def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     run_overlapped: Run,
     command: Command,

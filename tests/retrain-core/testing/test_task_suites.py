@@ -31,7 +31,7 @@ SOURCES = (
     ("AList", "gives_examples", "returned list"),
     ("SharedIds", "names_examples_for_good", "['sum']"),
     ("Shuffled", "names_examples_for_good", "another order"),
-    ("HoldsArrays", "holds_plain_data", "info of example 'sum-0' is no JSON"),
+    ("HoldsArrays", "holds_plain_data", "info of example 'sum-0' is not JSON"),
     ("EmptyChat", "can_be_put_to_the_model", "'sum-0' has the message {'role': 'user'}"),
     ("HalfACharacter", "can_be_put_to_the_model", "example sum-0: the tokenizer refuses the prompt"),
     ("BadVerifier", "brings_a_sound_verifier", "gold() of example 'sum-0'"),

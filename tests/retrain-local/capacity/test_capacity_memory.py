@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.api import MemoryEstimate, MemoryPhase, Workload
 from retrain.rooms.capacity.advice import SAFETY, advise
-from retrain_local import sizes, threads
+from retrain_local import sizes, torch_modes
 from retrain_local.capacity.memory import estimate
 from retrain_local.capacity.sampling import bytes_per_token
 from retrain_local.capacity.shape import ModelShape
@@ -123,7 +123,7 @@ def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
 
 
 def test_the_formulas_are_those_of_the_backend() -> None:
-    assert packs_at_a_time(SHAPE, WORK) == threads.pack_workers(SHAPE.parameters, torch.device("cpu"))
+    assert packs_at_a_time(SHAPE, WORK) == torch_modes.pack_workers(SHAPE.parameters, torch.device("cpu"))
     assert frozenset(DEFAULTS) == sizes.NATIVE
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")

@@ -81,7 +81,7 @@ def test_experts_are_counted_one_by_one() -> None:
     ("text", "reason"),
     [
         ("", "not valid JSON"),
-        ("[]", "no configuration"),
+        ("[]", "is not the configuration of a model"),
         ("{}", "does not say"),
         ("[" * 100_000, "not valid JSON"),
         (json.dumps({**SMALL, "hidden_size": -1}), "is not a size"),
@@ -90,7 +90,7 @@ def test_experts_are_counted_one_by_one() -> None:
         (json.dumps({**SMALL, "vocab_size": 10**30}), "is not a size"),
         (json.dumps({**SMALL, "num_attention_heads": 100}), "heads share"),
         (json.dumps({**SMALL, "num_hidden_layers": 0}), "is not a size"),
-        (json.dumps({"text_config": 3}), "no configuration"),
+        (json.dumps({"text_config": 3}), "is not the configuration of a model"),
         ("\ud800", "cannot be read"),
     ],
 )

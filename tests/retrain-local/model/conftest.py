@@ -15,7 +15,8 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Decoder
 from retrain_local.locate import find_model
-from retrain_local.model.pair import Pair, create_pair
+from retrain_local.model.load import create_pair
+from retrain_local.model.pair import Pair
 
 CPU = torch.device("cpu")
 SPANS = Spans(lengths=(4, 9, 6, 17), prefixes=(-1, 0, 0, -1))

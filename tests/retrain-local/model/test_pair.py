@@ -166,7 +166,7 @@ def test_unmerged_sampling_and_training_agree(
 def test_the_tiny_model_needs_neither_transformers_nor_peft() -> None:
     code = f"""
 import sys, torch
-from retrain_local.model.pair import create_pair
+from retrain_local.model.load import create_pair
 from retrain_local.locate import Source
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config

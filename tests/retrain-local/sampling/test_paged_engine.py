@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import Sample, SampleRequest, SamplingParams
 from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.plain_pages import PlainPages
+from retrain_local.attention.reference_pages import PlainPages
 from retrain_local.sampling.decode import decode_step
 from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.graphs import bucket
@@ -103,7 +103,7 @@ def test_the_same_seeds_give_the_same_again(
     engine = make_engine(kernels=paged())
     first = engine.sample(requests, PARAMS)
     if made_room:
-        engine.make_room()
+        engine.free_cache()
     check_all_same(engine.sample(requests, PARAMS), first, atol=0.0)
 
 

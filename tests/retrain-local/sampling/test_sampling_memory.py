@@ -137,7 +137,7 @@ def test_room_is_made_and_taken_again(
 ) -> None:
     engine = make_engine(pool_tokens=1280)
     first = engine.sample(requests, PARAMS)
-    engine.make_room()
+    engine.free_cache()
     assert engine._cache is None
     check_all_same(engine.sample(requests, PARAMS), first, atol=0.0)
     engine.close()

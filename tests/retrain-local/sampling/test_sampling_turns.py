@@ -65,9 +65,9 @@ def test_other_weights_and_other_episodes_find_nothing(make_engine: MakeEngine) 
     assert engine.metrics()["engine_prompt_reuse"] == 0.0
     cache = engine._cache
     assert cache is not None
-    assert len(cache.kept) == len(second)
+    assert len(cache.prefixes) == len(second)
     engine.sample([SampleRequest(prompt_T=np.array([3, 4]), seeds_G=(1,))], PARAMS)
-    assert len(cache.kept) == 1, "rows of episodes that nobody continues are gone"
+    assert len(cache.prefixes) == 1, "rows of episodes that nobody continues are gone"
     engine.publish()
     assert cache.blocks.free == cache.blocks.capacity
 

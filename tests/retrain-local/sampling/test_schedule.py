@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.kept import Kept
+from retrain_local.sampling.prefix_cache import PrefixCache
 from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import Fill, NoRoomError, Schedule
+from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
 
 SIZE, STEPS, VOCABULARY = 4, 3, 3
 PROMPTS = st.lists(
@@ -33,7 +33,7 @@ class Ledger:
     def _slot(self, blocks: Sequence[int], position: int) -> int:
         return blocks[position // SIZE] * SIZE + position % SIZE
 
-    def fill(self, fills: Sequence[Fill]) -> None:
+    def fill(self, fills: Sequence[Prefill]) -> None:
         copies = {}
         for pair in (fill.copied for fill in fills if fill.copied):
             for place in range(SIZE):
@@ -62,7 +62,7 @@ def run(
     rows: list[Row], blocks: Blocks, *, stop: int = VOCABULARY - 1, **options: Any
 ) -> tuple[Schedule, list[list[int]]]:
     """Play a whole call; the token that a row draws is a function of its seed and of how many it has drawn."""
-    given: dict[str, Any] = {"kept": None, "share": True} | options
+    given: dict[str, Any] = {"cache": None, "share": True} | options
     schedule, ledger, order = Schedule(rows, blocks, SIZE, **given), Ledger(stop), []
     while schedule.running or schedule.waiting:
         fills = schedule.advance(STEPS)
@@ -100,16 +100,16 @@ def test_all_rows_end_in_any_pool_that_holds_one_and_no_block_is_lost(
     drawn = []
     for size in (capacity, 1000):
         blocks = Blocks(size)
-        kept = Kept(blocks) if keep else None
+        cache = PrefixCache(blocks) if keep else None
         rows = rows_of(prompts)
-        schedule, _ = run(rows, blocks, share=share, kept=kept, batch_tokens=batch_tokens)
+        schedule, _ = run(rows, blocks, share=share, cache=cache, batch_tokens=batch_tokens)
         assert not any(row.room or row.blocks for row in rows)
-        if kept is not None:
-            kept.clear()
+        if cache is not None:
+            cache.clear()
         assert blocks.free == size
         drawn.append([row.tokens for row in rows])
         if size == 1000 and batch_tokens is None:
-            assert schedule.put_aside == 0
+            assert schedule.preempted == 0
     assert drawn[0] == drawn[1], "nothing depends on the size of the pool"
 
 
@@ -130,7 +130,7 @@ def test_the_oldest_rows_run_and_the_youngest_wait() -> None:
     rows = rows_of([([0, 1, 0], 6)], room=40)
     places = {id(row): place for place, row in enumerate(rows)}
     schedule, order = run(rows, Blocks(14), stop=-1)
-    assert schedule.put_aside == 0, "room ahead is kept for those that run"
+    assert schedule.preempted == 0, "room ahead is kept for those that run"
     assert [places[row] for row in order[0]] == list(range(len(order[0])))
     assert len(order[0]) < 6
 
@@ -144,13 +144,13 @@ def test_a_row_that_does_not_fit_alone_is_an_error() -> None:
 
 def test_prompts_are_counted_once_and_kept_rows_are_continued() -> None:
     blocks = Blocks(100)
-    kept = Kept(blocks)
+    cache = PrefixCache(blocks)
     first = rows_of([([0] * 9, 3)])
-    schedule, _ = run(first, blocks, kept=kept)
+    schedule, _ = run(first, blocks, cache=cache)
     assert (schedule.prompt_tokens, schedule.computed_tokens) == (24, 8)
     longer = [([*row.prefix_T.tolist(), 1, 0], 1) for row in first]
     again = rows_of(longer)
-    schedule = Schedule(again, blocks, SIZE, kept=kept, share=True)
+    schedule = Schedule(again, blocks, SIZE, cache=cache, share=True)
     fills = schedule.advance(STEPS)
     assert [fill.past for fill in fills.rest] == [row.cached for row in first]
     assert [len(fill.tokens_T) for fill in fills.rest] == [2, 2, 2]
@@ -158,11 +158,11 @@ def test_prompts_are_counted_once_and_kept_rows_are_continued() -> None:
 
 def test_rows_kept_give_way_oldest_first() -> None:
     blocks = Blocks(12)
-    kept = Kept(blocks)
+    cache = PrefixCache(blocks)
     first, second = rows_of([([0] * 5, 1), ([1] * 5, 1)])
     for row in (first, second):
-        run([row], blocks, kept=kept, stop=-1)
-    assert len(kept) == 2
-    run(rows_of([([0, 1] * 5, 1)], room=16), blocks, kept=kept, stop=-1)
-    assert kept.longest(first.prefix_T) is None
-    assert kept.longest(second.prefix_T) is not None
+        run([row], blocks, cache=cache, stop=-1)
+    assert len(cache) == 2
+    run(rows_of([([0, 1] * 5, 1)], room=16), blocks, cache=cache, stop=-1)
+    assert cache.longest(first.prefix_T) is None
+    assert cache.longest(second.prefix_T) is not None

@@ -50,9 +50,9 @@ def test_every_action_token_appears_once_behind_its_own_past(rows: list[TrainRow
         assert pack.spans.num_tokens == len(pack.ids_N) == len(pack.positions_N)
         assert pack.spans.num_tokens <= budget or len(pack.rows) == 1
         for place, token, old, credit in zip(
-            pack.places_M.tolist(),
+            pack.source_M.tolist(),
             pack.tokens_M.tolist(),
-            pack.old_logprobs_M.tolist(),
+            pack.behaviour_logprobs_M.tolist(),
             pack.advantages_M.tolist(),
             strict=True,
         ):
@@ -86,7 +86,7 @@ def test_a_group_that_is_cut_has_its_prompt_in_each_pack() -> None:
 def test_a_row_whose_only_action_is_its_first_has_no_segment_of_its_own() -> None:
     (pack,) = pack_rows([row([1, 2, 9], [0, 0, 1]), row([1, 2, 8], [0, 0, 1])], device=CPU, max_tokens=100)
     assert pack.spans.lengths == (2,)
-    assert pack.places_M.tolist() == [1, 1]
+    assert pack.source_M.tolist() == [1, 1]
     assert sorted(pack.tokens_M.tolist()) == [8, 9]
 
 
@@ -115,7 +115,7 @@ def broken(**changes: object) -> TrainRow:
         ({"advantages_T": [0, 1, 1, 1]}, "differ in length"),
         ({"tokens_T": [1, 2, 100]}, "outside the model's 100"),
         ({"tokens_T": [1, -2, 3]}, "outside the model's 100"),
-        ({"action_T": [True, True, True]}, "nothing stands before it"),
+        ({"action_T": [True, True, True]}, "no token precedes it to predict it from"),
         ({"logprobs_T": [0, -1, -np.inf]}, "log-probability of token 2 is -inf"),
         ({"logprobs_T": [0, np.nan, -1]}, "log-probability of token 1 is nan"),
         ({"advantages_T": [0, np.inf, 1]}, "advantage of token 1 is inf"),

@@ -121,7 +121,7 @@ def test_a_truncated_reply_is_told_as_such(sit: Sit) -> None:
     table = sit("tool_sum")
     played = table.play([table.data.examples[0]], [["it is 6"]], stop=StopReason.LENGTH)
     assert played.values == [1.0]
-    assert table.environment._stage.episodes[0].result["is_truncated"]
+    assert table.environment._loop.episodes[0].result["is_truncated"]
 
 
 def test_an_empty_reply_is_an_answer(sit: Sit) -> None:
@@ -149,8 +149,8 @@ def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> 
     ("word", "detail"),
     [
         ("judge raises", "judged raised KeyError: 'no such verdict'"),
-        ("nan", "judged gave nan"),
-        ("infinite", "judged gave inf"),
+        ("nan", "judged returned nan"),
+        ("infinite", "judged returned inf"),
         ("text", "judged raised ValueError: could not convert string to float"),
     ],
 )

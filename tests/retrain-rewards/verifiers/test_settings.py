@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Config, ConfigError, Kind, PluginContext, Plugins, Seeds, resolve
+from retrain.api import Config, ConfigError, Kind, PluginContext, Plugins, Seeds, install_line, resolve
 from retrain_rewards.tables import EnvironmentTable
 from retrain_rewards.verifiers import install
 from retrain_rewards.verifiers.environment import VerifiersEnvironment
@@ -58,7 +59,7 @@ def test_a_wrong_table_is_refused_at_once(plugins: Plugins, table: Any, what: st
 def test_a_missing_library_is_told_with_the_install_line(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verifiers" else find(name))
-    with pytest.raises(ConfigError, match=r"pip install 'retrain-rewards\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "verifiers"))):
         made(plugins, id="primeintellect/gsm8k")
 
 

@@ -1,4 +1,4 @@
-"""What a data source must give: tasks with lasting names, in one order, that the model's chat template can put."""
+"""What a data source must give: tasks with stable ids, in a fixed order, that fit the model's chat template."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def gives_examples(bench: Bench) -> None:
     expect_examples(data)
     expect(
         all(isinstance(note, str) for note in data.notes),
-        "LoadedData.notes holds something else than text",
+        "LoadedData.notes holds something other than text",
         why="they are printed, line by line",
         fix="make them text",
     )
 
 
 def names_examples_for_good(bench: Bench) -> None:
-    """Ids are text, unique, and the same in the same order when the source is built and loaded again."""
+    """Ids are unique texts, and a second load gives the same ones in the same order."""
     first, again = _load(bench), _load(bench)
     expect_unique_ids(first)
     expect(
         as_text(first.examples) == as_text(again.examples),
-        "a second load gave other examples, ids, or another order",
-        why="a resumed run goes on in the middle of this order, and held-out examples are chosen by id",
-        fix="sort what you read, seed what you make, and derive ids from the content",
+        "a second load gave different examples or ids, or another order",
+        why="a resumed run continues in the middle of this order, and held-out examples are chosen by id",
+        fix="sort what you read, seed what you generate, and derive ids from the content",
     )
 
 
 def holds_plain_data(bench: Bench) -> None:
-    """`info` and chats are JSON: text, numbers, lists and tables."""
+    """`info` and chats are JSON: text, numbers, lists and dictionaries."""
     expect_plain_examples(_load(bench).examples)
 
 
 def can_be_put_to_the_model(bench: Bench) -> None:
-    """The tokenizer and its chat template take the prompts, and none of them is empty."""
+    """The tokenizer and its chat template accept the prompts, and none of them is empty."""
     examples = _load(bench).examples[:MAX_ENCODED]
     for example in examples:
         for message in () if isinstance(example.prompt, str) else example.prompt:
             expect(
                 isinstance(message.get("role"), str) and ("content" in message or "tool_calls" in message),
                 f"example {example.id!r} has the message {message!r:.100}",
-                why="chat templates differ in what they make of it",
+                why="chat templates render such a message differently",
                 fix='give each message {"role": "user", "content": "..."}',
             )
     encoded = encode_prompts(examples, tokenizer_of(bench.config, bench.plugins), bench.config)
@@ -69,7 +69,7 @@ def can_be_put_to_the_model(bench: Bench) -> None:
 
 
 def brings_a_sound_verifier(bench: Bench) -> None:
-    """Its own reward, if it brings one, works in a scoring process, and calls its gold right."""
+    """Its own reward, if it brings one, works in a scoring process, and scores its own gold as right."""
     data = _load(bench)
     if data.reward is None:
         return
@@ -90,19 +90,19 @@ def expect_examples(data: Any) -> None:
     for example in data.examples:
         expect(
             isinstance(example, Example) and isinstance(example.reference, str),
-            f"{example!r:.200} is no Example with a text as its reference",
+            f"{example!r:.200} is not an Example with a text as its reference",
             why="prompts, references and ids are read from it",
             fix="make retrain.api.Example(id=..., prompt=..., reference=...) of each task",
         )
 
 
 def expect_unique_ids(data: LoadedData) -> None:
-    """Every id is a text of its own."""
+    """Every id is a unique text."""
     counts = Counter(example.id for example in data.examples)
     bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
     expect(
         not bad,
-        f"{len(bad)} ids are shared by several examples, or empty, or no text: {bad[:3]}",
+        f"{len(bad)} ids are shared by several examples, empty, or not text: {bad[:3]}",
         why="held-out splits, comparisons and the records of a run go by the id",
         fix="derive the id from the task's content, for example with a hash",
     )
@@ -117,7 +117,7 @@ def expect_plain_examples(examples: tuple[Example, ...]) -> None:
             except (TypeError, ValueError) as error:
                 expect(
                     False,
-                    f"{what} of example {example.id!r} is no JSON: {error}",
+                    f"{what} of example {example.id!r} is not JSON: {error}",
                     why="examples travel to other processes and into records",
                     fix="convert arrays, dates and numbers of other libraries to plain Python ones",
                 )

@@ -1,4 +1,4 @@
-"""What a reward must do: score any text, in the process that a run puts it into, and say the same again."""
+"""What a reward must do: score any text, in the process where a run scores, and give the same score again."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def can_score(bench: Bench) -> None:
 
 
 def works_in_the_process_of_a_run(bench: Bench) -> None:
-    """It can be sent to a scoring process, prepared there, and asked for a score."""
+    """It can be sent to a scoring process, prepared there, and called."""
     example = examples_for(bench)[0]
     expect_sound(bench, bench.build(), [(example, answer) for answer in ANSWERS])
 
 
 def survives_hostile_texts(bench: Bench) -> None:
-    """Whatever a policy may write gets a score or no verdict: nothing raises, hangs or gives a number that is none."""
+    """Any text gets a score or no verdict: nothing raises, hangs or returns a number that is not finite."""
     example = examples_for(bench)[0]
     expect_sound(bench, bench.build(), [(example, text) for text in HOSTILE.values()], names=list(HOSTILE))
 
@@ -63,30 +63,30 @@ def repeats_its_scores(bench: Bench) -> None:
     first = scores_of(bench, bench.build(), [*pairs, *pairs])
     again = scores_of(bench, bench.build(), pairs)
     for (_, text), one, two, three in zip(pairs, first, first[len(pairs) :], again, strict=False):
-        told = [_told(score) for score in (one, two, three)]
+        shown = [_shown(score) for score in (one, two, three)]
         expect(
-            len(set(told)) == 1,
-            f"{text!r} got {told[0]}, then {told[1]}, and {told[2]} in another process",
+            len(set(shown)) == 1,
+            f"{text!r} got {shown[0]}, then {shown[1]}, and {shown[2]} in another process",
             why="equal completions are scored once and the score is kept; a resumed run must find the same rewards",
-            fix="take randomness, clocks and memory of earlier calls out of the reward",
+            fix="remove randomness, clocks and memory of earlier calls from the reward",
         )
 
 
 def leaves_examples_alone(bench: Bench) -> None:
-    """The example that it is given is not written to."""
+    """It does not change the example."""
     examples = examples_for(bench)
     before = as_text(examples)
     scores_of(bench, bench.build(), [(example, answer) for example in examples for answer in ANSWERS])
     expect(
         as_text(examples) == before,
-        "an example has changed after it was scored",
+        "an example has changed while it was scored",
         why="the same example is scored for every completion of its group, and recorded",
         fix="copy what you change: dict(example.info)",
     )
 
 
 def reports_finite_metrics(bench: Bench) -> None:
-    """`metrics`, if it has that, gives finite numbers for the step's line."""
+    """`metrics`, if it exists, returns finite numbers for the step's line."""
     reward = bench.build()
     if not inspect.iscoroutinefunction(reward.score) or not hasattr(reward, "metrics"):
         return
@@ -94,14 +94,14 @@ def reports_finite_metrics(bench: Bench) -> None:
     for name, value in reward.metrics().items():
         expect(
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
-            f"metrics() gives {name} = {value!r}",
-            why="the fields of metrics.jsonl are finite numbers; a run leaves all of yours out when one is not",
-            fix="leave a field out while there is nothing to say",
+            f"metrics() returned {name} = {value!r}",
+            why="the fields of metrics.jsonl are finite numbers; a run leaves all of yours out if one is not",
+            fix="leave out a field that has no value yet",
         )
 
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
-    """Scores by the service that a run uses: another process, or an event loop for a coroutine."""
+    """Scores from the service of a run: in another process, or in an event loop for a coroutine."""
     settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
     service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
     try:
@@ -114,19 +114,19 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
-    """No score of these is a failure."""
+    """None of these scores is a failure."""
     for number, score in enumerate(scores_of(bench, reward, pairs)):
         shown = names[number] if names else repr(pairs[number][1])
         expect(
             score.outcome is not Outcome.FAILED,
             f"scoring {shown} failed: {score.detail}",
             why="a failed score leaves the completion out, and a run stops when too many fail",
-            fix="return 0.0 for a wrong answer, Score.no_verdict(reason) when it cannot be told",
+            fix="return 0.0 for a wrong answer, Score.no_verdict(reason) when it cannot be decided",
         )
 
 
 def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
-    """What `gold` gives scores 1."""
+    """The text of `gold` scores 1."""
     gold = getattr(reward, "gold", None)
     if gold is None:
         return
@@ -142,13 +142,13 @@ def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
     for (example, answer), score in zip(pairs, scores_of(bench, reward, pairs), strict=True):
         expect(
             score.value is not None and math.isclose(score.value, 1.0),
-            f"gold() of example {example.id!r} is {answer[:200]!r}, which gets {_told(score)}",
-            why="the audit before training refuses a reward that calls its own right answer wrong",
+            f"gold() of example {example.id!r} is {answer[:200]!r}, which gets {_shown(score)}",
+            why="the audit before training refuses a reward that scores its own right answer as wrong",
             fix="let gold and score agree, or return None from gold",
         )
 
 
-def _told(score: Score) -> str:
+def _shown(score: Score) -> str:
     return f"{score.value!r}" if score.value is not None else f"{score.outcome.value} ({score.detail[:200]})"
 
 

@@ -1,1 +1,1 @@
-"""Who attends to whom: packed rows of tokens, shared prefixes, pages of keys and values, and the kernels for them."""
+"""Attention over packed rows with shared prefixes and over paged keys and values, and the kernels for both."""

@@ -1,4 +1,4 @@
-"""Attention over packed rows in plain PyTorch, on any device: segments of like length are padded for this alone."""
+"""Attention over packed rows in plain PyTorch, on any device; segments of similar length are padded internally."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrain_local.attention.dense import dense_attention
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
 
-SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds what padding costs
+SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds the cost of padding
 MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a segment larger than that has a bucket of its own
 
 
@@ -53,7 +52,7 @@ class PaddedAttend:
         return _packed(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        """Of one bucket, [segments, heads, length, size]."""
+        """Attention of one bucket, [segments, heads, length, size]."""
         is_plain = scores.softcap is None and scores.sinks_H is None
         given: dict[str, Any] = {"scale": scores.scale, "enable_gqa": True}
         if is_plain and self._buckets[number].prefix_SP is None and scores.window is None:
@@ -134,15 +133,15 @@ def _members(spans: Spans) -> Iterator[list[int]]:
 
 
 def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the tokens of each segment stand, [S, longest], and which of these are more than a repeated last token."""
+    """Indices of the tokens of each segment, [S, longest], and which of them are not padding."""
     columns_T = np.arange(int(lengths_S.max()))
     index_ST = starts_S[:, None] + np.minimum(columns_T[None, :], lengths_S[:, None] - 1)
     return index_ST, columns_T[None, :] < lengths_S[:, None]
 
 
 class _Padded(torch.autograd.Function):  # type: ignore[misc]
-    """x[index_P]. Nothing depends on padding, so its gradient is zero, and the way back is a read of every token's
-    own place; adding up by index, which autograd would do, costs several times as much."""
+    """x[index_P]. Nothing depends on padding, so its gradient is zero and the backward pass is a plain gather; the
+    scatter-add that autograd would use costs several times as much."""
 
     @staticmethod
     def forward(ctx: Any, x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
@@ -156,7 +155,7 @@ class _Padded(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Packed(torch.autograd.Function):  # type: ignore[misc]
-    """x[places_N], the inverse; what stands at padding is dropped and gets no gradient."""
+    """x[places_N], the inverse; padding is dropped and gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
@@ -180,5 +179,29 @@ def _packed(x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> T
 
 
 def _picked(x_N: Tensor, index_SP: Tensor) -> Tensor:
-    """Prefix tokens once for each segment that continues them; their gradients add up."""
+    """Prefix tokens, repeated for each segment that continues them; their gradients are summed."""
     return x_N.index_select(0, index_SP.flatten()).unflatten(0, index_SP.shape)
+
+
+def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """softmax(softcap(scale q k^T) + mask) v, with a sink in the denominator where `scores` has one.
+
+    `queries` [rows, heads, length, size], `keys` and `values` [rows, kv_heads, keys, size]; `mask` is added to the
+    scores and broadcasts to [rows, 1, length, keys]. Weights are made in fp32, as transformers makes them.
+    """
+    rows, heads, length, size = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = queries.reshape(rows, kv_heads, heads // kv_heads * length, size)
+    weights = (grouped @ keys.transpose(2, 3) * scores.scale).view(rows, heads, length, -1)
+    if scores.softcap is not None:
+        weights = scores.softcap * torch.tanh(weights / scores.softcap)
+    if mask is not None:
+        weights = weights + mask
+    weights = weights.float()
+    if scores.sinks_H is not None:
+        sinks = scores.sinks_H.float().view(1, heads, 1, 1).expand(rows, heads, length, 1)
+        weights = torch.softmax(torch.cat([weights, sinks], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(weights, dim=-1)
+    weights = weights.to(values.dtype).view(rows, kv_heads, heads // kv_heads * length, -1)
+    return (weights @ values).view(rows, heads, length, values.shape[-1])

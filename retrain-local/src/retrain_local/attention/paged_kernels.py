@@ -1,4 +1,4 @@
-"""Flash decoding over pages and writes to them: the Triton kernels themselves; `paged_triton` launches them."""
+"""Triton kernels for flash decoding over paged keys and values, and for writing them; `paged_triton` launches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels over pages of keys and values, as sampling sees them; on a CPU there are none."""
+"""The interface of kernels over paged keys and values; there are none for CPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from torch import Tensor
 
 from retrain_local.decoder import Scores
 
-STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # of `kv_cache_dtype`; auto: as made
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest element of a head is stored as
+STORED = {
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}  # by `kv_cache_dtype`; auto: the model's
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # stored value of the largest element of a head
 
 
 class PagedKernels(Protocol):
@@ -31,7 +35,7 @@ class PagedKernels(Protocol):
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> None:
-        """Put the keys and values of N tokens into their slots (int64); several may share a slot that nobody reads."""
+        """Write the keys and values of N tokens to their slots (int64); several may share a slot that is never read."""
 
     def read(
         self,
@@ -44,14 +48,14 @@ class PagedKernels(Protocol):
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
-        """What each row's newest token gathers, [B, heads, value_size]; zeros where the length is 0.
+        """Attention output of the newest token of each row, [B, heads, value_size]; zeros where the length is 0.
 
         `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
         """
 
 
 def as_bytes(stored: Tensor) -> Tensor:
-    """8-bit numbers as integers, others as they are: not every device can fill, index or move 8-bit floats."""
+    """8-bit numbers viewed as integers, others unchanged: not every device can fill, index or move 8-bit floats."""
     return stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
 
 

@@ -1,4 +1,4 @@
-"""Packed rows: which stretch of a packed row of tokens belongs together, and which stretch it continues."""
+"""The segments of a packed row: which tokens belong together, and which prefix they continue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from retrain.api import Tokens
 class Spans:
     """Segments of a packed row, one after another: `lengths[s]` tokens each.
 
-    A token of segment s sees the tokens of its own segment up to itself and, if `prefixes[s]` >= 0, all tokens of that
-    earlier segment before them, whose positions it continues. A prefix has no prefix of its own. So the prompt of a
-    group stands in the packed row once, and each of its completions is a segment behind it.
+    A token of segment s attends to the tokens of its own segment up to itself and, if `prefixes[s]` >= 0, to all tokens
+    of that earlier segment, whose positions it continues. A prefix has no prefix of its own. The prompt of a group is
+    thus stored once, and each completion is a segment after it.
     """
 
     lengths: tuple[int, ...]
@@ -24,12 +24,12 @@ class Spans:
 
     @classmethod
     def apart(cls, lengths: Sequence[int]) -> Spans:
-        """Rows that share nothing."""
+        """Rows without shared prefixes."""
         return cls(lengths=tuple(lengths), prefixes=(-1,) * len(lengths))
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each segment begins, and behind them where the last one ends."""
+        """Start of each segment, followed by the end of the last one."""
         return (0, *np.cumsum(self.lengths, dtype=np.int64).tolist())
 
     @property

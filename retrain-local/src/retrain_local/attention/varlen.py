@@ -17,7 +17,7 @@ from torch import Tensor
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
-from retrain_local.exact import deterministic
+from retrain_local.torch_modes import deterministic
 
 DTYPES = torch.float16, torch.bfloat16
 LARGEST_HEAD = 256
@@ -26,12 +26,12 @@ BACKWARD_TAKES += ["is_causal", "rng_state", "scale", "window_size"]
 
 
 class Rows:
-    """R rows of queries and of keys, each packed: the last query of a row stands at its last key."""
+    """R rows of queries and of keys, each packed: the last query of a row is at the position of its last key."""
 
     def __init__(self, new_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device) -> None:
         self.query_ends = _ends(new_lengths, device)
         self.key_ends = _ends(key_lengths, device)
-        # with one query per row the kernel changes the order of what it keeps for the backward pass
+        # with one query per row the kernel stores what the backward pass needs in another order
         self.max_queries = max(2, *new_lengths)
         self.max_keys = max(2, *key_lengths)
 
@@ -81,7 +81,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def flash_computes(queries_NHD: Tensor, values_NKD: Tensor, scores: Scores) -> bool:
-    """Whether numbers, sizes and scores of a layer are such as flash attention knows."""
+    """Whether flash attention supports the dtype, sizes and scores of a layer."""
     size = queries_NHD.shape[2]
     fits = size % 8 == 0 and size <= LARGEST_HEAD and size == values_NKD.shape[2]
     return fits and queries_NHD.dtype in DTYPES and scores.softcap is None and scores.sinks_H is None
@@ -90,8 +90,8 @@ def flash_computes(queries_NHD: Tensor, values_NKD: Tensor, scores: Scores) -> b
 def attend_rows(
     queries_NHD: Tensor, keys_MKD: Tensor, values_MKD: Tensor, rows: Rows, scores: Scores, *, exact: bool = True
 ) -> Tensor:
-    """What every query gathers from the keys of its row up to its own, [N, heads, size]; see `flash_computes`."""
-    # a window of w keys, the query's own included, is w - 1 keys to its left
+    """Causal attention within each row, [N, heads, size]; see `flash_computes`."""
+    # a window of w keys includes the query's own, so w - 1 keys to its left
     window = (-1 if scores.window is None else scores.window - 1, 0)
     out: Tensor = _Flash.apply(queries_NHD, keys_MKD, values_MKD, rows, scores.scale, window, exact)
     return out
@@ -99,7 +99,7 @@ def attend_rows(
 
 @functools.cache
 def _options() -> dict[str, Any]:
-    """What this version wants to be told of grouped heads; earlier ones read it off the shapes."""
+    """The argument with which this version enables grouped heads; earlier ones infer them from the shapes."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -154,15 +154,15 @@ class _Flash(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _deterministic(wanted: bool) -> AbstractContextManager[None]:
-    """Flash attention's backward pass adds in a fixed order when PyTorch is told to be deterministic."""
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()  # a mere warning leaves the order open
+    """Flash attention's backward pass sums in a fixed order in PyTorch's deterministic mode."""
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()  # warn-only mode does not fix the order
     if not wanted or (torch.are_deterministic_algorithms_enabled() and not warns):
         return nullcontext()
     return deterministic(warn_only=False)
 
 
 class Copies:
-    """Where the keys of a packed row stand once every segment has those of its prefix before its own."""
+    """Indices of the keys of a packed row when every segment is preceded by its own copy of its prefix."""
 
     def __init__(self, spans: Spans, device: torch.device) -> None:
         starts = spans.starts
@@ -187,7 +187,7 @@ class Copies:
         self.index_M = torch.from_numpy(np.concatenate(index)).to(device)
         self.own_N = torch.from_numpy(np.concatenate(own)).to(device)
         self.shared_P = torch.from_numpy(shared_P).to(device)
-        # the j-th copies of all prefixes: no token twice in one round, so that adding them up has one order
+        # the j-th copies of all prefixes: no token occurs twice in a round, so the order of summation is fixed
         self.rounds = [
             tuple(torch.from_numpy(x).to(device) for x in (np.searchsorted(shared_P, tokens), places))
             for tokens, places in (map(np.concatenate, zip(*rounds[j], strict=True)) for j in sorted(rounds))

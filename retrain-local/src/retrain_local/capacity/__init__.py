@@ -1,1 +1,1 @@
-"""How much memory backend `local` needs for a model and a workload, from sizes alone; torch is not imported."""
+"""Estimates the memory of backend `local` for a model and a workload from their sizes, without torch."""

@@ -31,11 +31,10 @@ def memory_model(folder: Path, lora_rank: int, *, where: str) -> MemoryModel:
 def estimate(
     shape: ModelShape, work: Workload, *, runtime_bytes: int | None = None, device_bytes: int | None = None
 ) -> MemoryEstimate:
-    """Peak memory when every completion reaches `max_tokens`.
+    """Peak memory if every completion reaches `max_tokens`.
 
-    `runtime_bytes`, measured, takes the place of what an empty process is known to need. `device_bytes` is the memory
-    of the GPU, of which activations and the key-value pool take their shares. On a GPU this is device memory, without
-    the host's.
+    A measured `runtime_bytes` replaces the known need of an empty process. `device_bytes` is the memory of the GPU, of
+    which activations and the key-value cache take their shares. On a GPU the estimate is of device memory only.
     """
     runtime = runtime_bytes
     if runtime is None:
@@ -63,14 +62,14 @@ def estimate(
 
 
 def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
-    """What is free before the first step, when the optimizer has no moments yet."""
+    """Free memory before the first step, when the optimizer has no moments yet."""
     if device_bytes is None:
         return None
     return max(0, device_bytes - sum(size for name, size in resident.items() if name != "optimizer"))
 
 
 def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
-    """The base model, the adapter with its moments, and on a CPU what the host keeps of every sampled token."""
+    """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token."""
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     parts = {
         "weights": shape.parameters * sizes.WEIGHT_BYTES[work.device],
@@ -83,7 +82,7 @@ def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
 
 
 def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, int]:
-    """What sampling has beside the frozen weights, which it shares on the same device in the same dtype."""
+    """Memory of the sampler beside the frozen weights, which it shares on the same device in the same dtype."""
     if work.is_served:
         return {}
     trained = sizes.WEIGHT_BYTES[work.device]
@@ -97,7 +96,7 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
 
 
 def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
-    """On a CPU both phases share a heap, which keeps some of what the other one had; in split mode both run at once."""
+    """On a CPU both phases share a heap, which retains some memory of the other; in split mode both run at once."""
     if work.samplers:
         return (training.together_with(sampling, name="both at once"),)
     is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)

@@ -1,4 +1,4 @@
-"""Memory of sampling: a pool of blocks with one copy of each prompt, and a batch of as many rows as it holds."""
+"""Memory of sampling: a cache of blocks with one copy of each prompt, and a batch of as many rows as fit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALE_BYTES = 4
 
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
-    """Of keys and values in all layers; 8-bit ones have a scale for each head."""
+    """Bytes of a token's keys and values in all layers; 8-bit ones have a scale per head."""
     computed = 2 if work.dtype in ("bf16", "fp8") else sizes.WEIGHT_BYTES[work.device]
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
     vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
@@ -23,7 +23,7 @@ def bytes_per_token(shape: ModelShape, work: Workload) -> int:
 
 
 def cache_budget(work: Workload, free_bytes: int | None) -> int:
-    """Bytes of the pool, 0 = unknown; `free_bytes` is what the rest of the device's tenants leave free."""
+    """Bytes of the pool, 0 = unknown; `free_bytes` is what everything else on the device leaves free."""
     if work.cache_bytes:
         return work.cache_bytes // (2 if work.device == "cpu" else 1)
     if work.device == "cpu":
@@ -33,9 +33,9 @@ def cache_budget(work: Workload, free_bytes: int | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """How many blocks rows need that have grown to their full length.
+    """Number of blocks needed by rows of full length.
 
-    Of each group the prompt's own, if prompts are shared, and of each row those that no other one has.
+    Each group needs the blocks of its prompt, if prompts are shared, and each row those that it does not share.
     """
 
     group: int
@@ -44,7 +44,7 @@ class Blocks:
 
     @classmethod
     def needed(cls, work: Workload) -> Blocks:
-        """For the rows of a step."""
+        """The blocks for the rows of a step."""
         whole = work.prompt_tokens // sizes.BLOCK_SIZE if work.is_sharing else 0
         return cls(
             group=work.group_size,
@@ -53,11 +53,11 @@ class Blocks:
         )
 
     def of(self, rows: int) -> int:
-        """Of that many rows, the groups one after another."""
+        """Blocks of the first `rows` rows, group by group."""
         return rows * self.of_row + math.ceil(rows / self.group) * self.of_prompt
 
     def rows_in(self, blocks: int, most: int) -> int:
-        """The most rows, up to `most` and at least one, whose blocks these are enough for."""
+        """The most rows, from one to `most`, that fit into `blocks`."""
         low, high = 1, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -71,16 +71,16 @@ def row_blocks(work: Workload) -> int:
 
 
 def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
-    """All rows at their full length, as many at a time as the pool holds; one always fits."""
+    """All rows at full length, as many at a time as fit the cache; one always does."""
     element, per_block = sizes.WEIGHT_BYTES[work.device], bytes_per_token(shape, work) * sizes.BLOCK_SIZE
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
     pool = max(needed.of(1), pool_bytes // per_block) if pool_bytes else needed.of(wanted)
     rows = needed.rows_in(pool, wanted)
-    if is_cpu:  # plain PyTorch reads a copy of all rows side by side, which is as large as the pool at most
+    if is_cpu:  # plain PyTorch reads a contiguous copy of all rows, at most as large as the cache
         rows = max(1, min(rows, pool // row_blocks(work)))
-    held = min(pool, needed.of(rows)) if is_cpu else pool  # a CPU's memory is taken when it is first written
+    held = min(pool, needed.of(rows)) if is_cpu else pool  # on a CPU memory is allocated when it is first written
     prefill = min(work.batch_size * work.prompt_tokens, max(sizes.PREFILL_TOKENS, work.prompt_tokens))
     wide = max(rows, prefill) * (3 * shape.inner + 4 * shape.hidden) * element
     drawn = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))

@@ -13,15 +13,15 @@ from retrain.api import ConfigError, Problem, TensorSize
 from retrain_local.sizes import NATIVE
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
-MAX_SIZE = 2**40  # a larger number in config.json is no size of a model
+MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly when `is_counted`.
+    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly if `is_counted`.
 
-    `is_native` says that the local backend has a decoder of its own for it.
+    `is_native`: the local backend has its own decoder for the model.
     """
 
     layers: int
@@ -42,7 +42,7 @@ class ModelShape:
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
-        """(inputs, outputs, how many) of the linear layers of one block, experts and all."""
+        """(inputs, outputs, how many) of the linear layers of one block, including experts."""
         attention = self.heads * self.head_size
         keys = self.kv_heads * self.head_size
         experts, ups = max(1, self.experts), 2 if self.has_gate else 1
@@ -50,13 +50,13 @@ class ModelShape:
         return ((self.hidden, attention, 1), (self.hidden, keys, 2), (attention, self.hidden, 1), *mlp)
 
     def embedding(self, element_bytes: int) -> TensorSize:
-        """The matrix that every phase holds."""
+        """The embedding matrix, resident in every phase."""
         size = self.vocabulary * self.hidden * element_bytes
         return TensorSize(name="embedding", shape=(self.vocabulary, self.hidden), bytes=size)
 
     @property
     def adapted_elements(self) -> int:
-        """Elements of all matrices that LoRA stands beside."""
+        """Elements of all matrices with an adapter."""
         return self.layers * sum(inputs * outputs * count for inputs, outputs, count in self.linears)
 
     def lora_parameters(self, rank: int) -> int:
@@ -64,11 +64,11 @@ class ModelShape:
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
     def sampler_adapter_elements(self, rank: int) -> int:
-        """Those of a sampler that does not merge: layers with one input share a product, their B is block-diagonal."""
+        """Elements of a sampler's unmerged adapter: layers with one input share a product with block-diagonal B."""
         if self.experts:
             return self.lora_parameters(rank)
         attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1
-        joint = (  # inputs + outputs, and how many matrices stand one above the other
+        joint = (  # inputs + outputs, and the number of stacked matrices
             (self.hidden + attention + 2 * keys, 3),
             (attention + self.hidden, 1),
             (self.hidden + ups * self.inner, ups),
@@ -82,7 +82,7 @@ def _refused(where: str, what: str) -> ConfigError:
 
 
 def read_shape(folder: Path, *, where: str) -> ModelShape:
-    """The sizes of the model in a folder; ConfigError when its `config.json` does not tell them."""
+    """The sizes of the model in a folder; ConfigError if its `config.json` does not say."""
     file = folder / "config.json"
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
         raise _refused(where, f"{file} is not valid JSON: {error}") from None
     text = document.get("text_config", document) if isinstance(document, dict) else None
     if not isinstance(text, dict):
-        raise _refused(where, f"{file} holds no configuration of a model")
+        raise _refused(where, f"{file} is not the configuration of a model")
     return shape_of(text, file=file, where=where, counted=count_parameters(folder))
 
 

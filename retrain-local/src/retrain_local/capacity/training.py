@@ -1,4 +1,4 @@
-"""Memory of an optimizer step: packs without padding, activations kept or computed again, a head in chunks."""
+"""Memory of an optimizer step: packs without padding, activations kept or recomputed, the head in chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain_local.capacity.shape import ModelShape
 
 
 def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
-    """Numbers that one token of a pack occupies until the backward pass and in it; the backend plans with the same.
+    """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan.
 
     A layer: six vectors of the hidden size, queries four times and keys and values twice, four vectors of the inner
     size. With `recompute` every layer keeps its input, and one layer at a time the rest. The head keeps four vectors.
@@ -24,13 +24,13 @@ def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
 
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
-    """How many packs are computed side by side."""
+    """How many packs are computed in parallel."""
     is_small = work.device == "cpu" and shape.parameters < sizes.ONE_THREAD_BELOW
     return min(2, os.cpu_count() or 1) if is_small else 1
 
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
-    """Tokens that a pack may hold, and whether activations are computed again; `room_bytes` None = unknown."""
+    """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
     element = sizes.WEIGHT_BYTES[work.device]
     room: float
     if work.device == "cpu":
@@ -47,7 +47,7 @@ def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tu
 def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
 ) -> MemoryPhase:
-    """The step's largest packs, as many as are computed at a time, with the gradients of the adapter."""
+    """The largest packs of the step, as many as run in parallel, with the gradients of the adapter."""
     element = sizes.WEIGHT_BYTES[work.device]
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own

@@ -1,4 +1,4 @@
-"""LoRA matrices: one A and one B for every linear layer but the head, named and initialised as PEFT does."""
+"""LoRA matrices: one A and one B per linear layer except the head, named and initialised as PEFT does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Adapter:
         return int(self.b.shape[1])
 
     def named(self) -> dict[str, nn.Parameter]:
-        """What is trained, by the names that PEFT gives it."""
+        """The trained parameters, by PEFT's names."""
         found = {}
         for name, a, b in zip(self.linear.names, self.parts_a, self.parts_b, strict=True):
             assert isinstance(a, nn.Parameter)
@@ -100,7 +100,7 @@ def file_names(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter
 def adapter_config(
     names: Iterable[str], *, rank: int, alpha: int, base: str, fan_in_fan_out: bool = False
 ) -> dict[str, Any]:
-    """What PEFT needs to read the adapter; every field that it has beside these stands at its default."""
+    """The adapter_config.json that PEFT needs to read the adapter; all other fields have their defaults."""
     return {
         "base_model_name_or_path": base,
         "bias": "none",

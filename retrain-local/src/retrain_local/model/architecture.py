@@ -1,4 +1,4 @@
-"""What `config.json` says of a decoder of the Llama family, or that the model belongs to another."""
+"""Reads the architecture of a Llama-family decoder from `config.json`, or recognises that it is another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from retrain_local.model.rotary import Rotation
 
-# what transformers takes where the file says nothing; a size that must be there is not in this list
+# the defaults of transformers; sizes without a default are not in this list
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -67,7 +67,7 @@ class Architecture:
 
 
 def read_architecture(document: Mapping[str, Any]) -> Architecture | None:
-    """The architecture that a config.json describes; None if it takes transformers' own modules to compute it."""
+    """The architecture that a config.json describes; None if only the modules of transformers can compute it."""
     kind = document.get("model_type")
     if kind not in DEFAULTS or not _is_plain(document, kind):
         return None
@@ -100,7 +100,7 @@ def read_architecture(document: Mapping[str, Any]) -> Architecture | None:
 
 
 def _is_plain(document: Mapping[str, Any], kind: str) -> bool:
-    """Neither quantised, nor with code of its own, nor saved by another class than the usual one."""
+    """Whether the model is unquantised, without custom code, and saved by the standard class."""
     classes = document.get("architectures") or [CLASSES[kind]]
     special = document.get("quantization_config") or document.get("auto_map")
     return not special and CLASSES[kind] in classes

@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 class Optimizer(Protocol):
-    """What is saved of an optimizer: the moments of each parameter that was ever updated, by name of the moment."""
+    """The saved part of an optimizer: the moments of each parameter that was updated, by name of the moment."""
 
     @property
     def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
@@ -39,6 +39,25 @@ class Published:
 
     adapter: Mapping[str, Tensor]
     version: int
+
+
+class PublishedHistory:
+    """Copies, in CPU memory, of the adapter published last (`latest`) and of the one before it (`previous`).
+
+    With overlap a step trains on completions sampled from `previous` while those of the next step are sampled from
+    `latest`. A resumed run samples the former again, so `previous` is part of a checkpoint.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self.latest = self.previous = Published(adapter=_copied(pair.adapter), version=0)
+
+    def record(self, pair: Pair, version: int) -> None:
+        """Note that the trained adapter was published as `version`."""
+        self.previous, self.latest = self.latest, Published(adapter=_copied(pair.adapter), version=version)
+
+    def reset(self, published: Published) -> None:
+        """Start again from what a resumed run published."""
+        self.previous = self.latest = published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +83,7 @@ def save_state(
     limits: MemoryLimits | None = None,
     published: Published | None = None,
 ) -> None:
-    """Write everything that continuing needs: adapter, AdamW moments by parameter name, step count and limits."""
+    """Write all that a resume needs: adapter, AdamW moments by parameter name, step count and limits."""
     save_adapter(pair, folder)
     moments = {
         f"{name}.{moment}": optimizer.state[p][moment]
@@ -82,7 +101,7 @@ def save_state(
 
 
 def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLimits | None = None) -> Loaded:
-    """Bring back what `save_state` wrote into the parameters, the optimizer and the limits; publishing is left over.
+    """Restore parameters, optimizer and limits from what `save_state` wrote; publishing is left to the caller.
 
     BackendError, and nothing changed, when a file is missing, broken, or does not fit this model and rank.
     """
@@ -145,3 +164,7 @@ def _check_fit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor],
 def _unusable(path: Path, what: str) -> BackendError:
     fix = "resume with the model and [lora] settings of the saved run, from a complete checkpoint"
     return BackendError(Problem(where=str(path), what=what, fix=fix))
+
+
+def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in adapter.items()}

@@ -1,4 +1,4 @@
-"""Single kernels for what stands between the products of a layer: had where Triton is, used where they prove right."""
+"""Fused kernels between the matrix products of a layer, used where Triton is available and a check passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 3
 
 
 def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operations:
-    """Kernels for a decoder that samples on this device, or PyTorch's operations one after another.
+    """Fused kernels for sampling on this device, or else PyTorch's operations.
 
     Kernels that should work and do not are left out with a warning.
     """
@@ -33,7 +33,7 @@ def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> 
         fault = next(faults(made, device, dtype, shape), None)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of any class: whatever a compiler raises
+    except Exception as error:  # compilers raise exceptions of any class
         fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     if fault is None:
         return made
@@ -42,7 +42,7 @@ def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> 
 
 
 def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Shape) -> Iterator[str]:
-    """Where these differ from PyTorch's own on a few rows of the sizes that a decoder has."""
+    """Where these differ from PyTorch's operations on a few rows of the decoder's sizes."""
     plain = Operations()
     half = shape.head_size // 2
     heads = shape.heads + 2 * shape.kv_heads
@@ -70,7 +70,7 @@ def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Sh
 
 def _difference(name: str, got: Tensor, wanted: Tensor) -> Iterator[str]:
     gap, largest = float((got.float() - wanted.float()).abs().max()), float(wanted.float().abs().max())
-    if not gap <= TOLERANCE[wanted.dtype] * largest:  # a NaN is a fault
+    if not gap <= TOLERANCE[wanted.dtype] * largest:  # True for a NaN as well
         yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
 
 

@@ -1,4 +1,4 @@
-"""Any other architecture: the modules of transformers under PEFT's adapter, with our attention in their place."""
+"""Any other architecture: the modules of transformers with PEFT's adapter and our attention."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from transformers.utils import logging as transformers_logging
 from retrain.api import ConfigError, Problem
 from retrain_local.decoder import Attend, Shape
 from retrain_local.model.adapter import adapter_config
-from retrain_local.model.folder import Folder, refuse_recurrent
-from retrain_local.model.interface import KEYWORD, UnservedError, register
+from retrain_local.model.attention_interface import KEYWORD, UnsupportedAttentionError, register
+from retrain_local.model.model_files import Folder, refuse_recurrent
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
 from retrain_local.model.peft_layers import attach, create_sampler, fan_in_fan_out, targets, trainable
 from retrain_local.model.probe import measured, own_logits
 from retrain_local.model.weights import MissingWeightsError
 
 
-class HostedDecoder:
+class HfDecoder:
     """A causal language model of transformers; see `TrainedDecoder`.
 
     Its body is called on one packed row without cache or mask; the model with its body cut out is the head, so that
@@ -53,7 +53,7 @@ class HostedDecoder:
         if value == self._recompute:
             return
         self._recompute = value
-        # by hand: transformers' own switch wants modules in training mode, in which some layers drop activations
+        # by hand: the switch of transformers requires training mode, which enables dropout in some layers
         for module in self._model.modules():
             if not isinstance(module, GradientCheckpointingLayer):
                 continue
@@ -81,7 +81,7 @@ class HostedDecoder:
         return logits_MV
 
 
-def create_hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
+def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     """See `create_pair`."""
     if place.is_quantised:
         what = f"fp8 is not served for {folder.document['model_type']}"
@@ -93,21 +93,21 @@ def create_hosted(folder: Folder, lora: Lora, place: Placement) -> Pair:
     own = own_logits(base, base.get_input_embeddings().num_embeddings)
     peft = attach(base, lora)
     parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
-    trained = HostedDecoder(peft.get_base_model())
+    trained = HfDecoder(peft.get_base_model())
     text = base.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     try:
         trained.shape = measured(trained, own, parameters=total, context=context, inner=inner)
-    except UnservedError as error:
+    except UnsupportedAttentionError as error:
         what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
-    samplers: list[HostedDecoder] = []
+    samplers: list[HfDecoder] = []
     published: list[Publish] = []
     for device in place.samplers:
         with folder.refusals(device):
             model, publish = create_sampler(peft, place, device)
-        samplers.append(HostedDecoder(model))
+        samplers.append(HfDecoder(model))
         samplers[-1].shape = trained.shape
         published.append(publish)
 
@@ -157,7 +157,7 @@ def _load(folder: Folder, place: Placement) -> Any:
 
 
 class _Output(BaseModelOutput):  # type: ignore[misc]
-    """Hidden states; whatever else an architecture looks for (router logits, cross attentions) is None."""
+    """Hidden states; other fields that an architecture reads (router logits, cross attentions) are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -165,7 +165,7 @@ class _Output(BaseModelOutput):  # type: ignore[misc]
 
 
 class _Given(nn.Module):  # type: ignore[misc]
-    """In the place of a model's body: hidden states that are there already."""
+    """Replaces the body of a model and returns hidden states computed before."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
@@ -179,7 +179,7 @@ def _body_path(model: Any) -> str:
 
 
 def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
-    """The same module around the same tensors, with another one at `path` within it."""
+    """A copy of the module with the same tensors and another submodule at `path`."""
     found, child = copy.copy(module), module._modules[path[0]]
     assert child is not None
     found._modules = module._modules | {path[0]: _replaced(child, path[1:], new) if path[1:] else new}
@@ -188,7 +188,7 @@ def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar for reading a file: the console has its own line for it."""
+    """Hide the progress bar of reading weights: the console reports loading itself."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""What stands between the products of a layer: norm, heads, gate; with gradients that touch each tensor once."""
+"""Operations between the matrix products of a layer (norm, heads, gate), with backward passes of one sweep each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
-    """Queries and keys, turned by their positions, and values, of [N, heads + 2 kv_heads, D].
+    """Queries and keys, rotated by their positions, and values, of [N, heads + 2 kv_heads, D].
 
     The pairs (x[p], x[p + D/2]) of a head are turned by the angle whose cosine and sine are given.
     """
@@ -78,7 +78,7 @@ class Operations:
 
 
 def compiled() -> Operations:
-    """The same as single kernels, in both directions, made by torch.compile when they are first called."""
+    """The same operations as single kernels in both directions, compiled by torch.compile at their first call."""
     plain = (_plain_rms_norm, _plain_split_heads, _plain_swiglu)
     made = [torch.compile(operation, dynamic=True) for operation in plain]
     return Operations(rms_norm=made[0], split_heads=made[1], swiglu=made[2])
@@ -121,7 +121,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Rotate(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient is turned back."""
+    """The gradient is rotated back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class _Rotate(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients of all three are written into one tensor, and those of queries and keys worked on in there."""
+    """The gradients of all three are written to one tensor, and those of queries and keys rotated in place."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, turn: Turn) -> Heads:
@@ -163,7 +163,7 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
-    """Keeps silu(gate) on a CPU, where making it again takes long."""
+    """Stores silu(gate) on a CPU, where recomputing it is slow."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operations between the products of a layer as one Triton kernel each, for sampling. Imported only for CUDA."""
+"""The operations between the matrix products of a layer as one Triton kernel each, for sampling on CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = 1024  # of the inner size that one program handles
 
 
 def triton_operations() -> Operations:
-    """Kernels where nothing is differentiated; otherwise what `operations` has."""
+    """Triton kernels without gradients; the functions of `operations` where one is needed."""
     return Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)
 
 
@@ -77,7 +77,7 @@ def _rms_norm(x, weight, y, x_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
     inside = at < SIZE
     wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    # rounded before the weight comes, as on the side that trains
+    # rounded before multiplying with the weight, as the trainer does
     normed = (wide * scale).to(y.dtype.element_ty).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * SIZE + at, (normed * w).to(y.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""PEFT's LoRA on the modules of transformers, and the modules that sample with what was published of it."""
+"""PEFT's LoRA on the modules of transformers, and sampling modules that use the published adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrain_local.model.pair import Lora, Placement, Publish
 
 
 def attach(base: Any, lora: Lora) -> PeftModel:
-    """LoRA on every linear layer except the head, drawn from the seed; torch's global random state stays as it was."""
+    """LoRA on every linear layer except the head, initialised from the seed; torch's global random state is kept."""
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -30,7 +30,7 @@ def attach(base: Any, lora: Lora) -> PeftModel:
     device = next(base.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of layouts of weights and of versions, nothing a user can act on
+        warnings.simplefilter("ignore")  # about weight layouts and versions: nothing a user can act on
         torch.manual_seed(lora.seed)
         peft = get_peft_model(base, config)
     peft.eval()
@@ -60,7 +60,9 @@ def create_sampler(peft: PeftModel, place: Placement, device: torch.device) -> t
     time, so nothing drifts. In bf16 merging would round the update away: there they have copies of A and B.
     """
     layers = {name: m for name, m in peft.get_base_model().named_modules() if isinstance(m, LoraLayer)}
-    matrices = [getattr(layer.get_base_layer(), "weight", None) for layer in layers.values()]  # experts have no such
+    matrices = [
+        getattr(layer.get_base_layer(), "weight", None) for layer in layers.values()
+    ]  # expert layers have no such attribute
     is_plain = all(isinstance(w, Tensor) and w.dtype == torch.float32 for w in matrices)
     is_small = is_plain and sum(w.numel() for w in matrices if w is not None) <= projection.MERGE_LIMIT
     model = _copy(peft.get_base_model(), place, device)
@@ -115,5 +117,7 @@ def _copy(model: nn.Module, place: Placement, device: torch.device) -> Any:
         shares = there.data_ptr() == p.data_ptr() and not p.requires_grad
         memo[id(p)] = p if shares else nn.Parameter(there.clone() if p.requires_grad else there, requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = buffer if buffer.device == device else buffer.to(device)  # in their own dtype: frequencies
+        memo[id(buffer)] = (
+            buffer if buffer.device == device else buffer.to(device)
+        )  # keep their dtype: rotary frequencies need it
     return copy.deepcopy(model, memo)

@@ -1,4 +1,4 @@
-"""One small forward pass that measures an unknown architecture and shows that packed rows give its own numbers."""
+"""A small forward pass that measures an unknown architecture and verifies its logits over packed rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Decoder, Scores, Shape
-from retrain_local.model.interface import ATTENTION, KEYWORD, UnservedError
+from retrain_local.model.attention_interface import ATTENTION, KEYWORD, UnsupportedAttentionError
 
 SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four
 TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
-LOOSE = 0.1  # in bf16, where experts may be chosen differently
+LOOSE = 0.1  # in bf16, where routing may pick other experts
 
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """An `Attend` that notes which layers called it, and with what."""
+    """An `Attend` that records which layers called it, and with what shapes."""
 
     attend: PaddedAttend
     layers: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Recorder:
 
 
 def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
-    """What the model says of the rows of `SPANS`, one at a time, by its own attention."""
+    """Logits of the rows of `SPANS`, computed one at a time with the model's own attention."""
     shared, *endings = _ids(vocabulary, model.device).split(SPANS.lengths)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -48,7 +48,10 @@ def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
 
 
 def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int | None, inner: int) -> Shape:
-    """The decoder's sizes as its attention is called; UnservedError unless its packed logits equal its own."""
+    """The decoder's sizes, as seen in the calls of its attention.
+
+    UnsupportedAttentionError unless its logits over packed rows equal its own.
+    """
     device, vocabulary = decoder.device, own[0].shape[-1]
     recorder = Recorder(PaddedAttend(SPANS, device))
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
@@ -57,17 +60,19 @@ def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int 
             hidden_ND = decoder.hidden(_ids(vocabulary, device), positions_N, recorder)
         except (TypeError, ValueError) as error:
             if KEYWORD in str(error):
-                raise UnservedError("it takes no keyword arguments for its attention") from error
+                raise UnsupportedAttentionError("it takes no keyword arguments for its attention") from error
             raise
         shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
     if recorder.layers != list(range(len(recorder.layers))) or not recorder.layers:
-        raise UnservedError(f"its attention is called for layers {recorder.layers}")
+        raise UnsupportedAttentionError(f"its attention is called for layers {recorder.layers}")
     if len(recorder.shapes) > 1:
-        raise UnservedError("its layers have heads of different numbers or sizes")
+        raise UnsupportedAttentionError("its layers have heads of different numbers or sizes")
     for ending, expected in zip(endings, own, strict=True):
         gap = (torch.cat([shared, ending]) - expected).float().norm() / expected.float().norm()
         if not gap <= TOLERANCE.get(decoder.dtype, LOOSE):
-            raise UnservedError(f"without padding its logits differ by {float(gap):.2g} of their size from its own")
+            raise UnsupportedAttentionError(
+                f"without padding its logits differ by {float(gap):.2g} of their size from its own"
+            )
     ((heads, kv_heads, head_size, value_size),) = recorder.shapes
     return Shape(
         layers=len(recorder.layers),

@@ -1,4 +1,4 @@
-"""y = x W^T with the adapter's part in it: for training, with a gradient, and for sampling, without."""
+"""Linear projections with the adapter applied: differentiable for training, without a gradient for sampling."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Sampled(Projection, Protocol):
     """A projection that sampling uses."""
 
     def take(self, adapter: Adapter) -> None:
-        """Compute with these matrices from now on, in place, so that a CUDA graph sees them."""
+        """Use these matrices from now on; copied in place, so that CUDA graphs see them."""
 
 
 class TrainedMerged:
-    """x (W + scale B A)^T. The gradient of A and B goes by products of their rank."""
+    """x (W + scale B A)^T. The gradients of A and B use products of their rank only."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter, self._bias = adapter, adapter.linear.bias
@@ -55,7 +55,7 @@ class TrainedLowRank:
 
 
 class SampledMerged:
-    """x W'^T with W' = W + scale B A of what was last published, computed afresh from W each time: nothing drifts."""
+    """x W'^T with W' = W + scale B A as last published, recomputed from W each time: rounding does not accumulate."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
@@ -98,12 +98,12 @@ def spread(adapter: Adapter, out: Tensor) -> None:
 
 
 def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
-    """scale B in the dtype that is multiplied with; both sides round at the same place."""
+    """scale B in the dtype of the product, so that both sides round at the same point."""
     return (b.detach() * adapter.scale).to(dtype)
 
 
 class _Merged(torch.autograd.Function):  # type: ignore[misc]
-    """Keeps x alone for the way back; W' is made again, which costs rank / N of a product with it."""
+    """Stores only x for the backward pass; W' is recomputed, which costs rank / N of a product with it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]
-    """Keeps x alone for the way back; x A^T is made again."""
+    """Stores only x for the backward pass; x A^T is recomputed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:

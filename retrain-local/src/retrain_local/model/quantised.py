@@ -13,7 +13,7 @@ from retrain_local.model.weights import Linear
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # of float8_e4m3fn
-ALIGNMENT = 16  # what both sides of a matrix have to be a multiple of
+ALIGNMENT = 16  # both dimensions of a matrix must be a multiple of this
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -26,12 +26,12 @@ class Fp8Matrix:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> Fp8Matrix:
-        """Rounded to the nearest; the largest element of a row becomes 448."""
+        """Round to nearest; the largest element of a row becomes 448."""
         stored_OI, scales_O1 = _rounded(weight_OI)
         return cls(weight_OI=stored_OI, scales_O=scales_O1[:, 0])
 
     def linear(self, x_NI: Tensor) -> Tensor:
-        """x W^T in x's dtype; x is rounded to 8 bits too, with one scale per row. What is not finite becomes NaN."""
+        """x W^T in x's dtype; x is rounded to 8 bits too, with one scale per row. Non-finite inputs become NaN."""
         stored_NI, scales_N1 = _rounded(x_NI)
         y_NO: Tensor = torch._scaled_mm(
             stored_NI, self.weight_OI.T, scale_a=scales_N1, scale_b=self.scales_O[None, :], out_dtype=torch.bfloat16
@@ -57,7 +57,7 @@ class SampledFp8:
         return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
 
     def take(self, adapter: Adapter) -> None:
-        """Compute with these matrices from now on, in place, so that a CUDA graph sees them."""
+        """Use these matrices from now on; copied in place, so that CUDA graphs see them."""
         self._a.copy_(adapter.a)
         spread(adapter, self._b)
 
@@ -78,13 +78,13 @@ def fp8_refusal(device: torch.device) -> str | None:
 
 
 def takes_fp8(linear: Linear) -> bool:
-    """Whether the sizes of a matrix are such as the 8-bit product asks for; others stay as they are."""
+    """Whether the 8-bit product supports the sizes of a matrix; other matrices are not quantised."""
     return all(size % ALIGNMENT == 0 for size in linear.weight.shape)
 
 
 def _rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, I] in 8 bits and scales [N, 1]: together they give x."""
+    """x as 8-bit numbers [N, I] and scales [N, 1]."""
     wide_NI = x_NI.float()
     scales_N1 = wide_NI.abs().amax(dim=1, keepdim=True).div_(LARGEST).clamp_(min=TINY)
-    # the cast does not saturate: what rounding pushed past the largest number would become NaN
+    # the cast does not saturate: numbers rounded beyond the largest one would become NaN
     return wide_NI.div_(scales_N1).clamp_(-LARGEST, LARGEST).to(FP8), scales_N1

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of channels turns, for the types of scaling that depend on no length."""
+"""Rotary position embeddings: the frequency of each channel pair, for scaling types independent of the length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rotation:
     def of(cls, values: Mapping[str, Any]) -> Rotation | None:
         """From `rope_parameters`, or `rope_scaling` and `rope_theta` of older files; None for a type not known here.
 
-        Types whose angles depend on the length of the row at hand (dynamic, longrope) are not.
+        Types whose angles depend on the length of the row (dynamic, longrope) are not.
         """
         given = values.get("rope_scaling") or values.get("rope_parameters") or {}
         theta = given.get("rope_theta", values.get("rope_theta", DEFAULT_THETA))
@@ -54,7 +54,7 @@ def _linear(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
 
 
 def _llama3(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
-    """Slow pairs are slowed down by `factor`, fast ones are left alone, those between are interpolated."""
+    """Low frequencies are divided by `factor`, high ones kept, those in between interpolated."""
     given = rotation.parameters
     factor, slow, fast = given["factor"], given["low_freq_factor"], given["high_freq_factor"]
     before = given["original_max_position_embeddings"]

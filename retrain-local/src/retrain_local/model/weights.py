@@ -1,4 +1,4 @@
-"""Frozen weights, read from safetensors straight into the tensors that the decoder multiplies with."""
+"""Frozen weights, read from safetensors directly into the fused tensors of the decoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Linear:
-    """One or more matrices with the same input, one above the other: [sum of outputs, inputs].
+    """One or more matrices with the same input, stacked: [sum of outputs, inputs].
 
     `names` are the modules of transformers' causal language model that hold them, `sizes` their numbers of outputs.
     """
@@ -30,14 +30,14 @@ class Linear:
     sizes: tuple[int, ...]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
-        """The same tensors where device and dtype agree already, otherwise copies."""
+        """The same tensors if device and dtype already match, otherwise copies."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
         return replace(self, weight=self.weight.to(device, dtype), bias=bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """One layer; `heads_norm` is [heads + kv_heads, head_size], what queries and keys are multiplied with."""
+    """One layer; `heads_norm` is [heads + kv_heads, head_size], the norm weights of queries and keys."""
 
     attention_norm: Tensor
     qkv: Linear
@@ -63,7 +63,7 @@ class Weights:
     head: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Weights:
-        """Embedding, head and norms there; linear layers, which projections hold, are left where they are."""
+        """Embedding, head and norms on that device; linear layers, owned by the projections, stay where they are."""
 
         def moved(x: Tensor) -> Tensor:
             return x.to(device, dtype)
@@ -169,7 +169,7 @@ def read_weights(reader: Reader, architecture: Architecture) -> Weights:
     layers = tuple(_layer(reader, shapes, prefix, f"layers.{at}.", architecture) for at in range(architecture.layers))
     head = embedding if is_tied else whole("lm_head.weight")
     if architecture.is_tied and not is_tied and torch.equal(head, embedding):
-        head = embedding  # some files hold the tied head as well
+        head = embedding  # some files store the tied head as well
     return Weights(embedding=embedding, layers=layers, norm=whole(f"{prefix}norm.weight"), head=head)
 
 

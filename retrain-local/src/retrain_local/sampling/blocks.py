@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-SCRATCH = 0  # belongs to nobody: tokens that no row wants are written there
+SCRATCH = 0  # owned by no row: unwanted tokens are written there
 
 
 class Blocks:
     """Blocks 1 to `capacity`, each free or held by one or more owners.
 
-    Which numbers are handed out depends on the calls made so far alone, and numbers used before come first, so that
-    memory never touched stays untouched.
+    The numbers handed out depend only on the calls made so far, and released numbers are reused first, so that memory
+    never touched stays uncommitted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -22,7 +22,7 @@ class Blocks:
 
     @property
     def free(self) -> int:
-        """How many can be taken."""
+        """Number of free blocks."""
         return self.capacity - len(self._owners)
 
     def take(self, count: int) -> list[int]:
@@ -36,12 +36,12 @@ class Blocks:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more owner for each of these; ValueError for a block that nobody holds."""
+        """Add an owner to each of these; ValueError for a free block."""
         for block in blocks:
             self._owners[block] = self._owned(block) + 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One owner fewer for each of these; what the last one leaves is free. ValueError for a free block."""
+        """Remove an owner from each of these; a block without owners is free. ValueError for a free block."""
         for block in blocks:
             owners = self._owned(block)
             if owners > 1:

@@ -1,17 +1,17 @@
-"""Pool, owners of its blocks and rows kept in it: what sampling holds beside the weights."""
+"""What sampling holds besides the weights: the key-value pool, the owners of its blocks, and cached prefixes."""
 
 from __future__ import annotations
 
 from retrain_local.decoder import Decoder
 from retrain_local.memory import free_bytes
 from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.kept import Kept
 from retrain_local.sampling.pool import Pool, bytes_per_token
+from retrain_local.sampling.prefix_cache import PrefixCache
 from retrain_local.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU
 
 
 class Cache:
-    """Keys and values of `tokens` tokens; the memory of a CPU is taken when it is first written."""
+    """Keys and values of `tokens` tokens; on a CPU memory is committed when it is first written."""
 
     def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
         self.tokens = tokens
@@ -24,13 +24,13 @@ class Cache:
             device=decoder.device,
         )
         self.blocks = Blocks(self.pool.num_blocks - 1)
-        self.kept = Kept(self.blocks)
+        self.prefixes = PrefixCache(self.blocks)
 
 
 def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_copied: bool) -> int:
-    """Tokens for which a pool is made: of so many bytes, or of what the device has free at this moment.
+    """Tokens that a pool of `cache_bytes`, by default most of the free memory of the device, can hold.
 
-    `is_copied`: half of that is for the copy that steps in plain PyTorch read.
+    `is_copied`: half of it is for the copy that decoding in plain PyTorch reads.
     """
     if cache_bytes is None:
         cache_bytes = CACHE_BYTES_CPU

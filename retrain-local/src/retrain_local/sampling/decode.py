@@ -1,4 +1,4 @@
-"""One token more for every row of a batch: the step that decoding consists of."""
+"""The decoding step: one more token for every row of a batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from retrain_local.sampling.rows import Row, uniforms
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """All that a segment of S steps over B rows reads and writes, in tensors that stay where they are.
+    """All that a segment of S steps over B rows reads and writes, in tensors at fixed addresses.
 
-    `ids_B` is the token to read next and `positions_B` its place in its row; `tables_BM` (int32) are the rows' blocks
-    and `lengths_B` (int32) the keys they see, the token that is read included. `slots_SB` says where each step writes;
-    a row that has no block there writes to the scratch block. `column_1` is the number of the step.
+    `ids_B` is the token to read next and `positions_B` its position in its row; `tables_BM` (int32) are the block
+    tables and `lengths_B` (int32) the number of visible keys, the token being read included. `slots_SB` are the slots
+    each step writes to; a row without a block there writes to the scratch block. `column_1` is the number of the step.
     """
 
     ids_B: Tensor
@@ -60,11 +60,11 @@ class Batch:
 
     @property
     def advanced(self) -> tuple[Tensor, ...]:
-        """What a step changes and the next one reads."""
+        """Tensors that a step changes and the next one reads."""
         return self.ids_B, self.positions_B, self.lengths_B, self.column_1
 
     def load(self, rows: Sequence[Row], temperature: float, steps: int, block_size: int) -> None:
-        """Make ready for `steps` steps of these rows; what the batch has beyond them is padding."""
+        """Prepare `steps` steps of these rows; the rest of the batch is padding."""
         size, width = self.tables_BM.shape
         tables = np.zeros((size, width), dtype=np.int32)
         for place, row in enumerate(rows):
@@ -98,14 +98,14 @@ class Batch:
 
 
 def decode_step(decoder: Decoder, attend: Attend, batch: Batch, *, entropy: bool) -> None:
-    """Read one token per row, draw the next one, and make ready to read that.
+    """Read one token per row, sample the next one, and prepare to read that.
 
-    No size depends on anything but the batch's, and nothing comes to the host, so that the step can be captured.
+    Sizes depend on the batch alone and nothing is copied to the host, so that CUDA graphs can capture the step.
     """
     torch.index_select(batch.slots_SB, 0, batch.column_1, out=batch.slots_B.view(1, -1))
     positions_B = batch.positions_B
     if decoder.shape.context is not None:
-        # rows that have ended ride along to the end of the segment, perhaps past the last position there is
+        # finished rows stay to the end of the segment, possibly past the last valid position
         positions_B = positions_B.clamp(max=decoder.shape.context - 1)
     logits_BV = decoder.logits(decoder.hidden(batch.ids_B, positions_B, attend))
     uniforms_B = batch.uniforms_SB.index_select(0, batch.column_1)[0]

@@ -1,4 +1,4 @@
-"""One token for every row of a batch, with the log-probability of the very distribution it was drawn from."""
+"""Samples one token per row, with its log-probability under the distribution it was sampled from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional
 from retrain_local.sizes import DRAW_CHUNK
 
 SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
-BELOW_ONE = 1.0 - 2.0**-52  # times a float64 it is below that float64
+BELOW_ONE = 1.0 - 2.0**-52  # a float64 times this is smaller than the float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Draw:
+class DrawnTokens:
     """Token ids, natural log-probabilities and, if asked for, entropies in nats: one per row."""
 
     tokens_B: Tensor
@@ -24,12 +24,12 @@ class Draw:
     entropies_B: Tensor | None
 
 
-def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool) -> Draw:
+def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool) -> DrawnTokens:
     """Sample from softmax(logits / temperature) by inverting its distribution function.
 
     `uniforms_B` are float64 in [0, 1). The token is the first whose cumulative probability exceeds the uniform's share
     of the total, so a token of probability zero is never drawn and a row depends on its own logits and uniform alone.
-    A row with a NaN or +inf among its logits yields a log-probability that is not finite; the caller looks for it.
+    A row with a NaN or +inf among its logits yields a non-finite log-probability, which the caller must check for.
     """
     rows = max(1, DRAW_CHUNK // logits_BV.shape[1])
     if len(logits_BV) <= rows:
@@ -38,7 +38,7 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
         _draw(logits, temperature, uniforms, entropy)
         for logits, uniforms in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
     ]
-    return Draw(
+    return DrawnTokens(
         tokens_B=torch.cat([part.tokens_B for part in parts]),
         logprobs_B=torch.cat([part.logprobs_B for part in parts]),
         entropies_B=torch.cat([part.entropies_B for part in parts if part.entropies_B is not None])
@@ -47,11 +47,11 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
     )
 
 
-def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, entropy: bool) -> Draw:
+def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, entropy: bool) -> DrawnTokens:
     logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
     probabilities_BV = logprobs_BV.exp()
     tokens_B1 = _inverted(probabilities_BV, uniforms_B[:, None])
-    return Draw(
+    return DrawnTokens(
         tokens_B=tokens_B1[:, 0],
         logprobs_B=logprobs_BV.gather(1, tokens_B1)[:, 0],
         entropies_B=torch.special.entr(probabilities_BV).sum(dim=-1) if entropy else None,
@@ -59,10 +59,10 @@ def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, en
 
 
 def _inverted(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Tokens [B, 1] in two levels: the piece of the vocabulary that the uniform falls into, then the token inside it.
+    """Tokens [B, 1], in two levels: the piece of the vocabulary that the uniform falls into, then the token in it.
 
-    Probabilities stay in fp32, where they are made. Only the sums of pieces and one piece per row, some hundred numbers
-    each, are taken to float64 and added up one after another.
+    Probabilities stay in fp32. Only the sums of the pieces and one piece per row, a few hundred numbers each, are
+    converted to float64 and summed in order.
     """
     vocabulary = probabilities_BV.shape[1]
     wanted_size = 2 ** math.ceil(math.log2(max(vocabulary, 2)) / 2)

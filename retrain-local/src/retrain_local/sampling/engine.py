@@ -1,4 +1,4 @@
-"""Engine `pytorch`: samples every completion of a step together, from the weights that are trained."""
+"""Engine `pytorch`: samples all completions of a step in one continuous batch, from the trained weights."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from retrain_local.decoder import Decoder
 from retrain_local.memory import free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
-from retrain_local.sampling.attends import Paged
 from retrain_local.sampling.cache import Cache, budget_tokens
-from retrain_local.sampling.copied import COLUMNS, Copied
 from retrain_local.sampling.decode import Batch, decode_step
-from retrain_local.sampling.fill import fill
+from retrain_local.sampling.engine_metrics import EngineCounters
+from retrain_local.sampling.gathered_attention import COLUMNS, GatheredAttention
 from retrain_local.sampling.graphs import Graphs, bucket
-from retrain_local.sampling.measured import Measured
+from retrain_local.sampling.out_of_memory import BatchSize, pool_too_small, too_big_to_sample
+from retrain_local.sampling.pool_attention import PagedAttention
+from retrain_local.sampling.prefill import fill
 from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import Fill, NoRoomError, Schedule
-from retrain_local.sampling.shortage import Load, pool_too_small, too_big_to_sample
+from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
 from retrain_local.sizes import BLOCK_SIZE, PREFILL_TOKENS
 
 if TYPE_CHECKING:
-    from retrain_local.attention.choose import Kernels
+    from retrain_local.attention.select_kernels import Kernels
 
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
-SEGMENT = 8  # tokens between two looks at which rows have ended
+SEGMENT = 8  # tokens decoded between two checks for finished rows
 
 
 def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
     """The engine for this policy, by `[inference]` and `[backend.options] cache_gb`.
 
-    Rows that have ended are kept where an environment may continue them.
+    Finished rows stay in the prefix cache where an environment may continue them.
     """
-    from retrain_local.attention.choose import kernels_for
+    from retrain_local.attention.select_kernels import kernels_for
 
     config, sampler = context.config, policy.sampler
     given = context.params.cache_gb if isinstance(context.params, LocalOptions) else 0.0
     share = config.value("inference.prefix_caching", True)
     return PytorchEngine(
         policy,
-        kernels_for(config, policy.device, sampler.dtype, sampler.shape, exact=False),  # nothing goes backward here
+        kernels_for(config, policy.device, sampler.dtype, sampler.shape, exact=False),  # no backward pass here
         prefix_caching=share,
         keep_rows=share and bool(config.value("environment.provider", "")),
         cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
@@ -59,10 +59,10 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
 class PytorchEngine:
     """Continuous batching over a pool of keys and values, with an inverse-distribution draw per token.
 
-    A completion depends on its prompt, its seed and the weights alone, whatever shares the batch with it (up to
-    floating-point rounding of batched matrix products). What is batched when depends on the requests since the last
-    `publish` and on the size of the pool, which is part of checkpoints. Rows that outgrow the pool wait with their
-    tokens and are taken up again; each time that memory runs out, the pool is halved.
+    A completion depends only on its prompt, its seed and the weights, not on the rest of its batch (up to rounding of
+    batched matrix products). The composition of batches depends on the requests since the last `publish` and on the
+    size of the pool, which is part of checkpoints. Rows that outgrow the pool are preempted, keep their tokens and are
+    resumed later; each time memory runs out, the pool is halved.
     """
 
     delivers_early = True
@@ -89,10 +89,10 @@ class PytorchEngine:
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
         self._graphs = Graphs(policy.device)
-        self._batches: dict[tuple[int, int], tuple[Batch, Paged]] = {}
-        self._copied: Copied | None = None
-        self._load = Load(rows=0, width=0, drawn=0)
-        self._measured = Measured()
+        self._batches: dict[tuple[int, int], tuple[Batch, PagedAttention]] = {}
+        self._gathered: GatheredAttention | None = None
+        self._batch_size = BatchSize(rows=0, width=0, drawn=0)
+        self._counters = EngineCounters()
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
@@ -100,8 +100,9 @@ class PytorchEngine:
         """One list per request, one sample per seed; BackendError when the model yields non-finite logits."""
         policy = self._policy
         rows = new_rows(requests, params, policy.context_limit, self._decoder.shape.vocabulary)
-        if self._cache is not None and not any(self._cache.kept.longest(request.prompt_T) for request in requests):
-            self._cache.kept.clear()  # other episodes; a resumed run, which never saw the earlier ones, has none either
+        if self._cache is not None and not any(self._cache.prefixes.longest(request.prompt_T) for request in requests):
+            # new episodes: a resumed run, which never sampled the earlier ones, has an empty cache too
+            self._cache.prefixes.clear()
         hand_over = partial(_hand_over, deliver, policy.version, params.entropy)
         while any(row.room for row in rows):
             self._finish(rows, params, hand_over)
@@ -111,27 +112,27 @@ class PytorchEngine:
         return samples
 
     def publish(self) -> None:
-        """Other weights have other keys and values: forget those of rows that have ended."""
+        """New weights give new keys and values: drop those of finished rows."""
         if self._cache is not None:
-            self._cache.kept.clear()
+            self._cache.prefixes.clear()
 
-    def make_room(self) -> None:
-        """Give the pool's memory back; the next `sample` makes one of the same size."""
+    def free_cache(self) -> None:
+        """Release the memory of the pool; the next `sample` allocates one of the same size."""
         self._forget()
         free_memory(self._policy.device)
 
     def metrics(self) -> Mapping[str, float]:
-        """See `retrain_local.sampling.measured`."""
-        measured, self._measured = self._measured, Measured()
+        """The metrics of `retrain_local.sampling.engine_metrics` since the last call."""
+        measured, self._counters = self._counters, EngineCounters()
         return measured.fields()
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._forget()
 
     def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
-        """Finish all rows, or leave some unfinished because the pool had to be halved."""
-        self._load = Load(rows=0, width=0, drawn=0)
+        """Finish all rows; some stay unfinished when the pool had to be halved."""
+        self._batch_size = BatchSize(rows=0, width=0, drawn=0)
         is_done = False
         try:
             with torch.inference_mode():
@@ -140,59 +141,59 @@ class PytorchEngine:
             return
         except NoRoomError:
             width = max(row.cached for row in rows if row.room) + SEGMENT
-            self._load = Load(rows=1, width=width, drawn=max(len(row.tokens) for row in rows) + SEGMENT)
-            raise pool_too_small(self._policy.limits.cache_tokens, self._load, self._policy.device) from None
+            self._batch_size = BatchSize(rows=1, width=width, drawn=max(len(row.tokens) for row in rows) + SEGMENT)
+            raise pool_too_small(self._policy.limits.cache_tokens, self._batch_size, self._policy.device) from None
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             tokens = self._halved()
-            if tokens < max(BLOCK_SIZE, self._load.width):
+            if tokens < max(BLOCK_SIZE, self._batch_size.width):
                 raise self._too_big() from error
         finally:
             if not is_done:
-                self._forget()  # whatever ended this early, its rows still own their blocks
-        # out of the except block: its error keeps alive the tensors of every frame that it passed
+                self._forget()  # after any error the rows still own their blocks
+        # outside the except block, since the error keeps alive the tensors of every frame it passed through
         free_memory(self._policy.device)
         self._policy.limits.cache_tokens = tokens
         LOG.warning(
             "Out of memory in sampling, with %s on %s. At most %d tokens are kept from now on; completions that do "
             "not fit wait.",
-            self._load,
+            self._batch_size,
             self._policy.device,
             tokens,
         )
 
     def _forget(self) -> None:
         self._cache = None
-        self._copied = None
+        self._gathered = None
         self._batches.clear()
         self._graphs.forget()
 
     def _opened(self) -> Cache:
         limits = self._policy.limits
-        limits.cache_tokens = limits.cache_tokens or self._budget  # a checkpoint of old may know none
+        limits.cache_tokens = limits.cache_tokens or self._budget  # an old checkpoint may not have stored it
         if self._cache is not None and self._cache.tokens != limits.cache_tokens:
-            self.make_room()
+            self.free_cache()
         if self._cache is None:
             self._cache = Cache(self._decoder, limits.cache_tokens, self._cache_dtype)
         return self._cache
 
     def _halved(self) -> int:
-        """Half the tokens that are in memory: the pool's, or on a CPU, where that is only promised, the batch's."""
+        """Half the tokens in memory: those of the pool or, on a CPU, which commits the pool lazily, of the batch."""
         tokens = self._policy.limits.cache_tokens
-        if self._load.rows and self._policy.device.type == "cpu":
-            tokens = min(tokens, self._load.tokens)
+        if self._batch_size.rows and self._policy.device.type == "cpu":
+            tokens = min(tokens, self._batch_size.tokens)
         return tokens // 2
 
     def _too_big(self) -> Exception:
-        return too_big_to_sample(self._load, self._decoder.shape, self._decoder.dtype, self._policy.device)
+        return too_big_to_sample(self._batch_size, self._decoder.shape, self._decoder.dtype, self._policy.device)
 
     def _decode(self, cache: Cache, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
         schedule = Schedule(
             rows,
             cache.blocks,
             BLOCK_SIZE,
-            kept=cache.kept if self._keep_rows else None,
+            cache=cache.prefixes if self._keep_rows else None,
             share=self._share,
             batch_tokens=None if self._kernels.paged else cache.tokens,
         )
@@ -200,27 +201,27 @@ class PytorchEngine:
             self._check_stop()
             fills = schedule.advance(SEGMENT)
             for part in (fills.prompts, fills.rest):
-                most_tokens = min(PREFILL_TOKENS, cache.tokens)
-                fill(part, self._decoder, cache.pool, self._kernels.packed, most_tokens=most_tokens, note=self._note)
+                max_tokens = min(PREFILL_TOKENS, cache.tokens)
+                fill(part, self._decoder, cache.pool, self._kernels.packed, max_tokens=max_tokens, note=self._note)
             self._segment(cache, schedule.running, params)
             for row in [row for row in schedule.running if not row.room]:
                 schedule.retire(row)
                 hand_over(row)
-        self._copied = None
-        self._measured.add(schedule)
+        self._gathered = None
+        self._counters.add(schedule)
 
-    def _note(self, fills: Sequence[Fill]) -> None:
-        self._load = Load(rows=len(fills), width=max(f.past + len(f.tokens_T) for f in fills), drawn=SEGMENT)
+    def _note(self, fills: Sequence[Prefill]) -> None:
+        self._batch_size = BatchSize(rows=len(fills), width=max(f.past + len(f.tokens_T) for f in fills), drawn=SEGMENT)
 
     def _segment(self, cache: Cache, rows: Sequence[Row], params: SamplingParams) -> None:
-        """Draw up to `SEGMENT` tokens for every row and hand them over."""
+        """Sample up to `SEGMENT` tokens for every row."""
         steps = min(SEGMENT, max(row.room for row in rows))
         width = max(row.cached for row in rows) + steps
-        self._load = Load(rows=len(rows), width=width, drawn=max(len(row.tokens) for row in rows) + steps)
+        self._batch_size = BatchSize(rows=len(rows), width=width, drawn=max(len(row.tokens) for row in rows) + steps)
         if self._kernels.paged is None:
-            batch = self._step_by_copy(cache, rows, params, steps, width)
+            batch = self._steps_gathered(cache, rows, params, steps, width)
         else:
-            batch = self._step_by_graph(cache, rows, params, steps, width)
+            batch = self._steps_paged(cache, rows, params, steps, width)
         found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if params.entropy else [])]
         tokens, logprobs, *entropies = (drawn_SB[:steps, : len(rows)].T.tolist() for drawn_SB in found)
         before = sum(len(row.tokens) for row in rows)
@@ -228,29 +229,31 @@ class PytorchEngine:
             drawn = entropies[0][place] if entropies else []
             row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
             _refuse_non_finite(row, steps)
-        self._measured.steps += steps
-        self._measured.row_steps += sum(len(row.tokens) for row in rows) - before
+        self._counters.steps += steps
+        self._counters.row_steps += sum(len(row.tokens) for row in rows) - before
 
-    def _step_by_copy(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int) -> Batch:
-        batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._policy.device)
-        batch.load(rows, params.temperature, steps, BLOCK_SIZE)
-        if self._copied is None or not self._copied.continues(rows, steps):
-            self._copied = None  # its memory, before the next one's is taken
-            self._copied = Copied(cache.pool, rows, batch, max(steps, min(COLUMNS, max(row.room for row in rows))))
-        for _ in range(steps):
-            decode_step(self._decoder, self._copied, batch, entropy=params.entropy)
-        self._copied.finish(batch.slots_SB)
-        return batch
-
-    def _step_by_graph(
+    def _steps_gathered(
         self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int
     ) -> Batch:
-        """In tensors that stay where they are, of few different sizes."""
+        batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._policy.device)
+        batch.load(rows, params.temperature, steps, BLOCK_SIZE)
+        if self._gathered is None or not self._gathered.continues(rows, steps):
+            self._gathered = None  # free its memory before allocating the next
+            self._gathered = GatheredAttention(
+                cache.pool, rows, batch, max(steps, min(COLUMNS, max(row.room for row in rows)))
+            )
+        for _ in range(steps):
+            decode_step(self._decoder, self._gathered, batch, entropy=params.entropy)
+        self._gathered.finish(batch.slots_SB)
+        return batch
+
+    def _steps_paged(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int) -> Batch:
+        """In tensors at fixed addresses and of few different sizes, so that CUDA graphs can be reused."""
         assert self._kernels.paged is not None
         size, blocks = bucket(len(rows)), 1 << (-(-width // BLOCK_SIZE) - 1).bit_length()
         if (size, blocks) not in self._batches:
             batch = Batch.allocate(size, blocks, SEGMENT, self._policy.device)
-            self._batches[size, blocks] = batch, Paged(cache.pool, batch, self._kernels.paged)
+            self._batches[size, blocks] = batch, PagedAttention(cache.pool, batch, self._kernels.paged)
         batch, attend = self._batches[size, blocks]
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
         step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy)
@@ -260,14 +263,14 @@ class PytorchEngine:
 
 
 def _hand_over(deliver: Deliver | None, version: int, entropy: bool, row: Row) -> None:
-    """Hand a row that has ended to `deliver`, once."""
+    """Pass a finished row to `deliver`, once."""
     if deliver is not None and not row.is_delivered:
         row.is_delivered = True
         deliver(row.request, row.place, row.sample(version, entropy=entropy))
 
 
 def _refuse_non_finite(row: Row, last: int) -> None:
-    # log-probabilities are taken from the whole row of logits: one NaN or +inf among them shows here
+    # log-probabilities normalise over all logits, so a single NaN or +inf among them shows here
     if not np.isfinite(row.logprobs[-last:]).all():
         place = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
         raise NonFiniteError(

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: recorded once per batch size, then replayed with one launch."""
+"""Decoding steps as CUDA graphs: captured once per batch size, then replayed with one launch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retrain_local.memory import is_out_of_memory
 log = logging.getLogger("retrain")
 SMALL = (1, 2, 4, 8)
 MIDDLE, LARGE = 8, 32  # steps between buckets up to 32 rows and above
-WARM_UP = 2  # calls before the recording: libraries set themselves up, Triton compiles
+WARM_UP = 2  # calls before the capture, in which libraries initialise and Triton compiles
 
 
 def bucket(rows: int) -> int:
-    """The batch size that `rows` rows decode in: 1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 160 and so on."""
+    """The padded batch size for `rows` rows: 1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 160 and so on."""
     for size in SMALL:
         if rows <= size:
             return size
@@ -29,7 +29,7 @@ def bucket(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recording:
-    """A graph and the tensors that it advances, which live as long as it does."""
+    """A graph and the tensors it updates, which must live as long as the graph."""
 
     graph: torch.cuda.CUDAGraph
     state: tuple[Tensor, ...]
@@ -40,11 +40,11 @@ class _Recording:
 
 
 class Graphs:
-    """Recorded steps by key. All share one pool of memory: they run one after another, and what outlives a step stands
-    in tensors that were there before the recording.
+    """Captured steps by key. They share one memory pool, since they run one after another and whatever outlives a step
+    is in tensors allocated before the capture.
 
-    A step takes nothing and returns nothing; it reads and writes tensors whose addresses never change, waits for
-    nothing, and does the same for the same key. Where the recording fails, steps run as they are, after one warning.
+    A step takes no argument and returns nothing; it works on tensors at fixed addresses, never synchronises, and does
+    the same for the same key. If a capture fails, steps run without graphs, after one warning.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,9 +58,9 @@ class Graphs:
         return len(self._recordings)
 
     def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
-        """Do `step` once. `state` is every tensor that it advances: the warm-up puts them back.
+        """Run `step` once. `state` lists every tensor that it updates, which the warm-up restores.
 
-        A key whose tensors have moved since is recorded again.
+        A key whose tensors have moved is captured again.
         """
         if not self._records:
             step()
@@ -76,7 +76,7 @@ class Graphs:
             recording.graph.replay()
 
     def forget(self) -> None:
-        """Drop all recordings: the tensors that they work on are about to be allocated anew."""
+        """Drop all captures: their tensors are about to be reallocated."""
         self._recordings.clear()
         self._pool = None
 
@@ -93,7 +93,7 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            # another thread may train meanwhile: what it asks of CUDA must not end this recording
+            # another thread may be training: its CUDA calls must not invalidate this capture
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
@@ -109,7 +109,7 @@ class Graphs:
 
 
 def _ran_out(error: BaseException | None) -> bool:
-    """Whether memory is what it began with: the end of a broken recording raises an error of its own."""
+    """Whether running out of memory is the root cause: ending a broken capture raises an error of its own."""
     while error is not None:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             return True

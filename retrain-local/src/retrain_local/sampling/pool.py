@@ -1,4 +1,4 @@
-"""Keys and values of all rows, in blocks of some tokens each."""
+"""The key-value pool: keys and values of all rows, in blocks of a few tokens each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SCALE_BYTES = 4
 class Pool:
     """Per layer keys [num_blocks, block_size, kv_heads, head_size] and values of the same form; block 0 is scratch.
 
-    `kind` "auto" keeps them as the model makes them, "bf16" rounds them. "int8" and "fp8" (e4m3) keep, for each token
+    `kind` "auto" stores them in the dtype of the model, "bf16" rounds them. "int8" and "fp8" (e4m3) store, per token
     and head, one fp32 scale that maps the vector's largest magnitude to the largest number of the storage; scales are
-    [num_blocks, block_size, kv_heads]. Slot s is place s % block_size of block s // block_size. All starts as zeros:
-    what is read beyond the end of a row is masked, and must be finite for that.
+    [num_blocks, block_size, kv_heads]. Slot s is position s % block_size of block s // block_size. The pool starts as
+    zeros: reads beyond the end of a row are masked, which requires finite numbers.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Pool:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether numbers are kept with scales."""
+        """Whether numbers are stored with scales."""
         return self.keys[0].dtype in LARGEST
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is read is what was written."""
+        """Whether reads return exactly what was written."""
         return self.keys[0].dtype is self.dtype
 
     def write(self, layer: int, slots_N: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
-        """Put keys and values of N tokens into their slots."""
+        """Write keys and values of N tokens to their slots."""
         for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self._sides(layer), strict=True):
             cells, scales_NK = self._encoded(states_NKD, stored.dtype)
             as_bytes(stored).flatten(0, 1).index_copy_(0, slots_N, as_bytes(cells))
@@ -74,7 +74,7 @@ class Pool:
         return found[0], found[1]
 
     def rounded(self, states_NKD: Tensor) -> Tensor:
-        """What would be read after these were written."""
+        """These states as they would be read back."""
         return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD, self.keys[0].dtype))
 
     def vectors_of(self, slots: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Pool:
             return states.to(stored), None
         wide = states.float()
         scales = wide.abs().amax(dim=-1) / LARGEST[stored]
-        # a vector of zeros keeps the scale 0; a NaN or an infinity makes the scale one, and so stays visible
+        # a zero vector keeps scale 0; a NaN or infinity makes the scale non-finite and so stays visible
         cells = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         return (cells.round() if stored is torch.int8 else cells).to(stored), scales
 
@@ -112,14 +112,14 @@ class Pool:
 
 
 def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
-    """Of keys and values in all layers, scales included."""
+    """Bytes of keys and values per token in all layers, scales included."""
     stored = STORED.get(kind, dtype)
     vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (stored in LARGEST)
     return int(shape.layers * shape.kv_heads * vectors)
 
 
 def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU their memory is taken only when it is first written."""
+    """Zeros; on a CPU memory is committed only when it is first written."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.int8)).view(dtype).view(size)
     return zeros(size, dtype, device)

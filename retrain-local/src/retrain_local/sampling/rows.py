@@ -1,4 +1,4 @@
-"""Completions in the making."""
+"""Completions that are being sampled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from retrain.api import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """One completion: its prompt, its own stream of uniforms, and what has been drawn so far.
+    """One completion: its prompt, its own stream of uniforms, and the tokens sampled so far.
 
-    `request` and `place` say whose it is: the number of the request and of the seed. `prompt_key` is equal for equal
-    prompts. `room` is how many tokens it may still get. Tokens use the stream in order, one number each, so a row that
-    was put aside and taken up again continues exactly where it stopped. `blocks` are its places in the key-value pool
-    while it is being decoded; there stands every token but the last, which the next step reads.
+    `request` and `place` are the indices of its request and of its seed. `prompt_key` is equal for equal prompts.
+    `room` is the number of tokens it may still get. Each token consumes one number of the stream, in order, so a
+    preempted row continues exactly where it stopped. `blocks` are its blocks of the key-value pool while it is being
+    decoded; they hold every token except the last, which the next step reads.
     """
 
     request: int
@@ -49,7 +49,7 @@ class Row:
         self.rewind()
 
     def rewind(self) -> None:
-        """Put the stream at the first number not yet used by a token."""
+        """Move the stream to the first number that no token has consumed."""
         self.stream = generator(self.seed)
         self.stream.random(len(self.tokens))
 
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def cached(self) -> int:
-        """Tokens whose keys and values precede the next step: all but the last."""
+        """Tokens whose keys and values are cached before the next step: all but the last."""
         return len(self.prompt_T) + len(self.tokens) - 1
 
     @property
@@ -71,7 +71,7 @@ class Row:
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], *, stop: Collection[int]
     ) -> None:
-        """Append what was drawn, up to the first end-of-sequence token or the end of the room."""
+        """Append sampled tokens, up to the first end-of-sequence token or the length limit."""
         used = min(len(tokens), self.room)
         end = next((i for i in range(used) if tokens[i] in stop), None)
         if end is not None:
@@ -100,7 +100,7 @@ def uniforms(rows: Sequence[Row], count: int) -> Floats:
 def new_rows(
     requests: Sequence[SampleRequest], params: SamplingParams, limit: int | None, vocabulary: int
 ) -> list[Row]:
-    """One row per seed of each request; BackendError on a prompt that the model cannot read or continue."""
+    """One row per seed of each request; an error on a prompt that the model cannot read or continue."""
     rows = []
     for index, request in enumerate(requests):
         prompt_T = np.asarray(request.prompt_T, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which rows are decoded next, and which blocks are theirs."""
+"""Continuous batching: which rows are decoded next, and which blocks they own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from retrain.api import Tokens
 from retrain_local.sampling.blocks import Blocks
-from retrain_local.sampling.kept import Kept, Prefix
+from retrain_local.sampling.prefix_cache import Prefix, PrefixCache
 from retrain_local.sampling.rows import Row
 
-HEADROOM = 64  # tokens that every row must have room for before another one is taken up
+HEADROOM = 64  # tokens that every running row must have room for before another one is admitted
 
 
 class NoRoomError(Exception):
-    """The pool does not even hold the one row that is left."""
+    """The pool cannot hold even the one remaining row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fill:
-    """Tokens whose keys and values have to be computed; the `past` before them are in `blocks` already.
+class Prefill:
+    """Tokens whose keys and values must be computed; those of the `past` tokens before them are in `blocks` already.
 
-    `copied` is a pair of blocks, source and target, that has to be copied before.
+    `copied` is a pair of blocks, source and target, to copy first.
     """
 
     tokens_T: Tokens
@@ -32,19 +32,20 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fills:
-    """What a segment needs first: `prompts` that several rows begin with, then each row's own `rest`."""
+class Prefills:
+    """What must be computed before a segment: shared `prompts` first, then the `rest` of each row."""
 
-    prompts: list[Fill] = field(default_factory=list)
-    rest: list[Fill] = field(default_factory=list)
+    prompts: list[Prefill] = field(default_factory=list)
+    rest: list[Prefill] = field(default_factory=list)
 
 
 class Schedule:
-    """Continuous batching: rows run from the oldest on, as many as there are blocks for.
+    """Runs the oldest rows, as many as there are blocks for.
 
-    Every row that runs is older than every row that waits. When blocks run out, what could be computed again goes
-    first: rows kept from before, then prompts of which no row runs, then the youngest row, which keeps its tokens
-    and waits. All of it depends on the rows and on the sizes alone. `batch_tokens` bounds rows x longest row.
+    Every running row is older than every waiting one. When blocks run out, what can be recomputed is evicted first:
+    cached rows of earlier turns, then prompts without a running row, then the youngest row, which is preempted: it
+    keeps its tokens and waits. All decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of
+    rows times the longest.
     """
 
     def __init__(
@@ -53,50 +54,50 @@ class Schedule:
         blocks: Blocks,
         block_size: int,
         *,
-        kept: Kept | None,
+        cache: PrefixCache | None,
         share: bool,
         batch_tokens: int | None = None,
     ) -> None:
         self.running: list[Row] = []
         self.waiting = deque(row for row in rows if row.room)
-        self.put_aside = 0
-        self.prompt_tokens = 0  # of all rows that were begun, and how many of these had to be computed
+        self.preempted = 0
+        self.prompt_tokens = 0  # of all rows started, and how many of these had to be computed
         self.computed_tokens = 0
         self._blocks = blocks
         self._size = block_size
-        self._kept = kept
+        self._cache = cache
         self._batch_tokens = batch_tokens
         self._prompts: dict[bytes, Prefix] = {}
         self._unfinished = Counter(row.prompt_key for row in self.waiting if share)
 
-    def advance(self, steps: int) -> Fills:
-        """Make room for `steps` more tokens in every row that runs, then take up as many others as fit.
+    def advance(self, steps: int) -> Prefills:
+        """Make room for `steps` more tokens in every running row, then admit as many waiting rows as fit.
 
         NoRoomError when not even the oldest row fits.
         """
         self._reserve(steps)
-        fills = Fills()
+        fills = Prefills()
         if not self.waiting:
             return fills
-        ahead = sum(self._ahead(row) for row in self.running)
+        reserved = sum(self._reserved(row) for row in self.running)
         width = self._width(self.running)
         while self.waiting:
             row = self.waiting[0]
             width = max(width, self._width([row]))
             too_wide = self._batch_tokens is not None and width * (len(self.running) + 1) > self._batch_tokens
-            if (self.running and too_wide) or not self._take_up(row, steps, ahead, fills):
+            if (self.running and too_wide) or not self._admit(row, steps, reserved, fills):
                 break
             self.running.append(self.waiting.popleft())
-            ahead += self._ahead(row)
+            reserved += self._reserved(row)
         return fills
 
     def retire(self, row: Row) -> None:
-        """Take a row that has ended out; its blocks are kept for rows that continue it, or free."""
+        """Remove a finished row; its blocks go to the prefix cache, or become free."""
         self.running.remove(row)
         needed = self._count(row.cached)
         self._blocks.release(row.blocks[needed:])
-        if self._kept is not None:
-            self._kept.add(Prefix(tokens_T=row.prefix_T, blocks=row.blocks[:needed]))
+        if self._cache is not None:
+            self._cache.add(Prefix(tokens_T=row.prefix_T, blocks=row.blocks[:needed]))
         else:
             self._blocks.release(row.blocks[:needed])
         row.blocks = []
@@ -105,7 +106,7 @@ class Schedule:
             self._forget(row.prompt_key)
 
     def release(self) -> None:
-        """Give back the blocks of all rows and prompts."""
+        """Release the blocks of all rows and prompts."""
         for row in self.running:
             self._blocks.release(row.blocks)
             row.blocks = []
@@ -117,7 +118,7 @@ class Schedule:
     def _reserve(self, steps: int) -> None:
         if self._batch_tokens is not None:
             while len(self.running) > 1 and self._width(self.running) * len(self.running) > self._batch_tokens:
-                self._put_aside()
+                self._preempt()
         place = 0
         while place < len(self.running):
             row = self.running[place]
@@ -126,60 +127,60 @@ class Schedule:
                 place += 1
             elif missing <= self._blocks.free:
                 row.blocks += self._blocks.take(missing)
-            elif not self._give_up_one():
+            elif not self._evict_one():
                 if len(self.running) > 1:
-                    self._put_aside()  # perhaps this very row
+                    self._preempt()  # possibly this row itself
                 elif self._prompts:
                     self._forget(next(iter(self._prompts)))
                 else:
                     raise NoRoomError
 
-    def _take_up(self, row: Row, steps: int, ahead: int, fills: Fills) -> bool:
-        """Give a row its blocks, with `ahead` left for the others; False when those that run leave no room for it."""
+    def _admit(self, row: Row, steps: int, reserved: int, fills: Prefills) -> bool:
+        """Allocate the blocks of a row, leaving `reserved` for the running ones; False when it does not fit."""
         alone = not self.running
         count = self._count(row.cached + min(steps if alone else HEADROOM, row.room))
         before_last = len(row.prompt_T) - 1
         is_shared = self._unfinished[row.prompt_key] > 1
         while True:
             prompt = self._prompts.get(row.prompt_key)
-            base = prompt or (self._kept.longest(row.prompt_T) if self._kept is not None else None)
+            base = prompt or (self._cache.longest(row.prompt_T) if self._cache is not None else None)
             missing = count - (base.cached // self._size if base else 0)
             if is_shared and prompt is None:
-                # the prompt gets blocks of its own, of which the row shares all but the last, partial one
+                # the prompt gets blocks of its own; the row shares all of them except the last, partial one
                 missing += self._count(before_last) - before_last // self._size
-            if missing + ahead <= self._blocks.free:
+            if missing + reserved <= self._blocks.free:
                 break
-            if not self._give_up_one():
+            if not self._evict_one():
                 if not alone:
                     return False
                 if not is_shared:
                     raise NoRoomError
-                is_shared = False  # by itself, without a copy of the partial block
+                is_shared = False  # on its own, without a copy of the partial block
         if is_shared and prompt is None:
             base = self._begin_prompt(row, base, fills)
         self._begin(row, base, count, fills)
         return True
 
-    def _begin_prompt(self, row: Row, base: Prefix | None, fills: Fills) -> Prefix:
+    def _begin_prompt(self, row: Row, base: Prefix | None, fills: Prefills) -> Prefix:
         blocks, copied = self._fork(base, self._count(len(row.prompt_T) - 1))
         past = base.cached if base else 0
-        fills.prompts.append(Fill(tokens_T=row.prompt_T[past:-1], past=past, blocks=blocks, copied=copied))
+        fills.prompts.append(Prefill(tokens_T=row.prompt_T[past:-1], past=past, blocks=blocks, copied=copied))
         self.computed_tokens += len(row.prompt_T) - 1 - past
         prefix = Prefix(tokens_T=row.prompt_T, blocks=blocks)
         self._prompts[row.prompt_key] = prefix
         return prefix
 
-    def _begin(self, row: Row, base: Prefix | None, count: int, fills: Fills) -> None:
+    def _begin(self, row: Row, base: Prefix | None, count: int, fills: Prefills) -> None:
         row.blocks, copied = self._fork(base, count)
         past = base.cached if base else 0
-        fills.rest.append(Fill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
+        fills.rest.append(Prefill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
         if not row.tokens:
             self.prompt_tokens += len(row.prompt_T) - 1
             self.computed_tokens += len(row.prompt_T) - 1 - past
         row.rewind()
 
     def _fork(self, base: Prefix | None, count: int) -> tuple[list[int], tuple[int, int] | None]:
-        """`count` blocks that begin as `base` does: whole ones shared, the partial last one to be copied."""
+        """`count` blocks with the prefix `base`: its full blocks are shared, its partial last one is to be copied."""
         if base is None:
             return self._blocks.take(count), None
         whole = base.cached // self._size
@@ -188,15 +189,15 @@ class Schedule:
         copied = (base.blocks[whole], fresh[0]) if base.cached % self._size else None
         return [*base.blocks[:whole], *fresh], copied
 
-    def _put_aside(self) -> None:
+    def _preempt(self) -> None:
         row = self.running.pop()
         self._blocks.release(row.blocks)
         row.blocks = []
         self.waiting.appendleft(row)
-        self.put_aside += 1
+        self.preempted += 1
 
-    def _give_up_one(self) -> bool:
-        if self._kept is not None and self._kept.drop_oldest():
+    def _evict_one(self) -> bool:
+        if self._cache is not None and self._cache.drop_oldest():
             return True
         used = {row.prompt_key for row in self.running}
         idle = next((key for key in self._prompts if key not in used), None)
@@ -209,8 +210,8 @@ class Schedule:
         if prompt is not None:
             self._blocks.release(prompt.blocks)
 
-    def _ahead(self, row: Row) -> int:
-        """Blocks that the row lacks for its next tokens."""
+    def _reserved(self, row: Row) -> int:
+        """Blocks that the row still needs for its next tokens."""
         return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))
 
     def _width(self, rows: Iterable[Row]) -> int:

@@ -1,4 +1,4 @@
-"""AdamW over the adapter's parameters: PyTorch's arithmetic without the second that its class takes to start."""
+"""AdamW over the adapter's parameters: PyTorch's arithmetic without its optimizer class, which is slow to import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch.optim.adamw import adamw
 class AdamW:
     """Adam with decoupled weight decay (arXiv:1711.05101).
 
-    `torch.optim.AdamW` calls the same function; making one imports PyTorch's compiler, which takes as long as PyTorch
-    itself. `state` is as there: `exp_avg`, `exp_avg_sq` and `step` of each parameter that was ever updated.
+    `torch.optim.AdamW` calls the same function, but creating one imports PyTorch's compiler, which takes as long as
+    importing PyTorch. `state` has the same layout: `exp_avg`, `exp_avg_sq` and `step` of each parameter that was ever
+    updated.
     """
 
     def __init__(
@@ -49,6 +50,6 @@ class AdamW:
             )
 
     def zero_grad(self) -> None:
-        """Let go of all gradients."""
+        """Drop all gradients."""
         for p in self.parameters:
             p.grad = None

@@ -1,4 +1,4 @@
-"""How many tokens a packed row may hold: found from free memory, brought down by running out of it."""
+"""How many tokens a pack may hold: derived from free memory, reduced after running out of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOG = logging.getLogger("retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackLoad:
-    """What was being computed: a pack of `tokens` from `rows` rows, the longest of `longest` tokens."""
+class PackSize:
+    """The size of a pack: `tokens` from `rows` rows, the longest of which has `longest`."""
 
     rows: int = 0
     tokens: int = 0
@@ -38,65 +38,65 @@ def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool) -> in
 
 
 def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:
-    """Whether keeping all activations would leave room for too few tokens to be fast."""
+    """Whether storing all activations would limit packs to fewer tokens than full speed needs."""
     return free_bytes // activation_bytes(shape, dtype, recompute=False) < FULL_SPEED_TOKENS
 
 
 def activation_room(device: torch.device) -> int:
-    """Bytes that activations may take: a fixed amount on a CPU, most of what is free on a GPU."""
+    """Bytes available to activations: a fixed amount on a CPU, most of the free memory on a GPU."""
     if device.type != "cuda":
         return ACTIVATION_BYTES_CPU
     return int(ACTIVATION_SHARE_GPU * free_bytes(device))
 
 
 def is_short(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether what is free now would make training slow, so that sampling had better give its memory back first."""
+    """Whether so little memory is free that sampling should release its cache before training."""
     return device.type == "cuda" and plan_recompute(shape, dtype, activation_room(device))
 
 
 def token_budget(shape: Shape, dtype: torch.dtype, device: torch.device, room_bytes: int, *, recompute: bool) -> int:
-    """Tokens of a pack."""
+    """Maximum tokens of a pack."""
     most = TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"])
     return max(1, min(most, room_bytes // activation_bytes(shape, dtype, recompute=recompute)))
 
 
-def recompute_from_now_on(limits: MemoryLimits, load: PackLoad, device: torch.device) -> None:
-    """Keep fewer activations after running out of memory, and say so."""
+def recompute_from_now_on(limits: MemoryLimits, size: PackSize, device: torch.device) -> None:
+    """Recompute activations from now on, after running out of memory, and log it."""
     limits.recompute = True
     LOG.warning(
-        "Out of memory in training, with a pack of %d tokens on %s. Activations are computed again in the backward "
-        "pass from now on, and the step is done again; the gradient is the same.",
-        load.tokens,
+        "Out of memory in training, with a pack of %d tokens on %s. Activations are recomputed in the backward pass "
+        "from now on, and the step is repeated; the gradient is the same.",
+        size.tokens,
         device,
     )
 
 
-def halve(limits: MemoryLimits, load: PackLoad, device: torch.device) -> None:
-    """Bring the budget down after running out of memory, and say so."""
-    limits.train_tokens = max(1, load.tokens // 2)
+def halve(limits: MemoryLimits, size: PackSize, device: torch.device) -> None:
+    """Halve the budget after running out of memory, and log it."""
+    limits.train_tokens = max(1, size.tokens // 2)
     LOG.warning(
         "Out of memory in training, with a pack of %d tokens from %d rows on %s. Packs hold %d tokens from now on, and "
-        "the step is done again; the gradient is the same.",
-        load.tokens,
-        load.rows,
+        "the step is repeated; the gradient is the same.",
+        size.tokens,
+        size.rows,
         device,
         limits.train_tokens,
     )
 
 
 def too_big_to_train(
-    load: PackLoad, fitting_tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device
+    size: PackSize, fitting_tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device
 ) -> OutOfMemoryError:
-    """The error of a pack that does not fit; `fitting_tokens` is the size of the largest that did."""
-    rows = "one row" if load.rows == 1 else f"{load.rows} rows"
-    needs = load.tokens * activation_bytes(shape, dtype, recompute=True) / 2**20
-    what = f"training ran out of memory on {device} with {load.tokens} tokens of {rows}"
-    why = f"their activations need about {needs:.1f} MiB, even computed twice"
-    if load.rows > 1:
-        size = min(load.tokens - 1, max(load.tokens // 2, fitting_tokens))
-        fix = f"set [backend.options] micro_batch_tokens = {size} (it does not change the gradient)"
+    """The error for a pack that does not fit; `fitting_tokens` is the size of the largest that did."""
+    rows = "one row" if size.rows == 1 else f"{size.rows} rows"
+    needs = size.tokens * activation_bytes(shape, dtype, recompute=True) / 2**20
+    what = f"training ran out of memory on {device} with {size.tokens} tokens of {rows}"
+    why = f"their activations need about {needs:.1f} MiB, even with recomputation"
+    if size.rows > 1:
+        smaller = min(size.tokens - 1, max(size.tokens // 2, fitting_tokens))
+        fix = f"set [backend.options] micro_batch_tokens = {smaller} (it does not change the gradient)"
     else:
-        shorter = max(1, min(load.longest - 1, max(load.longest // 2, fitting_tokens)))
+        shorter = max(1, min(size.longest - 1, max(size.longest // 2, fitting_tokens)))
         fix = (
             f"keep rows, prompt and completion together, below {shorter} tokens with [training] max_tokens, or use a "
             "smaller [model] model or a GPU with more memory"

@@ -14,9 +14,9 @@ from retrain_local.sizes import LOGIT_CHUNK
 class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
     """log softmax(head(hidden) / temperature) at one token per row, in fp32.
 
-    A row's log-probability depends on that row's hidden state alone, so its gradient with respect to it, the head's
-    own backward pass of (onehot - softmax) / temperature, is made in the forward pass while the chunk's logits are at
-    hand. The head runs once in each direction, and what is kept is one vector of the hidden size per row.
+    The log-probability of a row depends on its own hidden state alone. Its gradient, the head's backward pass of
+    (onehot - softmax) / temperature, is therefore computed in the forward pass while the chunk's logits are available:
+    the head runs once in each direction, and one vector of the hidden size is stored per row.
     """
 
     @staticmethod
@@ -51,7 +51,8 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
 class _Seeded(torch.autograd.Function):  # type: ignore[misc]
     """A zero whose gradient with respect to `logits` is `slope`.
 
-    To hand `slope` to torch.autograd.grad would mean the same, and make it import sympy: half a second of a first step.
+    Passing `slope` to torch.autograd.grad would give the same result, but imports sympy: half a second in the first
+    step.
     """
 
     @staticmethod
@@ -71,7 +72,7 @@ def selected_logprobs(
 
     `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself. Memory is bounded by
     `LOGIT_CHUNK` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way;
-    here the log-probabilities are an output, so that any loss can stand behind them).
+    here the log-probabilities are an output, so that any loss can follow).
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)

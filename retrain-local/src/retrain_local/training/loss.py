@@ -1,4 +1,4 @@
-"""The policy losses over log-probabilities of the tokens that were sampled."""
+"""The policy losses over log-probabilities of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LossSettings:
 
     @classmethod
     def of(cls, config: Config) -> LossSettings:
-        """The settings that the configuration means."""
+        """The settings of `[algorithm]`."""
         algorithm = config.algorithm
         standard = CISPO_WEIGHT if algorithm.loss == "cispo" else 1.0 + algorithm.clip_eps
         given = algorithm.clip_eps_high if algorithm.loss == "cispo" else 1.0 + algorithm.clip_eps_high
@@ -34,7 +34,7 @@ class LossSettings:
 
 def policy_loss(
     new_N: Tensor,
-    old_N: Tensor,
+    behaviour_N: Tensor,
     advantages_N: Tensor,
     denominator: int,
     settings: LossSettings,
@@ -42,21 +42,21 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Loss of a micro-batch, -(1 / denominator) sum_t term_t, and how many of its tokens were clipped.
 
-    With rho = exp(clamp(new - old, -20, 20)), sg = no gradient:
-    importance_sampling: rho A; ppo: min(rho A, clip(rho, low, high) A); cispo: sg(min(rho, high)) A new.
-    `tis_cap` > 0 splits rho in two: the ratio is taken to the trainer's own log-probabilities before the step (so it is
-    1 where the gradient is taken), and the mismatch with the sampler becomes the factor sg(min(rho, tis_cap)). Where
-    `old` was recomputed with the training model, `engine_N` are the sampler's own, and the mismatch is taken to these.
-    `denominator` is the number of action tokens of the whole optimizer step, so the sum over its micro-batches is the
-    token mean however they were cut. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
+    With rho = exp(clamp(new - behaviour, -20, 20)), sg = no gradient: importance_sampling: rho A; ppo: min(rho A,
+    clip(rho, low, high) A); cispo: sg(min(rho, high)) A new. `tis_cap` > 0 splits rho in two: the ratio is relative to
+    the trainer's own log-probabilities before the step (so it is 1 where the gradient is taken), and the mismatch with
+    the sampler becomes the factor sg(min(rho, tis_cap)). Where `behaviour` was recomputed with the training model,
+    `engine_N` are the sampler's own, and the mismatch is relative to those. `denominator` is the number of action
+    tokens of the whole optimizer step, so that the losses of its micro-batches add up to the token mean however it was
+    split. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
     """
-    sampler_N = old_N if engine_N is None else engine_N
+    sampler_N = behaviour_N if engine_N is None else engine_N
     mismatch_N = (new_N.detach() - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     factor_N, clipped_N = torch.ones_like(mismatch_N), torch.zeros_like(mismatch_N, dtype=torch.bool)
     if settings.tis_cap > 0.0:
         factor_N, clipped_N = mismatch_N.clamp(max=settings.tis_cap), mismatch_N > settings.tis_cap
-        old_N = new_N.detach()
-    ratios_N = (new_N - old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        behaviour_N = new_N.detach()
+    ratios_N = (new_N - behaviour_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     terms_N = ratios_N * advantages_N
     if settings.kind == "ppo":
         bounded_N = ratios_N.clamp(settings.low, settings.high) * advantages_N

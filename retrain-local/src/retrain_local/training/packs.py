@@ -1,4 +1,4 @@
-"""Cuts the rows of an optimizer step into packed rows without padding, in which a group's prompt stands once."""
+"""Packs the rows of an optimizer step without padding; the prompt of a group is stored once per pack."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retrain_local.attention.spans import Spans
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pack:
-    """N tokens of several rows, one after another, and M action tokens that they predict, row by row.
+    """N packed tokens of several rows, and the M action tokens that they predict, row by row.
 
-    Action m is `tokens_M[m]`, predicted after token `places_M[m]` of the packed row; the first actions of a group are
-    all predicted after the last token of its shared prompt. `rows` are the numbers of the rows in the step.
-    `engine_logprobs_M` are `old_logprobs_M` again unless the rows tell the two apart. `longest` is the longest row.
+    Action m is `tokens_M[m]`, predicted from position `source_M[m]` of the pack; the first actions of a group are all
+    predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step, `longest` the
+    length of the longest. `engine_logprobs_M` equal `behaviour_logprobs_M` unless the rows distinguish them.
     """
 
     rows: tuple[int, ...]
@@ -27,16 +27,16 @@ class Pack:
     spans: Spans
     ids_N: Tensor
     positions_N: Tensor
-    places_M: Tensor
+    source_M: Tensor
     tokens_M: Tensor
-    old_logprobs_M: Tensor
+    behaviour_logprobs_M: Tensor
     engine_logprobs_M: Tensor
     advantages_M: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """A row: tokens up to its first action, and all that its last action depends on."""
+    """A row of a group: its first action is at index `first`, its last one at `last`."""
 
     number: int
     row: TrainRow
@@ -47,18 +47,18 @@ class _Member:
 def pack_rows(
     rows: Sequence[TrainRow], *, device: torch.device, max_tokens: int, share: bool = True, multiple: int = 1
 ) -> list[Pack]:
-    """All rows that have action tokens, in packs of at most `max_tokens`, or of one row that is longer.
+    """All rows with action tokens, in packs of at most `max_tokens`; a longer row gets a pack of its own.
 
-    Rows that begin with the same tokens up to their first action share these where `share` is True; a group that is cut
-    has them once in each of its packs. Packs are made about as large as each other, and, as far as rows allow, their
-    number a multiple of `multiple`. The order depends on the rows alone.
+    With `share`, rows that agree up to their first action store that prefix once; a group split over packs stores it
+    once in each. Packs are of about equal size, and their number is a multiple of `multiple` as far as the rows allow.
+    The order depends on the rows alone.
     """
     groups = _groups(rows, share=share)
     return [_pack(cut, device) for cut in _cut_evenly(groups, max_tokens, multiple)]
 
 
 def _cut_evenly(groups: list[list[_Member]], max_tokens: int, multiple: int) -> list[list[list[_Member]]]:
-    """As few packs as `max_tokens` and `multiple` allow, the largest of them as small as it can be then."""
+    """The fewest packs that `max_tokens` and `multiple` allow, with the largest of them as small as possible."""
     cuts = list(_cut(groups, max_tokens))
     if len(cuts) < 2:
         return cuts
@@ -126,7 +126,9 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
             begun = prompt_start + member.first
             if not alone and member.last > member.first:
                 begun = segment(member.row.tokens_T[member.first : member.last], prompt)
-            at_M = np.flatnonzero(member.row.action_T) - 1 - member.first  # -1: after the last token of the prompt
+            at_M = (
+                np.flatnonzero(member.row.action_T) - 1 - member.first
+            )  # -1: predicted from the last token of the prompt
             places.append(np.where(at_M < 0, prompt_start + member.first - 1, begun + at_M))
             members.append(member)
     spans = Spans(lengths=tuple(lengths), prefixes=tuple(prefixes))
@@ -141,16 +143,16 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
         spans=spans,
         ids_N=moved(ids, torch.int64),
         positions_N=moved([spans.positions()], torch.int64),
-        places_M=moved(places, torch.int64),
+        source_M=moved(places, torch.int64),
         tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
-        old_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
+        behaviour_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
         engine_logprobs_M=moved([_engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
         advantages_M=moved([row.advantages_T[row.action_T] for row in rows], torch.float32),
     )
 
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
-    """BackendError, naming row and token, on anything that would train nonsense."""
+    """BackendError, naming row and token, on malformed or non-finite rows."""
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
@@ -158,7 +160,7 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         if length and (row.tokens_T.min() < 0 or row.tokens_T.max() >= vocabulary):
             raise _refused(f"row {index} holds a token id outside the model's {vocabulary}")
         if length and row.action_T[0]:
-            raise _refused(f"row {index}: its first token is an action, and nothing stands before it to predict it")
+            raise _refused(f"row {index}: its first token is an action, and no token precedes it to predict it from")
         engine_T = _engine_logprobs(row)
         if len(engine_T) != length:
             raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")

@@ -29,10 +29,9 @@ from retrain.api import (
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
-from retrain_local.exact import deterministic
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
-from retrain_local.threads import PACKS_AT_A_TIME, is_small, pack_workers
+from retrain_local.torch_modes import PACKS_AT_A_TIME, deterministic, is_small, pack_workers
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import selected_logprobs
@@ -44,8 +43,8 @@ MakeAttend = Callable[[Spans, torch.device], Attend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
-    """What came of one pack: `gradients` in the order of the parameters."""
+class _PackResult:
+    """Loss, clipping and gradients of one pack; `gradients` are in the order of the parameters."""
 
     loss: Tensor
     clipped: Tensor
@@ -56,10 +55,10 @@ class _Part:
 class Trainer:
     """AdamW on the LoRA parameters with the loss of `[algorithm]`.
 
-    Rows are packed without padding, a group's prompt once; memory decides how many tokens make a pack, and whether
-    activations are kept or computed again in the backward pass. Neither changes the gradient. When a pack does not fit
-    the step begins again, first with activations computed again, then once with half the tokens; `limits` keeps that
-    for later steps and for a resumed run.
+    Rows are packed without padding, with the prompt of a group stored once. Free memory decides how many tokens a pack
+    holds and whether activations are recomputed in the backward pass; neither changes the gradient. When a pack does
+    not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` remembers that for
+    later steps and for a resumed run.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Trainer:
         self._check_stop = check_stop
         self._limits = limits or MemoryLimits()
         self._attend = attend
-        self._load = budget.PackLoad()
+        self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
         self._loss = LossSettings.of(config)
         self._clip = config.optimizer.grad_clip_norm
@@ -95,10 +94,10 @@ class Trainer:
         )
 
     def step(self, batch: TrainBatch) -> TrainReport:
-        """Gradient over all rows, then one update; BackendError, with nothing changed, on a non-finite number."""
+        """Gradient over all rows, then one update; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
             with _deterministic(self._decoder.device):
-                loss, clipped, gaps_N = self._in_memory(partial(self.accumulate, batch))
+                loss, clipped, gaps_N = self._retry_smaller(partial(self.accumulate, batch))
                 grad_norm = self._update(loss)
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
@@ -117,22 +116,22 @@ class Trainer:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         done = []
-        for part in self._each(self._packs(batch.rows), partial(self._differentiated, batch)):
+        for part in self._each(self._packs(batch.rows), partial(self._gradients, batch)):
             for p, gradient in zip(self.parameters.values(), part.gradients, strict=True):
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad.add_(gradient)
             done.append(part)
-            self._check_stop()  # nothing has changed yet: the gradient is dropped by whoever catches it
+            self._check_stop()  # nothing has changed yet: `step` drops the gradient
         loss = float(torch.stack([part.loss for part in done]).sum())
         clipped = int(torch.stack([part.clipped for part in done]).sum())
         return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Log-probabilities of the action tokens as the loss would see them now, 0 elsewhere; no gradient is kept."""
+        """Current log-probabilities of the action tokens, as the loss computes them; 0 elsewhere, no gradient."""
         found = [np.zeros(len(row.tokens_T)) for row in rows]
-        asked = [_unscored(row) for row in rows]
+        asked = [_without_credit(row) for row in rows]
         check_rows(asked, self._decoder.shape.vocabulary)
-        for pack, values_M in self._in_memory(partial(self._all_logprobs, asked, temperature)):
+        for pack, values_M in self._retry_smaller(partial(self._all_logprobs, asked, temperature)):
             counts = [int(np.count_nonzero(asked[number].action_T)) for number in pack.rows]
             for number, values in zip(pack.rows, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
                 found[number][asked[number].action_T] = values
@@ -140,47 +139,47 @@ class Trainer:
 
     def _all_logprobs(self, rows: Sequence[TrainRow], temperature: float) -> list[tuple[Pack, Floats]]:
         packs = self._packs(rows)
-        return list(zip(packs, self._each(packs, partial(self._scored, temperature)), strict=True))
+        return list(zip(packs, self._each(packs, partial(self._pack_logprobs, temperature)), strict=True))
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
-        """Work on every pack, several at a time where that pays; what comes of them, in order."""
-        watched = partial(self._watched, work)
+        """The result of `work` for every pack, in order; several packs run concurrently where that pays."""
+        tracked = partial(self._tracked, work)
         if self._workers == 1 or len(packs) == 1:
-            yield from map(watched, packs)
+            yield from map(tracked, packs)
             return
         with ThreadPoolExecutor(self._workers, thread_name_prefix="pack") as pool:
             try:
-                yield from pool.map(watched, packs)
+                yield from pool.map(tracked, packs)
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _watched(self, work: Callable[[Pack], T], pack: Pack) -> T:
-        """Work on a pack, and remember which one it was that failed or fitted."""
-        load = budget.PackLoad(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=pack.longest)
+    def _tracked(self, work: Callable[[Pack], T], pack: Pack) -> T:
+        """`work` on one pack, remembering the size of the pack that failed or of the largest that fitted."""
+        size = budget.PackSize(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=pack.longest)
         try:
             done = work(pack)
         except RuntimeError:
-            self._load = load
+            self._failed_pack = size
             raise
-        self._fitting_tokens = max(self._fitting_tokens, load.tokens)
+        self._fitting_tokens = max(self._fitting_tokens, size.tokens)
         return done
 
-    def _differentiated(self, batch: TrainBatch, pack: Pack) -> _Part:
+    def _gradients(self, batch: TrainBatch, pack: Pack) -> _PackResult:
         new_M = self._logprobs(pack, batch.temperature)
-        given = pack.old_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
+        given = pack.behaviour_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
         loss, clipped = policy_loss(new_M, *given)
         gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-        gaps_M = (new_M.detach() - pack.old_logprobs_M).double()
-        return _Part(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
+        gaps_M = (new_M.detach() - pack.behaviour_logprobs_M).double()
+        return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
 
-    def _scored(self, temperature: float, pack: Pack) -> Floats:
+    def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
         with torch.inference_mode():
             found: Floats = self._logprobs(pack, temperature).double().cpu().numpy()
         return found
 
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
         decoder, limits, asked = self._decoder, self._limits, self._options.gradient_checkpointing
-        if not limits.pack_tokens:  # found at the first step, and then kept, by a resumed run as well
+        if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
             sizes = decoder.shape, decoder.dtype
             room = budget.activation_room(decoder.device) // self._workers
             limits.recompute = asked == "on" or (asked == "auto" and budget.plan_recompute(*sizes, room))
@@ -194,11 +193,11 @@ class Trainer:
         decoder = self._decoder
         attend = self._attend(pack.spans, decoder.device)
         hidden_ND = decoder.hidden(pack.ids_N, pack.positions_N, attend)
-        hidden_MD = hidden_ND.index_select(0, pack.places_M)
+        hidden_MD = hidden_ND.index_select(0, pack.source_M)
         return selected_logprobs(hidden_MD, pack.tokens_M, decoder.logits, decoder.shape.vocabulary, temperature)
 
-    def _in_memory(self, work: Callable[[], T]) -> T:
-        """Work on packs, begun again once with half the budget; OutOfMemoryError when that is not enough."""
+    def _retry_smaller(self, work: Callable[[], T]) -> T:
+        """The result of `work`, repeated with a smaller budget when memory runs out; else OutOfMemoryError."""
         device = self._decoder.device
         while True:
             try:
@@ -207,16 +206,16 @@ class Trainer:
                 if not is_out_of_memory(error):
                     raise
                 can_recompute = self._options.gradient_checkpointing == "auto" and not self._limits.recompute
-                if not can_recompute and (self._limits.train_tokens or self._load.rows < 2):
+                if not can_recompute and (self._limits.train_tokens or self._failed_pack.rows < 2):
                     sizes = self._decoder.shape, self._decoder.dtype, device
-                    raise budget.too_big_to_train(self._load, self._fitting_tokens, *sizes) from error
-            # out of the except block: its error keeps alive the tensors of every frame that it passed
+                    raise budget.too_big_to_train(self._failed_pack, self._fitting_tokens, *sizes) from error
+            # outside the except block, since the error keeps alive the tensors of every frame it passed through
             self.optimizer.zero_grad()
             free_memory(device)
             if can_recompute:
-                budget.recompute_from_now_on(self._limits, self._load, device)
+                budget.recompute_from_now_on(self._limits, self._failed_pack, device)
             else:
-                budget.halve(self._limits, self._load, device)
+                budget.halve(self._limits, self._failed_pack, device)
 
     def _update(self, loss: float) -> float:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
@@ -238,14 +237,14 @@ class Trainer:
         return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
 
 
-def _unscored(row: ActionRow) -> TrainRow:
+def _without_credit(row: ActionRow) -> TrainRow:
     zeros_T = np.zeros(len(row.tokens_T))
     return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
 
 
 @contextmanager
 def _deterministic(device: torch.device) -> Iterator[None]:
-    """On CUDA attention's backward pass adds in any order unless told not to; the CPU needs no telling."""
+    """Deterministic mode on CUDA, where attention's backward pass sums in arbitrary order; a CPU needs none."""
     if device.type == "cpu":
         yield
         return

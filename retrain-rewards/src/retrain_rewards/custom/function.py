@@ -1,4 +1,4 @@
-"""Finds the user's scoring function and reads from its signature how it wants to be called."""
+"""Finds the user's scoring function, and reads from its signature how to call it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FunctionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a function stands: a dotted module name or the path of a `.py` file, and the folder it is meant from."""
+    """Where a function is: a dotted module name or the path of a `.py` file, and the folder the path starts from."""
 
     module: str
     function: str
@@ -46,7 +46,7 @@ class Location:
 
     @property
     def is_file(self) -> bool:
-        """Given as a path, not as a module name."""
+        """Whether `module` is a path."""
         return self.module.endswith(".py")
 
 
@@ -59,13 +59,13 @@ def load_module(location: Location) -> ModuleType:
         return _from_file(Path(location.folder, location.module)) if location.is_file else _by_name(location.module)
     except FunctionError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's module does while it is imported
+    except (Exception, SystemExit) as error:  # the user's module may do anything while it is imported
         what = f"importing {location.module!r} failed with {type(error).__name__}: {error}"
         raise FunctionError(what, fix=f"make the module importable in {location.folder}") from error
 
 
 def load_function(location: Location) -> Callable[..., Any]:
-    """The function itself; FunctionError names the nearest one when there is none of that name."""
+    """The function itself; FunctionError names the nearest one when none has that name."""
     module = load_module(location)
     function = getattr(module, location.function, None)
     if function is None:
@@ -80,7 +80,7 @@ def load_function(location: Location) -> Callable[..., Any]:
 
 
 def style_of(function: Callable[..., Any], name: str) -> Style:
-    """How to call it; FunctionError shows the signature that was expected and the one that was found."""
+    """How to call it; FunctionError shows the expected signature and the one that was found."""
     parameters = _two_parameters(function, name)
     is_example = [p.name == "example" or _annotation(p) == "Example" for p in parameters]
     found = f"found {name}({', '.join(str(p) for p in parameters)})"
@@ -94,7 +94,7 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
 
 
 def gold_of(module: ModuleType) -> Callable[..., Any] | None:
-    """The module's `gold(example)`, if it has one; FunctionError when it cannot be called so."""
+    """The module's `gold(example)`, if it has one; FunctionError when it does not take one argument."""
     gold = getattr(module, "gold", None)
     if not inspect.isfunction(gold):
         return None
@@ -150,9 +150,9 @@ def _by_name(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Imported under a name made of its whole path, so that two files of one name do not meet."""
+    """Import the file under a name made of its whole path, so that files of the same name stay apart."""
     if not path.is_file():
-        raise FunctionError(f"there is no file {path}", fix="correct the path; it counts from the folder of the run")
+        raise FunctionError(f"there is no file {path}", fix="correct the path; it is relative to the folder of the run")
     name = "retrain_custom_reward_" + "_".join(path.resolve().with_suffix("").parts[1:])
     if name in sys.modules:
         return sys.modules[name]

@@ -25,10 +25,10 @@ from retrain_rewards.tables import RewardTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomReward:
-    """What the function returns: a number (True is 1.0), a Score, or None for no verdict.
+    """Scores by the user's function, which returns a number (True is 1.0), a Score, or None for no verdict.
 
-    Pickles as the place of the function, which is imported anew in each scoring process. An async function runs there
-    too, all calls in one event loop of that process. Whatever it raises is a failed score.
+    It pickles as the location of the function, which each scoring process imports. An async function runs there too,
+    all calls in one event loop of that process. An exception is a failed score.
     """
 
     location: Location
@@ -40,12 +40,12 @@ class CustomReward:
         _function(self.location)
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion; RewardError when the function returns what is no score, or calls `sys.exit`."""
+        """Score one completion; RewardError when the function returns something else, or calls `sys.exit`."""
         arguments = (text, example.reference) if self.style is Style.TEXTS else (example, text)
         return _as_score(_called(_function(self.location), *arguments))
 
     def gold(self, example: Example) -> str | None:
-        """What the module's own `gold(example)` gives; None without one."""
+        """The value of the module's own `gold(example)`; None without such a function."""
         if not self.has_gold:
             return None
         gold = gold_of(load_module(self.location))
@@ -97,7 +97,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.Runner:
-    """One event loop for all calls of the process: a client that the user's module keeps stays usable."""
+    """One event loop for all calls of the process, so that a client kept by the user's module stays usable."""
     return asyncio.Runner()
 
 

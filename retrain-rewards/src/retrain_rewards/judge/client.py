@@ -1,4 +1,4 @@
-"""One conversation with the judge: a request, and a reply or the reason why there is none."""
+"""A call of the judge: a request, and a reply or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from retrain_rewards.judge.limiter import Limiter
 from retrain_rewards.judge.settings import JudgeSettings
 from retrain_rewards.judge.verdict import head
 
-BYTES_PER_TOKEN = 4  # a first guess of a request's tokens, corrected by what the server counts
-# What the library raises over a body that is no JSON, or has another form than it should.
+BYTES_PER_TOKEN = 4  # a first estimate of a request's tokens, corrected by the server's count
+# Exceptions of the library when a body is not JSON, or does not have the form of a completion.
 NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
@@ -22,7 +22,7 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the judge said, whether its limit of tokens cut it off, and what the server counted (0 when it does not)."""
+    """The judge's text, whether its token limit cut it off, and the tokens that the server counted, 0 if it did not."""
 
     text: str
     was_cut: bool
@@ -31,7 +31,7 @@ class Reply:
 
 
 class JudgeClient:
-    """The `openai` client of one event loop, with the limiter before every request, further tries included.
+    """The `openai` client of one event loop, with the rate limiter before every request, retries included.
 
     `on_request` is called for each request that is sent.
     """
@@ -61,7 +61,7 @@ class JudgeClient:
         import openai
 
         settings = self._settings
-        limit = "max_completion_tokens" if settings.is_openai else "max_tokens"  # the old name, known everywhere else
+        limit = "max_completion_tokens" if settings.is_openai else "max_tokens"  # every other server knows the old name
         options: dict[str, Any] = {limit: settings.max_tokens}
         if settings.temperature >= 0.0:
             options["temperature"] = settings.temperature
@@ -98,13 +98,13 @@ class JudgeClient:
         self._on_request()
 
     def _read(self, raw: Any) -> Reply:
-        """Servers differ, and some are not what they claim: nothing is taken for granted."""
+        """The reply in a response; no field is taken for granted, since some servers are not what they claim."""
         choices: Any = getattr(raw, "choices", None)
         message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
         if message is None:
             what = f"the judge at {self._host} gave no chat completion"
-            told = raw if isinstance(raw, str) else type(raw).__name__
-            raise JudgeError(self._without_key(f"{what}: {head(told)!r}; judge_base_url is its API, usually up to /v1"))
+            shown = head(raw if isinstance(raw, str) else type(raw).__name__)
+            raise JudgeError(self._without_key(f"{what}: {shown!r}; judge_base_url is its API, usually up to /v1"))
         content = getattr(message, "content", None)
         usage = getattr(raw, "usage", None)
         return Reply(
@@ -117,7 +117,7 @@ class JudgeClient:
     def _reason(self, error: Any) -> str:
         settings, status = self._settings, getattr(error, "status_code", None)
         who = f"the judge at {self._host}"
-        if status in (401, 403):  # the server's words are left out: some repeat the key
+        if status in (401, 403):  # without the server's words: some repeat the key
             return f"{who} refuses the key in {settings.key_variable} (HTTP {status}): check the key and its rights"
         if status == 404:
             return (
@@ -125,7 +125,7 @@ class JudgeClient:
             )
         if status == 429:
             fix = "lower judge_requests_per_minute, judge_tokens_per_minute or judge_concurrency"
-            return f"{who} is asked too often, or its quota is used up (HTTP 429): {fix}"
+            return f"{who} gets too many requests, or its quota is used up (HTTP 429): {fix}"
         if status is not None:
             return f"{who} answered HTTP {status}: {head(str(error))}"
         cause = error.__cause__ or error

@@ -1,4 +1,4 @@
-"""Keeps calls below a rate: so many per minute, and so many tokens."""
+"""Keeps calls below a rate of requests and of tokens per minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MINUTE_S = 60.0
 class Limiter:
     """Lets callers through one by one, in the order in which they came, spaced evenly; 0 = unlimited.
 
-    Who waits holds nothing back when it is cancelled. One limiter serves all callers of an event loop.
+    A caller that is cancelled while it waits delays nobody. One limiter serves all callers of an event loop.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class Limiter:
         self._token_s = MINUTE_S / tokens_per_minute if tokens_per_minute else 0.0
         self._clock = clock
         self._sleep = sleep
-        self._turn = asyncio.Lock()  # its waiters are served first come, first served
+        self._turn = asyncio.Lock()  # serves its waiters in order
         self._free_at = 0.0  # when the next request may go
-        self._paid_at = 0.0  # when the tokens asked for so far have been paid off
+        self._paid_at = 0.0  # when the rate has made up for all tokens so far
 
     async def wait(self, tokens: int) -> None:
-        """Return when the next call, of about so many tokens, may be sent."""
+        """Return when the next call, of about `tokens` tokens, may be sent."""
         if not self._request_s and not self._token_s:
             return
         async with self._turn:
@@ -43,7 +43,7 @@ class Limiter:
             self._paid_at = max(self._paid_at, now) + tokens * self._token_s
 
     def settle(self, tokens: int) -> None:
-        """Correct an estimate: so many more tokens were used than announced (fewer, when negative)."""
+        """Correct an estimate by `tokens` more than announced (fewer when negative)."""
         self._paid_at += tokens * self._token_s
 
     def _now(self) -> float:

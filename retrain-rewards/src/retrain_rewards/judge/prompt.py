@@ -1,4 +1,4 @@
-"""What the judge reads: the rubric with question, reference and answer, and rules that the answer cannot forge."""
+"""The judge's prompt: the rubric with question, reference and answer, and rules that the answer cannot forge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _VERDICT = re.compile(r"verdict(?=[\s*_`]*:)", re.IGNORECASE)
 
 
 def problem_with_rubric(rubric: str) -> str:
-    """Why the template cannot be used; empty text when it can."""
+    """Why the template cannot be used; empty when it can."""
     try:
         fields = [part for part in Formatter().parse(rubric) if part[1] is not None]
     except ValueError as error:
@@ -58,9 +58,9 @@ def problem_with_rubric(rubric: str) -> str:
 def judge_prompt(rubric: str, example: Example, text: str, *, key: int) -> str:
     """The one message that the judge gets.
 
-    The answer stands between markers named by a keyed hash of the task and the answer itself: it cannot contain them,
-    since whoever wrote it would have to know the hash of what it had not yet written; and equal calls stay equal. Lines
-    that look like a verdict are marked as quoted, so that a judge which merely repeats what it read gives none.
+    The answer stands between markers named by a keyed hash of the task and the answer itself. It cannot contain them,
+    because its author would have to know the hash of a text before writing it; and equal calls stay equal. Lines that
+    look like a verdict are marked as quoted, so that a judge that merely repeats them gives no verdict.
     """
     question, reference, answer = (_quoted(part) for part in (question_of(example), example.reference, text))
     content = json.dumps([question, reference, answer]).encode()

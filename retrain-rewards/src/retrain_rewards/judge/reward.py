@@ -1,4 +1,4 @@
-"""The `judge` reward itself: prompt, call, verdict, and what it cost."""
+"""The `judge` reward itself: prompt, call, verdict and cost."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Spent:
 
 
 class JudgeReward:
-    """What a model says of an answer: 1 for yes, 0 for no, or a number in [0, 1].
+    """A model's verdict on an answer: 1 for yes, 0 for no, or a number in [0, 1].
 
-    Runs in the run's own event loop. No verdict when the reply does not end in one; failed, with what to do, when there
-    is no reply after `retries` further tries. It pickles as its settings; clients are made where it is used.
+    It runs in the run's own event loop. There is no verdict when the reply does not end in one; the score is failed,
+    with a fix, when there is no reply after `retries` retries. It pickles as its settings, without connections.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -52,11 +52,11 @@ class JudgeReward:
         return read_verdict(reply.text, was_cut=reply.was_cut)
 
     def gold(self, example: Example) -> str | None:
-        """A plain sentence with the reference; None where there is none. Not a box: a judge reads any text."""
+        """A plain sentence with the reference, None without one; not a box, since a judge reads any text."""
         return f"The final answer is {example.reference}" if example.reference.strip() else None
 
     def metrics(self) -> Mapping[str, float]:
-        """Requests sent (further tries included), tokens as the server counts them, and dollars, since last asked."""
+        """Requests sent (retries included), tokens as the server counts them, and dollars, since the last call."""
         spent, self._spent = self._spent, _Spent()
         cost = spent.tokens_in * self.settings.price_in + spent.tokens_out * self.settings.price_out
         return {

@@ -1,4 +1,4 @@
-"""What the judge is told and allowed: its keys of `[reward]`, checked before anything heavy loads."""
+"""The judge's keys of `[reward]`, checked before anything heavy loads."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from retrain.api import Config, ConfigError, Problem
+from retrain.api import Config, ConfigError, Problem, install_line
+from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.judge.prompt import DEFAULT_RUBRIC, problem_with_rubric
-from retrain_rewards.limits import time_limit_of
 from retrain_rewards.tables import RewardTable
 
 OPENAI_URL = "https://api.openai.com/v1"
-INSTALL = "pip install 'retrain-rewards[judge]'"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-NO_KEY = "none-needed"  # what a server on this machine is given when there is no key
+NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """Plain data, without the key: that stands in the environment variable `key_variable` and nowhere else."""
+    """Plain data, without the key, which is in the environment variable `key_variable` and nowhere else."""
 
     model: str
     base_url: str
@@ -38,12 +37,12 @@ class JudgeSettings:
 
     @property
     def is_openai(self) -> bool:
-        """OpenAI's own API, which has another name for the limit of tokens."""
+        """Whether this is OpenAI's own API, which has another name for the token limit."""
         return self.base_url == OPENAI_URL
 
     @property
     def is_local(self) -> bool:
-        """The judge runs on this machine."""
+        """Whether the judge runs on this machine."""
         return (urlsplit(self.base_url).hostname or "") in LOOPBACK
 
     def key(self) -> str:
@@ -52,7 +51,7 @@ class JudgeSettings:
 
 
 def settings_from(config: Config, marker_key: int) -> JudgeSettings:
-    """The settings; ConfigError lists all that is wrong with them, a missing key or library included."""
+    """The settings; ConfigError lists every fault, a missing key or library included."""
     table = config.table("reward", RewardTable)
     time_limit_s = time_limit_of(config, "judge")
     settings = JudgeSettings(
@@ -78,7 +77,7 @@ def settings_from(config: Config, marker_key: int) -> JudgeSettings:
 
 
 def _useful_concurrency(table: RewardTable, time_limit_s: float) -> int:
-    """No more calls at once than the rate lets through in half of the time limit: the clock runs while they wait."""
+    """At most as many calls as the rate allows in half of the time limit, which includes the time they wait."""
     if not table.judge_requests_per_minute:
         return table.judge_concurrency
     return max(1, min(table.judge_concurrency, int(table.judge_requests_per_minute * time_limit_s / 120.0)))
@@ -87,7 +86,7 @@ def _useful_concurrency(table: RewardTable, time_limit_s: float) -> int:
 def _problems(settings: JudgeSettings, config: Config) -> list[Problem]:
     found = []
     if not settings.model.strip():
-        where, what = config.place("reward.judge_model"), "reward 'judge' needs a model that judges"
+        where, what = config.place("reward.judge_model"), "reward 'judge' needs a model"
         found.append(Problem(where=where, what=what, fix='set [reward] judge_model, for example "gpt-4o-mini"'))
     if reason := problem_with_rubric(settings.rubric):
         where, fix = config.place("reward.judge_prompt"), "write literal braces twice: {{ and }}"
@@ -102,15 +101,15 @@ def _problems(settings: JudgeSettings, config: Config) -> list[Problem]:
         fix = f"export {name}, put it into .env, or name another variable; a server on this machine needs none"
         found.append(Problem(where=where, what=what, fix=fix))
     try:
-        import openai  # noqa: F401  (now, not in the first call: its import would hold the event loop up)
+        import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
         where, what = config.place("reward.judge_model"), "reward 'judge' needs the library openai"
-        found.append(Problem(where=where, what=what, why=str(error), fix=INSTALL))
+        found.append(Problem(where=where, what=what, why=str(error), fix=install_line("retrain-rewards", "judge")))
     return found
 
 
 def _problem_with_url(url: str) -> str:
-    """The URL itself is not repeated: it may hold a password."""
+    """What is wrong with the URL, without the URL itself, which may hold a password."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

@@ -1,4 +1,4 @@
-"""Reads the verdict off the last line of a judge's reply."""
+"""Reads the verdict in the last line of a judge's reply."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from retrain.api import Score
 
-HEAD = 200  # characters of a reply that are told
+HEAD = 200  # characters of a reply in a message
 _LINE = re.compile(
     r"[\s>#*_`]*verdict[\s*_`]*:[\s*_`]*(?P<word>yes|no|[01](?:\.[0-9]+)?|\.[0-9]+)[\s.*_`]*", re.I | re.A
 )
@@ -14,9 +14,9 @@ _WORDS = {"yes": 1.0, "no": 0.0}
 
 
 def read_verdict(reply: str, *, was_cut: bool = False) -> Score:
-    """`VERDICT: yes` is 1, `no` 0, a number in [0, 1] itself; any other last line, or two verdicts, is no verdict.
+    """`VERDICT: yes` is 1, `no` 0, a number in [0, 1] itself; with another last line, or two verdicts, no verdict.
 
-    `was_cut` says that the reply reached its limit of tokens, which is then named as the reason.
+    `was_cut` says that the reply reached its token limit, which is then named as the reason.
     """
     lines = [line for line in reply.splitlines() if line.strip()]
     values = [value for line in lines if (value := _value(line)) is not None]

@@ -1,8 +1,8 @@
-"""Makes the entries of a data set, in a process of its own: `python -m retrain_rewards.reasoning_gym.entries`.
+"""Makes the entries of a data set in a process of its own: `python -m retrain_rewards.reasoning_gym.entries`.
 
-Some data sets of reasoning-gym go through sets of text, whose order depends on Python's hash seed: their entries would
-differ from run to run, and a resumed run would see other tasks. The process that runs this module has a fixed hash
-seed, so the entries depend on name and configuration alone. In: one JSON object. Out: one JSON line per entry.
+Some data sets of reasoning-gym iterate over sets of text, whose order depends on Python's hash seed: entries would
+differ between runs, and a resumed run would see other tasks. The process that runs this module has a fixed hash seed,
+so the entries depend on name and configuration alone. It reads one JSON object and writes one JSON line per entry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EntriesError(RuntimeError):
 
 
 def make_entries(name: str, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every entry of a data set as plain data (`from_plain` undoes it): question, answer, metadata."""
+    """Question, answer and metadata of every entry, as plain data (see `from_plain`)."""
     command = [sys.executable, "-P", "-m", "retrain_rewards.reasoning_gym.entries"]
     environ = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONIOENCODING": "utf-8"}
     request = json.dumps({"name": name, "config": dict(config)})

@@ -1,9 +1,9 @@
-"""Keeps model output away from verifiers that would run it.
+"""Keeps model output away from verifiers that would execute it.
 
-Some verifiers of reasoning-gym give the answer to Python's `eval`, to sympy's parser (which calls `eval`), or to number
-classes that write an exponent out ("1e999999999" fills the memory). Model output is untrusted, so those verifiers see
-only answers that are harmless by their form; any other counts as an empty answer. That also closes a loophole of the
-integration data sets, whose verifier accepts the question itself, `Integral(...)`, as its answer.
+Some verifiers of reasoning-gym pass the answer to Python's `eval`, to sympy's parser (which calls `eval`), or to number
+classes that write out an exponent ("1e999999999" fills the memory). Model output is untrusted, so those verifiers get
+only answers of a harmless form; any other counts as an empty answer. That also closes a loophole of the integration
+data sets, whose verifier accepts the question itself, `Integral(...)`, as its answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
 def is_literal(answer: str) -> bool:
-    """`eval` of it yields a literal or fails: a constant, list, tuple, dictionary, a bare name, or no expression."""
+    """Whether `eval` gives a literal or fails: a constant, list, tuple, dictionary, bare name, or no expression."""
     try:
         body = ast.parse(answer.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -39,9 +39,9 @@ def is_literal(answer: str) -> bool:
 
 
 def is_formula(answer: str, *, symbols: bool) -> bool:
-    """A short formula of numbers and `+ - * / **`; with `symbols` also one-letter names and known functions.
+    """Whether it is a short formula of numbers and `+ - * / **`, with `symbols` also one-letter names and functions.
 
-    Powers may not tower beyond `MAX_EXPONENT`, so that no evaluation can run away.
+    Powers must not exceed `MAX_EXPONENT` in total, so that no evaluation can run away.
     """
     if len(answer) > MAX_LENGTH:
         return False
@@ -54,7 +54,7 @@ def is_formula(answer: str, *, symbols: bool) -> bool:
 
 
 def is_number(answer: str) -> bool:
-    """A decimal number or a fraction, with an exponent of three digits at most: written out it stays small."""
+    """Whether it is a decimal number or a fraction, with at most three digits of exponent, so that it stays small."""
     return _NUMBER.fullmatch(answer) is not None
 
 
@@ -76,13 +76,13 @@ GUARDS: dict[str, Callable[[str], bool]] = {
 
 
 def harmless(data_set: str, answer: str) -> bool:
-    """Whether the verifier of this data set may be given this answer."""
+    """Whether the verifier of this data set may get this answer."""
     guard = GUARDS.get(data_set)
     return guard is None or guard(answer)
 
 
 def _power(node: ast.expr, symbols: bool) -> float:
-    """Degree to which the formula can raise what it is made of; ValueError on anything but a formula."""
+    """The highest power in the formula, towers multiplied; ValueError when it is not a formula."""
     match node:
         case ast.Constant(value=bool() | complex() | str() | bytes()):
             raise ValueError("not a number")
@@ -104,7 +104,7 @@ def _power(node: ast.expr, symbols: bool) -> float:
 
 
 def _exponent(node: ast.expr, symbols: bool) -> float:
-    """Size of an exponent: a number, a quotient of numbers, or a formula that holds a symbol and stays symbolic."""
+    """Size of an exponent: a number, a quotient of numbers, or a formula with a symbol, which stays symbolic."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return abs(float(number))

@@ -1,4 +1,4 @@
-"""The one door to the reasoning-gym library: its data sets by name, and what each can be configured with."""
+"""Access to the reasoning-gym library: its data sets by name, and their options."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from retrain.api import ConfigError, Problem
+from retrain.api import ConfigError, Problem, install_line
 
-INSTALL = "pip install 'retrain-rewards[reasoning-gym]'"
 RESERVED = ("seed", "size")  # options of the source itself
 
 
@@ -20,12 +19,13 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         what = "source 'reasoning_gym' needs the library reasoning-gym, which cannot be imported"
-        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=INSTALL)) from error
+        fix = install_line("retrain-rewards", "reasoning-gym")
+        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
     return dict(DATASETS)
 
 
 def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
-    """ConfigError on an unknown data set, an unknown option, or values that its own validation refuses."""
+    """ConfigError on an unknown data set, an unknown option, or values that its own validation rejects."""
     known = data_sets(where=where)
     if name not in known:
         near = get_close_matches(name, known, n=1)
@@ -39,7 +39,7 @@ def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
         built = _configuration(known[name][1], {**config, "seed": 0, "size": 1})
         if hasattr(built, "validate"):
             built.validate()
-    except Exception as error:  # the library validates by assertions, and by whatever a wrong type runs into
+    except Exception as error:  # the library validates by assertions, and a wrong type raises anything
         reason = " ".join(str(error).split())
         what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
         fix = f"its options: {', '.join(own)}"
@@ -47,13 +47,13 @@ def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
 
 
 def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
-    """The library's data set; `config` holds `seed` and `size` too."""
+    """The library's data set; `config` includes `seed` and `size`."""
     data_set, configuration = data_sets(where="[data.options]")[name]
     return data_set(config=_configuration(configuration, config))
 
 
 def _configuration(configuration: type, config: Mapping[str, Any]) -> Any:
-    """The dataclass, with lists as tuples where its default is a tuple, and `composite`'s tables as its own class."""
+    """The dataclass; lists become tuples where the default is one, and tables of `composite` its own class."""
     values = dict(config)
     for field in fields(configuration):
         value = values.get(field.name)

@@ -1,4 +1,4 @@
-"""Carries Python values through JSON and back without loss: verifiers of reasoning-gym tell tuples from lists."""
+"""Python values as JSON and back without loss, since verifiers of reasoning-gym distinguish tuples from lists."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MARKS = (TUPLE, SET, PAIRS, FRACTION)
 
 
 def to_plain(value: Any) -> Any:
-    """JSON data that `from_plain` turns back into an equal value; TypeError on what is not plain.
+    """JSON data that `from_plain` turns back into an equal value; TypeError when the value is not plain data.
 
     A tuple, set or fraction becomes an object with one marked key, and so does a dictionary whose keys are not all
-    text. Text and number classes of other libraries become Python's own.
+    text. Texts and numbers of other libraries' classes become Python's own.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -20,16 +20,16 @@ class GymOptions(Table):
 
     name: str = key(..., "Data set of reasoning-gym, for example chain_sum.", min_length=1)
     size: int = key(1000, "Entries to make.", ge=1)
-    seed: int = key(0, "Seed of the data set, apart from the run's.", ge=0)
+    seed: int = key(0, "Seed of the data set, independent of the run's.", ge=0)
     config: dict[str, Any] = key({}, "The data set's own options, for example {min_terms = 2}.")
 
 
 class ReasoningGym:
-    """The entries of one data set, each carried in its example's `info`, and the data set's verifier.
+    """The entries of one data set, each in its example's `info`, and the data set's verifier.
 
-    A data set without a single right answer leaves the reference empty: its verifier works from the entry. An entry
-    whose own answer the verifier may not be given (see `guards`; an integral that was left unsolved) is left out: no
-    answer to it could be right.
+    A data set without a single right answer leaves the reference empty, and its verifier uses the entry. An entry whose
+    own answer must not reach the verifier (see `guards`; an unsolved integral) is left out, for no answer could be
+    right.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -42,7 +42,7 @@ class ReasoningGym:
         options = self.options
         check(options.name, options.config, where=self.where)
         config = {**options.config, "seed": options.seed, "size": options.size}
-        collector = Collector(source="reasoning_gym", judged=True)
+        collector = Collector(source="reasoning_gym", has_verifier=True)
         try:
             for index, entry in enumerate(make_entries(options.name, config)):
                 place = f"{options.name} entry {index}"
@@ -65,7 +65,7 @@ class ReasoningGym:
 
 
 def source_of(entry: Mapping[str, Any], name: str) -> str:
-    """The data set that an entry is of: its own, where `composite` mixed several."""
+    """The data set of an entry: its own where `composite` mixes several."""
     return str(from_plain(entry["metadata"]).get("source_dataset", name))
 
 

@@ -1,4 +1,4 @@
-"""Scores answers with the verifier that a data set of reasoning-gym brings."""
+"""Scores answers with a data set's own verifier."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from retrain_rewards.reasoning_gym.plain import from_plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymReward:
-    """The data set's own `score_answer` of what stands in the last box, usually in [0, 1]; without a box 0.0.
+    """The data set's own `score_answer` of the last box, usually in [0, 1]; 0.0 without a box.
 
-    Holds plain data only: it pickles small, and the data set is built in the process that scores, on first use.
-    Answers that a verifier would evaluate as code are judged as empty ones (see `guards`).
+    It holds plain data only, and the scoring process builds the data set on first use. Answers that a verifier would
+    evaluate as code count as empty (see `guards`).
     """
 
     name: str
@@ -32,7 +32,7 @@ class GymReward:
         return cls(name=name, config=json.dumps(dict(config), sort_keys=True))
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion; what the library raises is the scorer's failure, not a verdict."""
+        """Score one completion; an exception of the library is a failed score, not a verdict."""
         answer = last_boxed(text)
         if answer is None:
             return Score.of(0.0)

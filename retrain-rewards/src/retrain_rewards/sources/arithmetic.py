@@ -22,7 +22,7 @@ class ArithmeticOptions(Table):
     """`[data.options]` of `arithmetic`."""
 
     size: int = key(4000, "Distinct problems.", ge=1)
-    seed: int = key(0, "Seed of the choice of problems, apart from the run's.", ge=0)
+    seed: int = key(0, "Seed of the choice of problems, independent of the run's.", ge=0)
     operations: Operations = key(["+", "-", "*"], "Operations, in equal shares.")
     digits: int = key(2, "Digits at most; a product has one digit times exactly so many.", ge=1, le=MAX_DIGITS)
 
@@ -48,7 +48,7 @@ class Arithmetic:
             raise ConfigError(
                 Problem(
                     where=f"{self.where}.size",
-                    what=f"{options.size} distinct problems asked for, {possible} exist",
+                    what=f"{options.size} distinct problems wanted, but only {possible} exist",
                     fix=f"size <= {possible}, or more digits or operations",
                 )
             )
@@ -90,15 +90,15 @@ def pair_of_factors(index: int, digits: int) -> tuple[int, int]:
 
 
 def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
-    """Equal parts of `size`, where what one operation cannot give is taken from the others; `size` <= sum of counts."""
+    """Equal parts of `size`; the others make up for an operation with too few problems. `size` <= sum of counts."""
     taken: dict[str, int] = {}
-    for sign in sorted(counts, key=counts.__getitem__):  # the scarcest first: the others share what it leaves
+    for sign in sorted(counts, key=counts.__getitem__):  # the scarcest first: the others share the rest
         taken[sign] = min(counts[sign], (size - sum(taken.values())) // (len(counts) - len(taken)))
     return {sign: taken[sign] for sign in counts}
 
 
 def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOptions) -> Iterator[tuple[str, int]]:
-    """Round-robin over the operations, so that every stretch of the data has all of them."""
+    """Problems in turn from each operation, so that every stretch of the data has all of them."""
     seeds = Seeds(options.seed)
     drawn = {
         sign: seeds.stream("arithmetic", sign, options.digits).choice(counts[sign], share, replace=False)

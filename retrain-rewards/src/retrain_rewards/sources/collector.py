@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from retrain.api import ConfigError, Example, LoadedData, Message, Problem, Reward
 
 ID_BYTES = 12
-ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one for each task
+ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one per task
 
 
 def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> str:
-    """`source-<24 hex digits>`: the same for the same source, prompt and reference, on every machine."""
+    """`source-<24 hex digits>`, the same for the same source, prompt and reference on every machine."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
     text = ENCODER.encode([source, content, reference])
     return f"{source}-{hashlib.blake2b(text.encode(), digest_size=ID_BYTES).hexdigest()}"
@@ -28,16 +28,16 @@ def says_something(content: str | Sequence[Message]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Collector:
-    """Gathers the tasks of one source in the order they come.
+    """Gathers the tasks of one source, in order.
 
-    A task without a prompt or a reference is left out and counted, a repeated one is dropped and counted, and so are
-    prompts that stand there with several references, which cannot all be right; `finish` puts it all into the notes.
-    With `judged` the source brings a verifier that can do without a reference, so that None is allowed as one (an empty
-    text, or one of invisible characters alone, still is not: it would make silence correct).
+    Tasks without a prompt or a reference are left out, repeated ones are dropped, and prompts with several references,
+    which cannot all be right, are kept; `finish` notes the number of each. With `has_verifier` the source brings a
+    verifier that may need no reference: None is then a valid one. An empty text, or one of invisible characters, never
+    is, because it would make silence correct.
     """
 
     source: str
-    judged: bool = False
+    has_verifier: bool = False
     rows: int = 0
     duplicates: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class Collector:
         task: str = "",
         info: Mapping[str, object] | None = None,
     ) -> None:
-        """Take one task; `place` says where it stands, for the notes."""
+        """Add one task; `place` says where it was read, for the notes."""
         self.rows += 1
         if not says_something(prompt):
             self._leave_out("no prompt", place)
             return
-        if not says_something(reference or "") and not (self.judged and reference is None):
+        if not says_something(reference or "") and not (self.has_verifier and reference is None):
             self._leave_out("no reference answer", place)
             return
         text = (reference or "").strip()
@@ -67,13 +67,13 @@ class Collector:
         if name in self.examples:
             self.duplicates += 1
             return
-        asked = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
-        if self.references.setdefault(asked, text) != text:
-            self.contradicted.setdefault(asked, place)
+        alone = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
+        if self.references.setdefault(alone, text) != text:
+            self.contradicted.setdefault(alone, place)
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})
 
     def skip(self, reason: str, *, place: str) -> None:
-        """Count a task that the source itself cannot use."""
+        """Leave out a task that the source itself cannot use."""
         self.rows += 1
         self._leave_out(reason, place)
 
@@ -89,7 +89,7 @@ class Collector:
         ]
         if self.duplicates:
             notes.append(f"{self.source}: {self.duplicates} duplicates dropped")
-        if self.contradicted and not self.judged:
+        if self.contradicted and not self.has_verifier:
             first = next(iter(self.contradicted.values()))
             notes.append(f"{self.source}: {len(self.contradicted)} prompts have several references (first: {first})")
         if not self.examples:

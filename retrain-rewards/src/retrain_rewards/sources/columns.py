@@ -1,4 +1,4 @@
-"""Takes prompt and answer out of a row, and refuses what cannot be one."""
+"""Takes prompt and answer out of a row, and refuses values that cannot be one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: str) -> Iterator[Row]:
-    """The same rows; ConfigError when a column stands in none of them.
+    """The same rows; ConfigError when a column is in none of them.
 
-    `columns` is column -> the place in the configuration that asked for it. A file without rows passes.
+    `columns` maps a column to the key in the configuration that names it. A file without rows passes.
     """
     seen: dict[str, None] = {}
     held: list[Row] = []
@@ -29,21 +29,21 @@ def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: st
         seen.update(dict.fromkeys(row.values))
         if all(column in seen for column in columns):
             break
-    problems = [_missing(column, seen, file, asked) for column, asked in columns.items() if column not in seen]
+    problems = [_missing(column, seen, file, key) for column, key in columns.items() if column not in seen]
     if held and problems:
         raise ConfigError(*problems)
     return chain(held, rows)
 
 
-def _missing(column: str, seen: Collection[str], file: str, asked: str) -> Problem:
+def _missing(column: str, seen: Collection[str], file: str, key: str) -> Problem:
     near = get_close_matches(column, seen, n=1)
     known = ", ".join(seen) or "none"
     fix = f"use {near[0]!r}" if near else "name a column that exists"
-    return Problem(where=file, what=f"no column {column!r}", why=f"asked for by {asked}; columns: {known}", fix=fix)
+    return Problem(where=file, what=f"no column {column!r}", why=f"named by {key}; columns: {known}", fix=fix)
 
 
 def reference_text(value: Any, place: str) -> str:
-    """A reference answer as text: text as it is, a number as it is written, None as nothing."""
+    """A reference answer as text: a text as it is, a number as it is written, None as the empty text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):
@@ -55,7 +55,7 @@ def reference_text(value: Any, place: str) -> str:
 
 
 def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
-    """A prompt: text, or a chat `[{"role": ..., "content": ...}, ...]` that ends before the answer; None is nothing."""
+    """A text, or a chat `[{"role": ..., "content": ...}, ...]` that ends before the answer; None is an empty text."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -82,7 +82,7 @@ def _message(message: Any, place: str) -> Message:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, object]:
-    """Other columns as plain data (JSON); what JSON does not know is written as text."""
+    """Other columns as plain data (JSON); values that JSON does not have become text."""
     return dict(json.loads(json.dumps(values, default=str)))
 
 

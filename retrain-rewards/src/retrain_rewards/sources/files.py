@@ -28,7 +28,7 @@ class Files:
     def load(self) -> LoadedData:
         """Read all files, sorted by name; ConfigError says which file and line cannot be used."""
         if self.data.prompt_key == self.data.answer_key:
-            what = f"{self.data.answer_key!r} is the prompt's column too"
+            what = f"{self.data.answer_key!r} is also the column of the prompt"
             raise _problem(self.place("data.answer_key"), what, "name the column that holds the answer")
         files = find_files(self.data.path, where=self.place("data.path"))
         collector = Collector(source="files")
@@ -56,7 +56,7 @@ def make_files(context: PluginContext) -> Files:
 
 
 def find_files(path: str, *, where: str) -> list[Path]:
-    """The files that a path, folder or pattern stands for, sorted; ConfigError when there is none."""
+    """The files of a path, folder or pattern, sorted; ConfigError when there are none."""
     if not path.strip():
         raise _problem(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
     if "://" in path:
@@ -82,7 +82,7 @@ def _nearest(target: Path) -> str:
     try:
         siblings = [entry.name for entry in target.parent.iterdir()]
     except OSError:
-        return f"check the path; {str(target.parent)!r} is no readable folder"
+        return f"check the path; {str(target.parent)!r} is not a readable folder"
     near = get_close_matches(target.name, siblings, n=1)
     return f"did you mean {str(target.parent / near[0])!r}?" if near else "check the path"
 

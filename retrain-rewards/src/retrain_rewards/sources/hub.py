@@ -1,4 +1,4 @@
-"""Loads a public data set through `datasets`, from the hub or from its cache; gives up quickly when neither has it."""
+"""Loads a public data set through `datasets`, from the hub or from its cache; fails quickly when neither has it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PROBE_TIMEOUT_S = 5.0
 def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapping[str, Any]]:
     """Rows of one subset and split. ConfigError when it is neither reachable nor cached, within seconds.
 
-    `datasets` alone retries an unreachable hub for half a minute per subset, so the hub is asked once beforehand;
-    when it does not answer, only the cache is looked at.
+    `datasets` alone retries an unreachable hub for half a minute per subset. So one request comes first, and if the hub
+    does not answer it, only the cache is used.
     """
     import datasets
 
@@ -41,7 +41,7 @@ def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapp
 
 
 def _reachable() -> bool:
-    """One request; any answer counts, an exception does not. Offline mode of the libraries is respected."""
+    """Whether the hub answers one request, with any status; the libraries' offline mode is respected."""
     import datasets
     import huggingface_hub
 

@@ -38,7 +38,7 @@ class MathOptions(Table):
 
 
 class Math:
-    """One task per row: the problem, and as reference the last box of its solution.
+    """One task per row: the problem, and the last box of its solution as the reference.
 
     The train split of the five default subjects has 4,551 rows, that of all seven 7,500.
     """
@@ -85,8 +85,8 @@ def make_math(context: PluginContext) -> Math:
 def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Path]:
     """The files of one subject and split in a local copy, sorted.
 
-    Looked for as `SUBJECT/SPLIT*.parquet` (the hub's own layout), as any `SUBJECT/*` when no file there names a split,
-    and as `SUBJECT.jsonl`, or `SUBJECT-SPLIT.jsonl`; all of it also inside a folder `SPLIT/`.
+    They are `SUBJECT/SPLIT*.parquet` (the hub's own layout), any `SUBJECT/*` when no file there names a split,
+    `SUBJECT.jsonl` or `SUBJECT-SPLIT.jsonl`; each may also be inside a folder `SPLIT/`.
     """
     root = Path(path).expanduser()
     if not root.is_dir():

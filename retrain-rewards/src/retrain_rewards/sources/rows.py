@@ -1,9 +1,9 @@
-"""Reads JSONL, JSON, CSV and Parquet files row by row, exactly, and says where a faulty row stands.
+"""Reads JSONL, JSON, CSV and Parquet files row by row, without loss, and says where a faulty row is.
 
 CSV and Parquet go through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory. JSON
-is read here, because its own reader guesses types ("2024-01-01" becomes a time, 7 beside 8.5 becomes 7.0) and forgets
-line numbers, and a run on a JSONL file need not wait for its import; CSV columns are read as text for the first of
-these reasons ("007" stays "007").
+is read here, because the reader of `datasets` guesses types ("2024-01-01" becomes a time, 7 beside 8.5 becomes 7.0) and
+loses line numbers, and because a run on a JSONL file then need not wait for its import. CSV columns are read as text
+for the first of these reasons ("007" stays "007").
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from retrain.api import ConfigError, Problem
 
 JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_LINES, ".json", ".csv", ".parquet")
-ENCODING = "utf-8-sig"  # a byte-order mark is no part of the first column's name
+ENCODING = "utf-8-sig"  # a byte-order mark is not part of the first column's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row and the place where it stands: `tasks.jsonl:12`, `tasks.csv row 12` (the first after the header is 1)."""
+    """One row and where it was read: `tasks.jsonl:12`, `tasks.csv row 12` (the first after the header is 1)."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Every row of a file, in order; ConfigError with file and line on the first that cannot be read."""
+    """Every row of a file, in order; ConfigError names file and line of the first that cannot be read."""
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
         known = ", ".join(SUFFIXES)
@@ -60,16 +60,16 @@ def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any
 
     logging = datasets.utils.logging
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # the error below says it once, in full
+    logging.set_verbosity(logging.CRITICAL)  # the error below reports it once, in full
     try:
         files = {"train": [glob.escape(str(file.resolve()))]}
-        with tempfile.TemporaryDirectory() as locks:  # its own cache need not exist, nor be writable
+        with tempfile.TemporaryDirectory() as locks:  # the default cache need not exist, nor be writable
             settings |= {"cache_dir": locks, "streaming": True}
             yield from datasets.load_dataset(builder, data_files=files, split="train", **settings)
     except Exception as error:  # pyarrow, pandas, datasets and the codecs each raise their own
         reason = " ".join(str(error).split())
         what = f"cannot be read as {builder}: {type(error).__name__}: {reason}"
-        raise _problem(str(file), what, "repair the file, or write it anew") from error
+        raise _problem(str(file), what, "repair the file, or write it again") from error
     finally:
         logging.set_verbosity(verbosity)
 
@@ -80,7 +80,7 @@ def _as_text(file: Path) -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read as text: {type(error).__name__}: {error}"
-        raise _problem(str(file), what, "repair the file, or write it anew as UTF-8") from None
+        raise _problem(str(file), what, "repair the file, or write it again as UTF-8") from None
 
 
 def _numbered(file: Path, rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
@@ -94,7 +94,7 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     header = _csv_header(file)
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise _problem(f"{file}:1", f"column {twice[0]!r} stands twice", "name every column once")
+        raise _problem(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column a name of its own")
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
         raise _problem(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
     if header:
@@ -118,7 +118,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
 
 
 def _json_document(file: Path) -> Iterator[Row]:
-    """A list of objects, one object, or, as many tools write it, JSON lines under the name `.json`."""
+    """A list of objects, one object, or JSON lines in a file named `.json`, as many tools write them."""
     with _as_text(file):
         document = file.read_text(encoding=ENCODING)
     try:

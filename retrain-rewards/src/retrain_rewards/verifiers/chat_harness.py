@@ -1,6 +1,6 @@
 """The agent's program of a v1 environment, as a coroutine: a chat that goes on until there are no more tool calls.
 
-The library's own plain chat (`null`) does the same in a process per episode, whose requirements it installs from the
+The library's own plain chat (`null`) does the same in one process per episode, and installs its requirements from the
 network first.
 """
 
@@ -25,7 +25,7 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
     SUPPORTS_TOOL_INTERCEPTION = False
 
     async def setup(self, runtime: Any) -> None:
-        """Nothing has to be installed."""
+        """Nothing needs to be installed."""
 
     async def launch(
         self,
@@ -38,7 +38,7 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
         data: Any,
         **_: Any,
     ) -> Any:
-        """Chat until the policy calls no tool, or the library refuses the next turn."""
+        """Chat until the policy calls no tool, or the library rejects the next turn."""
         async with AsyncExitStack() as stack:
             tools = await _Tools.connect(mcp_urls, self.config.tool_timeout, stack)
             client = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
@@ -89,7 +89,7 @@ class _Tools:
         return cls(schemas, dispatch, servers, mcp.call_mcp)
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of one call as a message; a call that cannot be made is answered with the reason."""
+        """The result of one call as a message, or the reason why it cannot be made."""
         name = call["function"]["name"]
         arguments = json.loads(call["function"]["arguments"])
         content = f"error: unknown tool {name!r}"

@@ -15,15 +15,14 @@ from types import ModuleType
 from typing import Any
 
 from retrain.api import LoadedData, Score
-from retrain_rewards.verifiers.episode import MODEL, Episode
+from retrain_rewards.verifiers.episode import MODEL, Episode, score_of
+from retrain_rewards.verifiers.episode_loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
-from retrain_rewards.verifiers.scores import score_of
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.stage import reason_of
 from retrain_rewards.verifiers.tasks import Tasks
 
 TRAINABLE = "primeintellect/gsm8k, primeintellect/wordle"
-# Kinds that need more than this process: told by the name of a class, because importing them needs more as well.
+# Kinds that need more than this process; known by class names, because importing them needs more as well.
 FOREIGN = {
     "SandboxEnv": "a sandbox",
     "CliAgentEnv": "a sandbox",
@@ -49,7 +48,7 @@ class Classic:
         env = self._made()
         self._refuse_foreign(env)
         for part in _family(env):
-            part.timeout_seconds = None  # it would count the time that the policy takes; timeout_s is ours
+            part.timeout_seconds = None  # it would count the time of the policy; ours is timeout_s
             part.logger.addFilter(_not_a_turn_limit)
         self._env = env
         rows = self._rows(env)
@@ -67,7 +66,7 @@ class Classic:
         return self._tasks.loaded(f"classic, verifiers {library_version()}")
 
     async def play(self, episode: Episode) -> None:
-        """The environment's own rollout; an error that it noted is a failure, our turn limit is not."""
+        """Run the environment's own rollout; an error in its state is a failure, our turn limit is not."""
         from retrain_rewards.verifiers.classic_client import PolicyClient
 
         if episode.example.id not in self._tasks.handles:
@@ -75,7 +74,7 @@ class Classic:
             return
         row = dict(self._data[self._tasks.handles[episode.example.id]])
         if isinstance(row.get("task"), str):
-            del row["task"]  # a name, in the older form of data sets; the library takes it for an encoded table
+            del row["task"]  # a name in older data sets, where the library expects an encoded table
         state = await self._env.rollout(row, PolicyClient(episode), MODEL, {})
         error = state.get("error")
         if error is not None and episode.hit_turn_limit:
@@ -87,7 +86,7 @@ class Classic:
         episode.result = state
 
     async def score(self, group: Sequence[Episode]) -> None:
-        """The environment's rubric on the whole group; what a reward function raised is a failure."""
+        """Apply the environment's rubric to the whole group; an exception of a reward function is a failure."""
         from retrain_rewards.verifiers.classic_rubric import watch_reward_functions, watched_failures
 
         watch_reward_functions()
@@ -114,7 +113,7 @@ class Classic:
                 fix = "see [environment] args and what the environment says about its keys and requirements"
                 raise self.settings.problem("id", what, fix=fix) from error
         if not (hasattr(env, "rollout") and hasattr(env, "rubric") and hasattr(env, "build_dataset")):
-            what = f"load_environment of {self.module.__name__!r} gave a {type(env).__name__}, not an environment"
+            what = f"load_environment of {self.module.__name__!r} returned a {type(env).__name__}, not an environment"
             raise self.settings.problem("id", what, fix="use an environment of the verifiers library")
         return env
 
@@ -128,7 +127,7 @@ class Classic:
             raise self.settings.problem(
                 "id",
                 f"{self.settings.id!r} is for evaluation only: it has no training data set",
-                why="some environments of the hub bring an evaluation set alone",
+                why="some environments of the hub have only an evaluation set",
                 fix=f"choose one that can be trained on, for example {TRAINABLE}",
             )
         if not getattr(env, "score_rollouts", True):
@@ -157,7 +156,7 @@ class Classic:
 
 
 def _family(env: Any) -> list[Any]:
-    """An environment and, when it is a mixture, those that it mixes."""
+    """An environment and, when it is a mixture, its parts."""
     return [env, *(one for part in getattr(env, "envs", None) or () for one in _family(part))]
 
 
@@ -167,7 +166,7 @@ def _not_a_turn_limit(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """The library takes SIGINT and SIGTERM for itself, and can do so in the main thread only: neither is wanted."""
+    """Stop the library from installing its own handlers of SIGINT and SIGTERM, or from failing in another thread."""
     if threading.current_thread() is not threading.main_thread():
         original = signal.signal
         signal.signal = lambda *_: None

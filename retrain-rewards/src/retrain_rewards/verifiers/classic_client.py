@@ -1,4 +1,4 @@
-"""A client of the classic library that asks the policy of the run instead of a server."""
+"""A client of the classic library that gets its answers from the run's policy instead of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain_rewards.verifiers.messages import text_of
 
 
 class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the library has no stubs
-    """The library's own chat client, messages and tools converted as it converts them, with the request left out."""
+    """The library's own chat client, with its conversion of messages and tools, but without a request."""
 
     def __init__(self, episode: Episode) -> None:
         super().__init__(None)
@@ -33,14 +33,14 @@ class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the li
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """What the policy says; how it is sampled is the run's business, not the environment's."""
+        """The policy's answer; `sampling_args` are ignored, since the run decides how to sample."""
         return OpenAIChatResponse.model_validate(await self._episode.complete(prompt, tools))
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """An empty answer is an answer: the rubric judges it."""
+        """Nothing to raise: an empty answer is an answer, which the rubric scores."""
 
     async def from_native_response(self, response: Any) -> Any:
-        """The library's message, with text in it even when nothing was said."""
+        """The library's message, with an empty text where it would have none."""
         answer = await super().from_native_response(response)
         if answer.message.content is None:
             answer.message.content = ""

@@ -1,7 +1,7 @@
-"""Tells a reward of 0 from a reward function that broke.
+"""Distinguishes a reward of 0 from a reward function that failed.
 
-The classic library catches whatever a reward function raises, logs it and scores 0.0. Here the library's own two
-methods that call reward functions are wrapped, so that what was raised is kept beside the state that it belongs to.
+The classic library catches every exception of a reward function, logs it and scores 0.0. Here the two methods of the
+library that call reward functions are wrapped, so that exceptions are kept with the state that they belong to.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 from verifiers.legacy.rubrics.rubric import Rubric
 
-from retrain_rewards.verifiers.stage import reason_of
+from retrain_rewards.verifiers.episode_loop import reason_of
 
 KEY = "retrain_failures"  # in the library's state of an episode
-# What the library's mathematical rubric logs when its verifier, not the answer, is at fault; it then scores 0.0 too.
+# Log messages of the library's mathematical rubric when its verifier, not the answer, is at fault; it then scores 0.0.
 BROKEN = ("Math verification failed", "Math verification hit hard timeout")
 _scored: ContextVar[tuple[MutableMapping[str, Any], ...]] = ContextVar("_scored", default=())
 
 
 def watched_failures(state: MutableMapping[str, Any]) -> list[str]:
-    """What went wrong while this episode was scored."""
+    """The failures while this episode was scored."""
     return list(state.get(KEY) or ())
 
 
 def watch_reward_functions() -> None:
-    """From now on, failures of reward functions are noted in the states that are scored."""
+    """From now on, record failures of reward functions in the states that are scored."""
     if hasattr(Rubric, "_retrain_watched"):
         return
     Rubric._call_individual_reward_func = _individual(Rubric._call_individual_reward_func)
@@ -44,7 +44,7 @@ def _individual(original: Callable[..., Any]) -> Callable[..., Any]:
     async def call(self: Any, func: Callable[..., Any], state: MutableMapping[str, Any]) -> Any:
         value = await _called(original, self, _Kept(func, float), [state], state)
         if not math.isfinite(value):
-            _note([state], f"{_name(func)} gave {value}")
+            _note([state], f"{_name(func)} returned {value}")
         return value
 
     return call
@@ -55,10 +55,10 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
     async def call(self: Any, func: Callable[..., Any], states: Sequence[MutableMapping[str, Any]]) -> Any:
         values = await _called(original, self, _Kept(func, list), states, states)
         if len(values) != len(states):
-            raise ValueError(f"{_name(func)} gave {len(values)} values for {len(states)} episodes")
+            raise ValueError(f"{_name(func)} returned {len(values)} values for {len(states)} episodes")
         for state, value in zip(states, values, strict=True):
             if not math.isfinite(value):
-                _note([state], f"{_name(func)} gave {value}")
+                _note([state], f"{_name(func)} returned {value}")
         return values
 
     return call
@@ -78,9 +78,9 @@ async def _called(
 
 
 class _Kept:
-    """A reward function, its name and signature unchanged, that keeps what it raises before it goes on.
+    """A reward function, with the same name and signature, whose exceptions are kept and raised again.
 
-    `convert` is what the library does with the result, and catches as well when that fails.
+    `convert` is the library's own conversion of the result; exceptions of that are kept too.
     """
 
     def __init__(self, func: Callable[..., Any], convert: Callable[[Any], Any]) -> None:
@@ -89,7 +89,7 @@ class _Kept:
         self.raised: list[Exception] = []
 
     def wrapped(self) -> Callable[..., Any]:
-        """The function to call in place of the original; a coroutine function is awaited by the caller as before."""
+        """The function to call instead of the original; the caller awaits a coroutine as before."""
 
         @functools.wraps(self.func)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -120,10 +120,10 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 class _BrokenVerifier(logging.Handler):
-    """Reads, in what the library logs, failures that it tells nobody else."""
+    """Finds failures that the library reports in its log alone."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the failure in the states being scored right now."""
+        """Record the failure in the states that are being scored."""
         message = record.getMessage()
         if message.startswith(BROKEN):
             _note(_scored.get(), message.splitlines()[0][:300])

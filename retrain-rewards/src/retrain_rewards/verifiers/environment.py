@@ -1,4 +1,4 @@
-"""The `verifiers` environment: tasks, interaction and scoring as an environment of that library defines them."""
+"""The `verifiers` environment: tasks, interaction and scoring of any environment of that library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
-from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score
+from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
 from retrain_rewards.verifiers.episode import Episode
+from retrain_rewards.verifiers.episode_loop import EpisodeLoop, reason_of
 from retrain_rewards.verifiers.locate import check_library, find_module
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.stage import Stage, reason_of
 
-LOAD_SEED = 0  # of the global generators while tasks are made: the tasks are the same in every run
+LOAD_SEED = 0  # of the global generators while tasks are made, so that they are the same in every run
 
 
 class Generation(Protocol):
-    """What each generation of the library does in its own way."""
+    """One generation of the library, classic or v1."""
 
     def load(self) -> LoadedData:
         """Make the environment and its tasks; ConfigError when it cannot be trained on."""
@@ -45,7 +45,7 @@ class VerifiersEnvironment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._generation: Generation | None = None
-        self._stage: Stage | None = None
+        self._loop: EpisodeLoop | None = None
 
     def __getstate__(self) -> Settings:
         return self.settings
@@ -68,12 +68,12 @@ class VerifiersEnvironment:
         Returns within `timeout_s`, as `step` does.
         """
         generation = self._loaded()
-        if self._stage is None:
-            self._stage = Stage(self.settings.timeout_s)
+        if self._loop is None:
+            self._loop = EpisodeLoop(self.settings.timeout_s)
         names = json.dumps([self.settings.seed, *(example.id for example in examples)])
         _seed_generators(int.from_bytes(hashlib.blake2b(names.encode(), digest_size=4).digest(), "little"))
         limit = self.settings.max_turns if self.settings.max_turns > 0 else None
-        return self._stage.reset(examples, generation.play, limit)
+        return self._loop.reset(examples, generation.play, limit)
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
         """Continue the episodes; returns within `timeout_s`, plus a second in which episodes that were cut clean up."""
@@ -84,30 +84,30 @@ class VerifiersEnvironment:
 
         An episode that is still open gets no further action: it ends as at a turn limit, and is scored as it stands.
         """
-        stage, generation = self._started(), self._loaded()
-        stage.close()
-        by_example = [list(group) for _, group in itertools.groupby(stage.episodes, lambda one: one.example.id)]
+        loop, generation = self._started(), self._loaded()
+        loop.close()
+        by_example = [list(group) for _, group in itertools.groupby(loop.episodes, lambda one: one.example.id)]
         groups = [[episode for episode in group if not episode.failure] for group in by_example]
         groups = [group for group in groups if group]
-        failures = stage.each([_score(generation, group) for group in groups])
+        failures = loop.each([_score(generation, group) for group in groups])
         for group, failure in zip(groups, failures, strict=True):
             for episode in group:
                 episode.failure = failure
-        return [_result(episode) for episode in stage.episodes]
+        return [_result(episode) for episode in loop.episodes]
 
     def _loaded(self) -> Generation:
         if self._generation is None:
             raise RuntimeError("load() comes first")
         return self._generation
 
-    def _started(self) -> Stage:
-        if self._stage is None:
+    def _started(self) -> EpisodeLoop:
+        if self._loop is None:
             raise RuntimeError("reset() comes first")
-        return self._stage
+        return self._loop
 
 
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
-    """The environment that `[environment]` names; ConfigError on what can be told without importing the library."""
+    """The environment that `[environment]` names; ConfigError on faults found without importing the library."""
     settings = Settings.of(context)
     check_library(settings)
     return VerifiersEnvironment(settings)
@@ -142,5 +142,5 @@ def _generation(settings: Settings) -> Generation:
         from retrain_rewards.verifiers.tasksets import Tasksets
     except ImportError as error:
         what = f"the installed verifiers cannot be used: {reason_of(error)}"
-        raise settings.problem("id", what, fix="pip install 'retrain-rewards[verifiers]'") from error
+        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers")) from error
     return Tasksets(settings, module, is_classic=is_classic)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Action, Example, Message, Observation, Score, StopReason
+from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason
 from retrain_rewards.verifiers.messages import plain_messages
 from retrain_rewards.verifiers.tool_calls import ToolCall, parse_tool_calls
 
@@ -126,3 +127,16 @@ class Episode:
 
 def _mark(message: Message) -> str:
     return json.dumps([message["content"], message["tool_calls"]], sort_keys=True)
+
+
+def score_of(value: Any, parts: Mapping[str, Any]) -> Score:
+    """The library's reward and its finite parts as a score; failed unless the reward is a finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return Score.failed(f"the reward is {value!r}, not a number")
+    if not math.isfinite(number):
+        return Score.failed(f"the reward is {number}, not a finite number")
+    kept = {str(name): float(part) for name, part in parts.items() if isinstance(part, (int, float))}
+    finite = {name: part for name, part in kept.items() if math.isfinite(part)}
+    return Score(outcome=Outcome.SCORED, value=number, parts=finite)

@@ -1,4 +1,4 @@
-"""Installs an environment from the Prime Hub, by the means that the library or its command line offer."""
+"""Installs an environment from the Prime Hub, with the `prime` command or the library's installer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 
 from retrain_rewards.verifiers.settings import Settings
 
-INSTALL_TIMEOUT_S = 300.0  # an environment may bring a gigabyte of requirements along
+INSTALL_TIMEOUT_S = 300.0  # an environment may have a gigabyte of requirements
 LIBRARY_INSTALLER = "verifiers.legacy.scripts.install"  # `vf-install`; the classic generation alone has it
 
 
 def manual_command(settings: Settings) -> str:
-    """What to type to install this environment."""
+    """The command that installs this environment."""
     return f"pip install prime && prime env install {settings.hub_id}"
 
 
@@ -23,13 +23,13 @@ def install(settings: Settings) -> None:
     """Install `owner/name[@version]` into this interpreter's environment; ConfigError with the reason when it fails."""
     command = _command(settings.hub_id)
     if command is None:
-        what = f"{settings.id!r} cannot be installed: neither the command prime nor the library's installer is there"
+        what = f"{settings.id!r} cannot be installed: neither the command prime nor the library's installer exists"
         raise settings.problem("auto_install", what, fix=manual_command(settings))
     environ = {**os.environ, "VIRTUAL_ENV": sys.prefix, "PYTHONIOENCODING": "utf-8"}
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,  # it must not wait for an answer
+            stdin=subprocess.DEVNULL,  # it must not wait for input
             capture_output=True,
             encoding="utf-8",
             errors="replace",

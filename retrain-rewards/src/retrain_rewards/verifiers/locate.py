@@ -1,4 +1,4 @@
-"""Finds the library and an environment's module in it, or says how to get them."""
+"""Finds the library and an environment's module, or says how to install them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import importlib.util
 from difflib import get_close_matches
 from types import ModuleType
 
-from retrain.api import installed_dependents, installed_version
+from retrain.api import install_line, installed_dependents, installed_version
 from retrain_rewards.verifiers.install import install, manual_command
 from retrain_rewards.verifiers.settings import Settings
 
-EXTRA = "pip install 'retrain-rewards[verifiers]'"
 BUILT_IN = "verifiers.v1.tasksets"
 
 
 def check_library(settings: Settings) -> None:
-    """ConfigError with the install line when the library is not there; imports nothing."""
+    """ConfigError with the install line when the library is missing; imports nothing."""
     if importlib.util.find_spec("verifiers") is None:
-        raise settings.problem("id", f"{settings.id!r} needs the library verifiers, which is not installed", fix=EXTRA)
+        what = f"{settings.id!r} needs the library verifiers, which is not installed"
+        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers"))
 
 
 def library_version() -> str:
@@ -27,15 +27,15 @@ def library_version() -> str:
 
 
 def find_module(settings: Settings) -> ModuleType:
-    """The environment's module, installed from its hub first if that is wanted; ConfigError says what is missing."""
+    """The environment's module, installed from its hub first with `auto_install`; ConfigError says what is missing."""
     module = _module_name(settings)
     if module is None and settings.auto_install and settings.hub_id:
         install(settings)
         importlib.invalidate_caches()
         module = _module_name(settings)
         if module is None:
-            what = f"{settings.id!r} was installed, and still there is no module {_candidates(settings)[-1]!r}"
-            raise settings.problem("id", what, fix="see on the hub what the package is called")
+            what = f"{settings.id!r} was installed, but there is still no module {_candidates(settings)[-1]!r}"
+            raise settings.problem("id", what, fix="look up the name of the package on the hub")
     if module is None:
         raise _not_installed(settings)
     try:
@@ -48,7 +48,7 @@ def find_module(settings: Settings) -> ModuleType:
 
 
 def installed_environments() -> list[str]:
-    """Names of the distributions that require the library: what can be an environment."""
+    """Names of the distributions that require the library, and so may be environments."""
     return [name for name in installed_dependents("verifiers") if "retrain" not in name]
 
 

@@ -1,4 +1,4 @@
-"""Between the library's chat messages and the plain ones of the kernel: text only, whatever else is refused."""
+"""Converts the library's chat messages into the kernel's plain ones; only text is accepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UnsupportedContentError(ValueError):
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Chat messages as plain data: role, text, and what belongs to tools; UnsupportedContentError on images and such.
+    """Chat messages as plain data: role, text and tool calls; UnsupportedContentError on images and the like.
 
     Arguments of tool calls become objects, which is what chat templates expect.
     """
@@ -22,7 +22,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def plain_data(value: Any) -> Any:
-    """The same as JSON data; what JSON cannot hold is written out as text."""
+    """The value as JSON data; parts that JSON does not have become text."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -37,7 +37,7 @@ def _plain(message: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: text itself, or a list of text parts."""
+    """The text of a message's content, which is text or a list of text parts."""
     if content is None:
         return ""
     if isinstance(content, str):

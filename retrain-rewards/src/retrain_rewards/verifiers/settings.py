@@ -1,4 +1,4 @@
-"""What `[environment]` says, as plain data that can be sent to another process."""
+"""The table `[environment]` as plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from retrain.api import ConfigError, PluginContext, Problem
 
-ENDLESS_TASKS = 1000  # taken from a taskset without an end, or more when the run asks for more
+ENDLESS_TASKS = 1000  # taken from an endless taskset, unless the run wants more
 _ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*(?:@\w[\w.+-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`[environment]`, checked as far as that is possible without the library.
+    """`[environment]`, checked as far as possible without the library.
 
-    `timeout_s` is what the environment may take between two turns of all episodes together, and to score them.
-    `seed` is derived from the run's. `places` says where in the configuration each key stands, for messages.
+    `timeout_s` limits the time between two turns of all episodes together, and the time to score them. `seed` is
+    derived from the run's. `places` says where each key was set, for messages.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Settings:
 
     @classmethod
     def of(cls, context: PluginContext) -> Settings:
-        """The table of this run; ConfigError with everything that is wrong with it."""
+        """The table of this run; ConfigError lists every fault."""
         config = context.config
         names = ("id", "args", "max_turns", "auto_install", "timeout_s")
         settings = cls(
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def hub_id(self) -> str:
-        """`owner/name`, with its version if one is asked for; empty for an id without an owner."""
+        """`owner/name`, with the version if the id has one; empty for an id without an owner."""
         return self.id if "/" in self.id else ""
 
     @property
@@ -63,7 +63,7 @@ class Settings:
 
     @property
     def library_id(self) -> str:
-        """The id as the library's loaders take it: without a version."""
+        """The id for the library's loaders, without the version."""
         return self.id.split("@", 1)[0]
 
     def problem(self, key: str, what: str, *, why: str = "", fix: str = "") -> ConfigError:
@@ -75,7 +75,7 @@ class Settings:
         found = []
         if not self.id:
             fix = 'set id, for example id = "primeintellect/gsm8k"'
-            found.append(self.problem("id", "is empty, and provider is verifiers", fix=fix))
+            found.append(self.problem("id", "is empty, but provider is verifiers", fix=fix))
         elif _ID.fullmatch(self.id) is None:
             fix = 'write "name", "owner/name" or "owner/name@version"'
             found.append(self.problem("id", f"{self.id!r} is not the id of an environment", fix=fix))

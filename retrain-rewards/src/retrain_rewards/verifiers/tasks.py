@@ -1,4 +1,4 @@
-"""From an environment's rows to examples."""
+"""Turns an environment's rows into examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID_BYTES = 12
 
 @dataclass(slots=True, kw_only=True)
 class Tasks:
-    """Gathers the tasks of one environment; `handles` leads from an example's id back to the library's own task."""
+    """Gathers the tasks of one environment; `handles` maps an example's id to the library's own task."""
 
     settings: Settings
     examples: dict[str, Example] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Tasks:
         info: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> None:
-        """Take one task; ConfigError on content that is not text. `identity` is what makes it this task."""
+        """Add one task, whose id is made of `identity`; ConfigError on content that is not text."""
         self.rows += 1
         try:
             opening: str | list[Message] = prompt if isinstance(prompt, str) else plain_messages(prompt)

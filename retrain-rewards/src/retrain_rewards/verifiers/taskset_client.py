@@ -1,4 +1,4 @@
-"""A client of the v1 library that asks the policy of the run instead of a server."""
+"""A client of the v1 library that gets its answers from the run's policy instead of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain_rewards.verifiers.episode import Episode, TurnLimitError
 
 
 class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
-    """Answers the chat completions of all episodes; `playing` tells by the id of the trace which is meant."""
+    """Answers the chat completions of all episodes; `playing` finds the episode by the id of its trace."""
 
     def __init__(self, playing: Callable[[str], tuple[Episode, Any]]) -> None:
         self._playing = playing
@@ -25,12 +25,12 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """What the policy says to a native request; the library reads it as if a server had sent it."""
+        """The policy's answer to a native request, in the form of a server's response."""
         episode, trace = self._playing(session_id or "")
         try:
             raw = await episode.complete(body.get("messages") or [], body.get("tools"))
         except TurnLimitError:
-            trace.stop("max_turns")  # so that the library takes the refusal for an end, not for a failure
+            trace.stop("max_turns")  # so that the library sees an end, not a failure
             raise
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw

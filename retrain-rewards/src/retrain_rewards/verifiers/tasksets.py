@@ -1,4 +1,4 @@
-"""v1 environments: a taskset and the one agent that plays it, in chats."""
+"""v1 environments: a taskset and the one agent that plays it in chats."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from types import ModuleType
 from typing import Any
 
 from retrain.api import LoadedData, Score
-from retrain_rewards.verifiers.episode import MODEL, Episode
+from retrain_rewards.verifiers.episode import MODEL, Episode, score_of
+from retrain_rewards.verifiers.episode_loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
-from retrain_rewards.verifiers.scores import score_of
 from retrain_rewards.verifiers.settings import Settings
-from retrain_rewards.verifiers.stage import reason_of
 from retrain_rewards.verifiers.tasks import Tasks
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
 CHAT = "retrain-chat"  # our harness, under the name that the library's loader finds it by
-CHAT_HARNESSES = ("bash", "null")  # the library's default, which nobody chose, and its plain chat
+CHAT_HARNESSES = ("bash", "null")  # the library's default, which nobody chose explicitly, and its plain chat
 UNLIMITED_S = 1e9
 UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")
 
 
 class Tasksets:
-    """One v1 environment with one agent; its episodes run in the library, model calls going to the policy.
+    """One v1 environment with one agent; its episodes run in the library, and the policy answers its model calls.
 
-    The agent is played by `ChatHarness` in this process. The library's limits on the time of an agent are lifted,
-    because they would count the time that the policy takes.
+    `ChatHarness` plays the agent in this process. The library's time limits of an agent are lifted, because they would
+    count the time of the policy.
     """
 
     def __init__(self, settings: Settings, module: ModuleType, *, is_classic: bool) -> None:
         self.settings = settings
         self.module = module
-        self.is_classic = is_classic  # offers `load_environment`, which this version of the library does not know
+        self.is_classic = is_classic  # has `load_environment`, which this version of the library does not know
         self._env: Any = None
         self._tasks = Tasks(settings=settings)
         self._open: asyncio.Future[None] | None = None
@@ -63,7 +62,7 @@ class Tasksets:
         return self._tasks.loaded(f"v1, verifiers {library_version()}{endless}")
 
     async def play(self, episode: Episode) -> None:
-        """One episode of the library, scored by it as well."""
+        """Run one episode of the library, which also scores it."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
         task = self._tasks.handles.get(episode.example.id)
@@ -81,12 +80,12 @@ class Tasksets:
             episode.result = await self._env.run_episode(task, context, on_trace=remember)
         finally:
             self._playing = {name: one for name, one in self._playing.items() if one[0] is not episode}
-        self._judge(episode)
+        self._take_outcome(episode)
 
     async def score(self, group: Sequence[Episode]) -> None:
-        """Nothing is left to do: the library has scored each episode at its end."""
+        """Nothing is left to do: the library scores each episode at its end."""
 
-    def _judge(self, episode: Episode) -> None:
+    def _take_outcome(self, episode: Episode) -> None:
         played = episode.result
         errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         if errors or not played.ok:
@@ -107,7 +106,7 @@ class Tasksets:
         episode.score = score_of(trace.reward, {**trace.metrics, **parts})
 
     async def _served(self) -> None:
-        """Servers of tools and the library's own loopback endpoint, opened once and left open."""
+        """Open the tool servers and the library's own loopback endpoint, once for all episodes."""
         if self._open is None:
             self._open = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._open))
@@ -185,7 +184,7 @@ class Tasksets:
         return {"taskset": taskset, role: agent, "interception": {"type": "server"}, "timeout": {"episode": None}}
 
     def _read(self) -> Iterator[Any]:
-        """The tasks; of an endless taskset the first `endless_tasks`. ConfigError on what needs more than a chat."""
+        """The tasks, of an endless taskset the first `endless_tasks`; ConfigError if they need more than a chat."""
         taskset = self._env.taskset
         tasks: Iterator[Any] = iter(taskset)
         if taskset.INFINITE:

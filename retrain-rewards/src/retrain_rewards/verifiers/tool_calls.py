@@ -1,4 +1,4 @@
-"""Reads the tool calls out of what a policy wrote: blocks as Hermes and Qwen models are trained to write them."""
+"""Reads tool calls in a policy's text, in the blocks that Hermes and Qwen models are trained to write."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ToolCall:
 
 
 def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """What is said beside the calls, and the calls in order.
+    """The text without the calls, and the calls in order.
 
-    A call is `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`. A block that is not such a JSON object stays
-    in the text, and is no call. Without a call the text comes back unchanged.
+    A call is `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`. A block that is not such a JSON object is no
+    call and stays in the text. A text without calls is returned unchanged.
     """
     calls: list[ToolCall] = []
     rest: list[str] = []

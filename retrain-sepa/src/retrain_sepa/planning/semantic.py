@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens
+from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens, install_line
 from retrain_sepa.planning.anchors import EXECUTION, PLANNING
 from retrain_sepa.planning.offsets import TokenDecoder, token_decoder
 from retrain_sepa.tables import PlanningTable
@@ -30,7 +30,7 @@ def semantic_detector(context: PluginContext) -> PlanningDetector:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        fix = "pip install 'retrain-sepa[semantic]', or use [planning] detector = \"regex\""
+        fix = f'{install_line("retrain-sepa", "semantic")}, or use [planning] detector = "regex"'
         raise ConfigError(
             Problem(where=where, what=f"the semantic detector needs sentence-transformers: {error}", fix=fix)
         ) from error

@@ -1,4 +1,4 @@
-"""What retrain asks of every advantage, and what leaving one out promises besides."""
+"""The conformance checks for advantages, and tests of leave-one-out itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import leave_one_out
@@ -27,5 +27,5 @@ def test_each_completion_is_compared_with_the_others() -> None:
     assert leave_one_out(np.array([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
-def test_a_completion_alone_gets_no_credit() -> None:
+def test_a_group_of_one_gets_no_credit() -> None:
     assert leave_one_out(np.array([1.0])).tolist() == [0.0]

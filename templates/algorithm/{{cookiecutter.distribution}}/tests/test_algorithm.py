@@ -1,4 +1,4 @@
-"""What retrain asks of every algorithm, and what this one promises besides."""
+"""The conformance checks for algorithms, and a test of this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.advantages import TransformContext
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import centred

@@ -1,4 +1,4 @@
-"""What retrain asks of every backend, and that this one learns."""
+"""The conformance checks for backends, and a test that this one learns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from retrain.api import Sample, SampleRequest, SamplingParams, TrainBatch, Train
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import BigramBackend
 
-END, WANTED, VOCABULARY = 0, 7, 12
+END, TARGET, VOCABULARY = 0, 7, 12
 PROMPT_T = np.array([3, 5], dtype=np.int64)
 
 
@@ -29,10 +29,10 @@ def test_conforms(check: Check) -> None:
 
 def row(sample: Sample, advantage: float) -> TrainRow:
     """Prompt and completion, with the same credit for every sampled token."""
-    ahead = len(PROMPT_T)
+    num_prompt = len(PROMPT_T)
     tokens_T = np.concatenate([PROMPT_T, sample.tokens_T])
-    action_T = np.arange(len(tokens_T)) >= ahead
-    logprobs_T = np.concatenate([np.zeros(ahead), sample.logprobs_T])
+    action_T = np.arange(len(tokens_T)) >= num_prompt
+    logprobs_T = np.concatenate([np.zeros(num_prompt), sample.logprobs_T])
     return TrainRow(
         tokens_T=tokens_T, action_T=action_T, logprobs_T=logprobs_T, advantages_T=np.where(action_T, advantage, 0.0)
     )
@@ -45,9 +45,9 @@ def test_it_learns_to_say_a_token_and_to_stop() -> None:
     for step in range(40):
         seeds = tuple(range(100 * step, 100 * step + 32))
         (samples,) = backend.sample([SampleRequest(prompt_T=PROMPT_T, seeds_G=seeds)], params)
-        rewards_G = np.array([float(sample.tokens_T.tolist() == [WANTED, END]) for sample in samples])
+        rewards_G = np.array([float(sample.tokens_T.tolist() == [TARGET, END]) for sample in samples])
         shares.append(rewards_G.mean())
-        advantages_G = rewards_G + [0.1 * (sample.tokens_T[0] == WANTED) for sample in samples]
+        advantages_G = rewards_G + [0.1 * (sample.tokens_T[0] == TARGET) for sample in samples]
         advantages_G -= advantages_G.mean()
         rows = tuple(row(sample, float(a)) for sample, a in zip(samples, advantages_G, strict=True))
         backend.train(TrainBatch(step=step, rows=rows, temperature=1.0))

@@ -1,4 +1,4 @@
-"""What retrain asks of every data source, and what these tasks promise besides."""
+"""The conformance checks for data sources, and tests of these tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import ConfigError
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import Carrying, Options, carries
@@ -37,6 +37,6 @@ def test_more_tasks_than_exist_are_refused() -> None:
         Carrying(Options(digits=1, size=46), "test").load()
 
 
-@pytest.mark.parametrize(("left", "right", "wanted"), [(11, 22, 0), (47, 38, 1), (99, 1, 2), (0, 0, 0)])
-def test_carries_are_counted(left: int, right: int, wanted: int) -> None:
-    assert carries(left, right) == wanted
+@pytest.mark.parametrize(("left", "right", "expected"), [(11, 22, 0), (47, 38, 1), (99, 1, 2), (0, 0, 0)])
+def test_carries_are_counted(left: int, right: int, expected: int) -> None:
+    assert carries(left, right) == expected

@@ -1,4 +1,4 @@
-"""What retrain asks of every environment, and how this game goes."""
+"""The conformance checks for environments, and tests of this game."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import Action, StopReason
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import Arguments, GuessNumber
@@ -24,7 +24,7 @@ def test_conforms(check: Check) -> None:
 
 
 def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
-    """One game with these guesses."""
+    """Play one game with these guesses."""
     environment = GuessNumber(Arguments(highest=20, tasks=20), max_turns)
     example = next(example for example in environment.load().examples if example.reference == str(secret))
     observations = environment.reset([example])
@@ -37,13 +37,13 @@ def play(secret: int, guesses: list[str], max_turns: int = 4) -> GuessNumber:
 
 
 @pytest.mark.parametrize(
-    ("guesses", "wanted"),
+    ("guesses", "expected"),
     [(["7"], 0.7 + 0.3 * 3 / 4), (["10", "what?", "5", "7"], 0.7), (["1", "2", "3", "4"], 0.0)],
 )
-def test_the_score_is_finding_it_and_finding_it_soon(guesses: list[str], wanted: float) -> None:
+def test_the_score_is_finding_it_and_finding_it_soon(guesses: list[str], expected: float) -> None:
     (result,) = play(7, guesses).results()
-    assert result.score.value == pytest.approx(wanted)
-    assert result.hit_turn_limit == (wanted == 0.0)
+    assert result.score.value == pytest.approx(expected)
+    assert result.hit_turn_limit == (expected == 0.0)
 
 
 def test_hints_say_where_the_number_is() -> None:

@@ -1,4 +1,4 @@
-"""What retrain asks of every launcher, and how polite this one is."""
+"""The conformance checks for launchers, and a test of this one's priority."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import Job
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import PoliteLauncher

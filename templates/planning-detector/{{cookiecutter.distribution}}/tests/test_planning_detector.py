@@ -1,4 +1,4 @@
-"""What retrain asks of every planning detector, and which sentences this one marks."""
+"""The conformance checks for planning detectors, and the sentences that this one marks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import QuestionDetector

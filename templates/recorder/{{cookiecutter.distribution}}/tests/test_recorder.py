@@ -1,4 +1,4 @@
-"""What retrain asks of every recorder, and what stands in this one's file."""
+"""The conformance checks for recorders, and tests of this one's file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import LongCsv
@@ -22,19 +22,19 @@ def test_conforms(check: Check) -> None:
     check()
 
 
-def test_numbers_become_lines_and_all_else_is_left_out(tmp_path: Path) -> None:
+def test_only_numbers_become_lines(tmp_path: Path) -> None:
     recorder = LongCsv()
     recorder.start({}, tmp_path)
     recorder.step({"step": 0, "reward": 0.5, "condition": "a+b", "loss": None, "skipped": True})
     assert (tmp_path / "metrics.csv").read_text().split() == ["step,metric,value", "0,reward,0.5", "0,skipped,1.0"]
 
 
-def test_after_a_resume_no_step_stands_there_twice(tmp_path: Path) -> None:
+def test_a_resume_repeats_no_step(tmp_path: Path) -> None:
     first = LongCsv()
     first.start({}, tmp_path)
     first.step({"step": 0, "reward": 0.25})
     state = first.state()
-    first.step({"step": 1, "reward": 0.5})  # after the checkpoint: the resumed run does this step again
+    first.step({"step": 1, "reward": 0.5})  # after the checkpoint: the resumed run repeats this step
     second = LongCsv()
     second.restore(state)
     second.start({}, tmp_path)

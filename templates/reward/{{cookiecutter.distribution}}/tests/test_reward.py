@@ -1,4 +1,4 @@
-"""What retrain asks of every reward, and which numbers this one takes for equal."""
+"""The conformance checks for rewards, and the numbers that this one accepts as equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import Example, Outcome
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import CloseNumber
@@ -24,7 +24,7 @@ def test_conforms(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "text", "wanted"),
+    ("reference", "text", "expected"),
     [
         ("0.5", r"so it is \boxed{1/2}", 1.0),
         ("0.3333333", r"\boxed{1/3}", 1.0),
@@ -35,10 +35,10 @@ def test_conforms(check: Check) -> None:
         ("4", r"\boxed{4/0}", 0.0),
     ],
 )
-def test_the_last_box_counts(reference: str, text: str, wanted: float) -> None:
-    assert CloseNumber().score(Example(id="1", prompt="?", reference=reference), text).value == wanted
+def test_the_last_box_counts(reference: str, text: str, expected: float) -> None:
+    assert CloseNumber().score(Example(id="1", prompt="?", reference=reference), text).value == expected
 
 
-def test_a_reference_that_is_no_number_gets_no_verdict() -> None:
+def test_a_reference_that_is_not_a_number_gives_no_verdict() -> None:
     score = CloseNumber().score(Example(id="1", prompt="?", reference="blue"), "4")
     assert score.outcome is Outcome.NO_VERDICT

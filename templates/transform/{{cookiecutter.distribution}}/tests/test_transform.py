@@ -1,4 +1,4 @@
-"""What retrain asks of every transform, and what the floor promises besides."""
+"""The conformance checks for transforms, and a test of the floor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import entropy_floor

@@ -1,4 +1,4 @@
-"""What retrain asks of every uncertainty, and what the missing mass promises besides."""
+"""The conformance checks for uncertainties, and tests of the missing mass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.advantages import UncertaintyContext
 from retrain.testing import Check, conformance
 
 {% if cookiecutter.form == "file" %}
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder above, where `retrain` runs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder where `retrain` runs
 
 {% endif %}
 from {{ cookiecutter.path }} import missing_mass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from importlib_metadata import Distribution
 
 from retrain import __version__
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.installed import installed_dependents, unmet_requirement, versions_of
 
 ROOT = Path(__file__).parents[4]
@@ -98,3 +100,36 @@ def test_one_module_alone_reads_metadata() -> None:
             if any(name.startswith(("importlib.metadata", "importlib_metadata", "pkg_resources")) for name in modules):
                 readers.add(str(file.relative_to(ROOT)))
     assert readers == {"retrain-core/src/retrain/kernel/plugins/installed.py"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone, from whose folder retrain-core is installed; `retrain-later` in it requires a sibling that is not."""
+    folder = tmp_path / "my clone"
+    for name, required in (("retrain-core", []), ("retrain-later", ["retrain-core==1.0", "retrain-sooner==1.0"])):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "pyproject.toml").write_text(f"[project]\ndependencies = {required}\n", encoding="utf-8")
+    info = tmp_path / "site" / "retrain_core-9.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: retrain-core\nVersion: 9.0\n", encoding="utf-8")
+    record = {"url": (folder / "retrain-core").as_uri(), "dir_info": {}}
+    (info / "direct_url.json").write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder
+
+
+def test_the_install_line_names_the_folders_of_the_clone_that_core_came_from(clone: Path) -> None:
+    core = "retrain-core[ray]"
+    assert install_line("retrain-core", "ray") == f"pip install '{clone}/{core}'"
+    assert install_line("retrain-later") == f"pip install '{clone}/retrain-later' '{clone}/retrain-sooner'"
+    (clone / "constraints.txt").touch()
+    assert install_line("retrain-core") == f"pip install -c '{clone}/constraints.txt' '{clone}/retrain-core'"
+    assert install_line("somebody-elses") == "pip install somebody-elses"
+
+
+@pytest.mark.parametrize("record", [None, {"url": "https://index/retrain_core.whl", "archive_info": {}}])
+def test_the_install_line_of_a_wheel_is_the_name(clone: Path, record: object) -> None:
+    (file,) = clone.parent.glob("site/*/direct_url.json")
+    file.write_text(json.dumps(record), encoding="utf-8") if record else file.unlink()
+    assert install_line("retrain-later") == "pip install retrain-later"
+    assert install_line("retrain-core", "ray") == "pip install 'retrain-core[ray]'"

@@ -11,6 +11,7 @@ import pytest
 
 from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins import first_party
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.manager import Plugins, load_plugins
 from retrain.kernel.plugins.resolve import missing, problem_with, resolve
 from retrain.kernel.types import Kind
@@ -160,7 +161,7 @@ def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_li
     only_core.left_out.clear()  # as if the others were not installed at all
     text = message(only_core, name, kind=kind)
     assert f"known {kind} names: none installed" in text
-    assert f"fix: pip install {distribution}  (it provides " in text
+    assert f"fix: {install_line(distribution)}  (it provides " in text
 
 
 def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:

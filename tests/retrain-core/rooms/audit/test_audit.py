@@ -148,16 +148,16 @@ class GoldRaises(Honest):
 LIARS = [
     (AcceptsEmpty, "empty", "an empty answer is correct (scored 1)"),
     (AcceptsSubstring, "misplaced", "a sentence that denies the right answer is correct"),
-    (AcceptsSubstring, "misplaced", "although another one, an empty box, follows it"),
-    (AcceptsAnyBox, "misplaced", "although another one, an empty box, follows it"),
-    (AcceptsLength, "repeated", "one word again and again is correct"),
+    (AcceptsSubstring, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsAnyBox, "misplaced", "although a different one, an empty box, follows it"),
+    (AcceptsLength, "repeated", "one word, repeated, is correct"),
     (AcceptsTheQuestion, "echo", "repeating the prompt is correct"),
-    (AcceptsItsOwnWords, "hack", "a text that answers nothing is correct"),
+    (AcceptsItsOwnWords, "hack", "a text without an answer is correct"),
     (KnowsNoGold, "gold", "the right answer scored 0"),
     (GivesNoVerdict, "gold", "the right answer got no verdict"),
     (Counts, "hack", "the same text scored "),
     (Raises, "hack", "scoring failed: KeyError"),
-    (ReturnsNan, "gold", "scoring failed: the reward returned what is no score"),
+    (ReturnsNan, "gold", "scoring failed: the reward returned an invalid score"),
     (GoldRaises, "gold", "gold() raised KeyError: 'solution'"),
 ]
 

@@ -70,7 +70,7 @@ def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
         load_text('seeds = [1, 1]\nlauncher = "subproces"\nretrys = 1', conditions, "[traning]\nlr = 1.0\n")
     told = str(caught.value)
     for wanted in (
-        *("seed 1 stands there more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
+        *("seed 1 is listed more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
         *("c.toml:14 condition 2 lrr: unknown key", "c.toml:15 condition 2 [training] batch_size", "'mtch'"),
         "c.toml:13 condition 2 [algorithm] transform_params",
     ):
@@ -82,12 +82,12 @@ def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
     ("campaign", "conditions", "what"),
     [
         ("seeds = []", "", "at least one seed"),
-        ("seeds = [-1]", "", "-1 is no seed"),
+        ("seeds = [-1]", "", "-1 is not a seed"),
         ("conditions = []", "", "at least one condition"),
         ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\n', "condition 1 needs transform_mode"),
         ("", '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "no"\n', "'no'"),
         ("[campaign.launcher_options]\nx = 1\n", "", "unknown option 'x'"),
-        ('[campaign.plan]\nhypothesis = "h"\nbaseline = "nobody"\n', "", "'nobody' is no condition"),
+        ('[campaign.plan]\nhypothesis = "h"\nbaseline = "nobody"\n', "", "'nobody' is not a condition"),
         ("[campaign.plan]\nalpha = 0.5\n", "", "Field required"),
     ],
 )
@@ -104,7 +104,7 @@ def test_what_is_refused_in_the_file(load_text: Load, campaign: str, conditions:
         (("--advantage-mode", "grpo"), "every condition sets its own advantage_mode"),
         (("--transform-mode", "none"), "every condition sets its own transform_mode"),
         (("--algorithm-mode", "maxrl_gtpo"), "replaces what the conditions"),
-        (("--devices", "gpu:0,cpu"), "only when all are GPUs"),
+        (("--devices", "gpu:0,cpu"), "only if all of them are GPUs"),
         (("--devices", "gpu:0,gpu:1", "--campaign-devices-per-run", "3"), "fewer than devices_per_run"),
         (("--sed", "3"), "unknown flag --sed"),
     ],

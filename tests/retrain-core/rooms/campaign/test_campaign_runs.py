@@ -52,7 +52,7 @@ def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish
             entry.name for entry in (Path("one/runs") / name).iterdir()
         }
     assert finish("c.toml", "--log-dir", "one")[:2] == (
-        *(0, "Already complete: all 2 runs are done in one. `--new` begins another campaign.\n"),
+        *(0, "Already complete: all 2 runs are done in one. `--new` starts another campaign.\n"),
     )
     code, out, err = finish("c.toml", "--log-dir", "two", "--campaign-parallel", "true", "--campaign-max-workers", "2")
     assert (code, err) == (0, ""), out
@@ -110,7 +110,7 @@ def test_runs_of_a_killed_runner_are_not_doubled(write: Write, start: Start) -> 
     orphan = RunLock(run)  # what remains of one
     process = start("c.toml")
     lines = iter(process.stdout or ())
-    assert any(f"[1/1] {run.name} (still alive: waited for)" in line for line in lines)
+    assert any(f"[1/1] {run.name} (still alive, waiting for it)" in line for line in lines)
     orphan.release()
     rest = "".join(lines)
     process.communicate(timeout=100)

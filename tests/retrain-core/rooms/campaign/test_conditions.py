@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.errors import Problem
-from retrain.rooms.campaign.condition_lines import ConditionPlaces
+from retrain.rooms.campaign.condition_lines import ConditionLines
 from retrain.rooms.campaign.conditions import Condition, read_conditions
 
 MODES = 'advantage_mode = "grpo"\ntransform_mode = "none"\n'
@@ -20,7 +20,7 @@ MODES = 'advantage_mode = "grpo"\ntransform_mode = "none"\n'
 
 def read(tables: Mapping[str, TableEntry], *texts: str) -> tuple[list[Condition], list[Problem]]:
     given_ = [tomllib.loads(MODES + text) for text in texts]
-    return read_conditions(given_, all_keys(tables), ConditionPlaces(None, len(given_)))
+    return read_conditions(given_, all_keys(tables), ConditionLines(None, len(given_)))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_overrides_of_a_label_are_sorted(tables: Mapping[str, TableEntry]) -> No
         ("[sepa]\nstps = 5", "unknown key", "'sepa.steps'"),
         ("seed = 5", "cannot set training.seed: seeds belong", "remove"),
         ('log_dir = "x"', "a folder of its own", "remove"),
-        ("[campaign]\nretries = 1", "[campaign] is not for conditions", "remove"),
-        ('resume_from = "x"', "[resume] is not for conditions", "remove"),
+        ("[campaign]\nretries = 1", "[campaign] cannot be set by a condition", "remove"),
+        ('resume_from = "x"', "[resume] cannot be set by a condition", "remove"),
         ('lr = 1.0\n"training.lr" = 2.0', "a second time", "keep one"),
         ('"algorithm.advantage_mode" = "maxrl"', "a second time", "keep one"),
     ],
@@ -93,14 +93,14 @@ def test_two_conditions_that_are_the_same(tables: Mapping[str, TableEntry]) -> N
 def test_places_never_fail(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.mktemp("p") / "c.toml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert "condition 1" in ConditionPlaces(file, 1).of(1, "lr")
+    assert "condition 1" in ConditionLines(file, 1).of(1, "lr")
 
 
 def test_places_are_lines(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(f"[campaign]\n[[campaign.conditions]]\n{MODES}\n[[ campaign . conditions ]]\n{MODES}lr = 1\n")
-    places = ConditionPlaces(file, 2)
+    places = ConditionLines(file, 2)
     assert places.of(1) == f"{file}:2 condition 1"
     assert places.of(2, "lr") == f"{file}:9 condition 2"
     assert places.of(2, "training.lr") == f"{file}:9 condition 2"
-    assert ConditionPlaces(file, 3).of(3) == f"{file} condition 3"
+    assert ConditionLines(file, 3).of(3) == f"{file} condition 3"

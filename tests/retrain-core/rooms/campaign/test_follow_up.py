@@ -9,7 +9,7 @@ from typing import Any
 from retrain.api import hookimpl
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.campaign.follow_up import Followed, FollowUps
+from retrain.rooms.campaign.follow_up import FollowUpResult, FollowUps
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.planned import plan_runs
 
@@ -34,7 +34,7 @@ def test_each_run_once_and_errors_are_told(load_text: Callable[..., Campaign], t
     follow_ups = FollowUps(campaign, toy_plugins, Path("out"), frozenset())
     for number, run in enumerate(runs):
         follow_ups.submit(run, is_first=number == 0)
-    results: list[Followed] = []
+    results: list[FollowUpResult] = []
     while follow_ups.num_open:
         results += follow_ups.finished()
     assert analysis.seen == [(runs[0].name, True), (runs[1].name, False), (runs[2].name, False)]

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.rooms.campaign.outcome import Progress, progress
+from retrain.rooms.campaign.outcome import RunProgress, progress
 
 
 def test_progress_is_that_of_the_last_whole_line(tmp_path: Path) -> None:
-    assert progress(tmp_path) == Progress()
+    assert progress(tmp_path) == RunProgress()
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": -1, "eval_correct_rate": 0.1}\n')
-    assert progress(tmp_path) == Progress(steps_done=0)
+    assert progress(tmp_path) == RunProgress(steps_done=0)
     with file.open("a") as stream:
         stream.write('{"step": 0, "correct_rate": 0.5}\n{"step": 1, "correct_ra')
-    assert progress(tmp_path) == Progress(steps_done=1, correct_rate=0.5)
+    assert progress(tmp_path) == RunProgress(steps_done=1, correct_rate=0.5)
 
 
 @given(content=st.binary(max_size=300))

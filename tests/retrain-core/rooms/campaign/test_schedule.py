@@ -163,7 +163,7 @@ def test_a_failed_run_begins_anew_and_keeps_its_records(
     assert schedule.failures == {}
     assert json.loads(Path(f"out/runs/{A}.1/run.json").read_text())["status"] == "failed"
     assert entries()[A]["attempts"] == 2
-    assert "  FAILED: exit 1: BackendError: out of memory; tried again, 1 attempt left" in capsys.readouterr().out
+    assert "  FAILED: exit 1: BackendError: out of memory; retrying, 1 attempt left" in capsys.readouterr().out
 
 
 def test_a_failed_run_with_a_checkpoint_is_continued(make: Callable[..., Schedule]) -> None:

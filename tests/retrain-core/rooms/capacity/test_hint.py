@@ -12,7 +12,7 @@ import pytest
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.capacity import machine, plugin
-from retrain.rooms.capacity.hint import hint
+from retrain.rooms.capacity.advice import hint
 from retrain.rooms.capacity.meter import Meter
 from retrain.rooms.inference.table import InferenceTable
 

@@ -1,4 +1,4 @@
-"""Bad configurations through the real command: exit code 2, one clear message that holds place and mending."""
+"""Bad configurations through the real command: exit code 2, one clear message with the location and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = Path(__file__).with_name("bad_configs.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bad:
-    """A bad configuration, and what its message must hold; `bad_configs.toml` explains the fields."""
+    """A bad configuration, and what its message must contain; `bad_configs.toml` explains the fields."""
 
     name: str
     wanted: Sequence[str]
@@ -37,7 +37,7 @@ IN_A_PROCESS = ("three-at-once", "tinker", "data-empty", "model-folder-empty", "
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], None]:
-    """Writes the files of a case."""
+    """Write the files of a case."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def write(case: Bad) -> None:
@@ -56,7 +56,7 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], 
 
 
 def judge(case: Bad, code: int, out: str, err: str) -> None:
-    """The same demands on every message."""
+    """The requirements on every message."""
     assert code == 2, out + err
     assert "Traceback" not in out + err
     head, *rest = err.splitlines()

@@ -1,4 +1,4 @@
-"""Completion: what is offered, through the protocol of each shell, and at what cost."""
+"""Completion through the protocol of each shell: what is offered, and at what cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def offered(plugins: Plugins, *words: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with two configurations and a file that is none."""
+    """The current folder, with two configurations and another file."""
     for name in ("retrain.toml", "exp.toml", "pyproject.toml", "notes.md"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`retrain explain` and `retrain plugins`: what would run, where each value is from, and what is plugged in."""
+"""`retrain explain` and `retrain plugins`: what would run, where each value comes from, and what is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCUMENTED_FIELDS = {
 
 
 def explained(command: Command, *arguments: str) -> dict[str, Any]:
-    """The JSON of a clean explanation."""
+    """The JSON of an explanation without errors."""
     result = command("explain", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
     content: dict[str, Any] = json.loads(result.out)

@@ -177,7 +177,7 @@ def test_overrides_alone_run_on_the_defaults(command: Callable[..., Any]) -> Non
 
 
 def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
-    """The modules in `sys.modules` after a command line, from a process of its own."""
+    """The modules in `sys.modules` after a command line, run in a fresh process."""
     dump = tmp_path / "modules.json"
     code = (
         "import json, sys\n"
@@ -210,7 +210,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize("arguments", [["--help"], ["help"], ["--version"], ["train", "--help"]])
 def test_help_imports_next_to_nothing(arguments: list[str], tmp_path: Path) -> None:
-    """What makes `retrain --help` quick; `benchmarks/help_time.py` measures it."""
+    """What keeps `retrain --help` fast; `benchmarks/help_time.py` measures it."""
     (tmp_path / "retrain.toml").write_text("")
     assert loaded_modules(arguments, tmp_path, tmp_path) & set(SLOW) == set()
 

@@ -1,4 +1,4 @@
-"""The rewriting of earlier configurations: what it says afterwards, and everything that it must leave as it was."""
+"""Migration of earlier configurations: their new content, and everything that must not change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def expected(document: dict[str, Any]) -> dict[str, Any]:
-    """What a migrated document must say, written down a second time and without the code under test."""
+    """The content of a migrated document, computed independently of the code under test."""
     backend = dict(document.get("backend", {}))
     moved = {name.removeprefix("prime_rl_"): backend.pop(name) for name in list(backend) if name in LEGACY_KEYS}
     if moved:

@@ -21,7 +21,7 @@ flat = TransformSpec(name="flat")
 
 @pytest.fixture
 def searched(tmp_path: Path) -> Path:
-    """A folder with two good modules, one that cannot be imported, one that leaves, and a private one."""
+    """A folder with two good modules, one that cannot be imported, one that calls sys.exit, and a private one."""
     folder = tmp_path / "plugins_of_this_test"
     folder.mkdir()
     (folder / "fine.py").write_text(TRANSFORM)

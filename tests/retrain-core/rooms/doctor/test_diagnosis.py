@@ -1,4 +1,4 @@
-"""Packages and servers as the doctor's helpers see them: real metadata, real sockets."""
+"""The doctor's checks of packages and servers, with real metadata and real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Provides-Extra: big
 
 @pytest.fixture
 def hungry(distribution: Distribution) -> None:
-    """An installed distribution with requirements of every sort."""
+    """An installed distribution with requirements of every kind."""
     site = distribution("hungry", {"hungry": ""})
     with (site / "hungry-1.0.dist-info" / "METADATA").open("a", encoding="utf-8") as metadata:
         metadata.write(REQUIRES)

@@ -1,4 +1,4 @@
-"""`retrain doctor`: what it looks at, what counts, and its exit code; environments are made poor on purpose."""
+"""`retrain doctor`: what it checks, what counts, and its exit code, in deliberately broken environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def retrain_diagnose(config):
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is a closed port: tests must not depend on a network, and nobody's wandb key is looked at."""
+    """Point the hub at a closed port and hide wandb keys, so that tests depend on neither network nor user."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{probe.getsockname()[1]}")
@@ -324,7 +324,7 @@ ToyBackend.sample = _recomputed
 
 @pytest.fixture
 def toy(command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: Callable[..., Path]) -> Command:
-    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that; "" = it cannot tell at all.
+    """`toy(error)`: `doctor --logprobs` of a backend whose trainer is off by that much; "" = it reports nothing.
 
     `toy(error, engine)`: its samples carry the trainer's log-probabilities, and the engine's beside them.
     """

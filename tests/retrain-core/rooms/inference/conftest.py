@@ -32,7 +32,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def server() -> Iterator[InferenceServer]:
-    """A server that gives log-probabilities after temperature."""
+    """A server that reports log-probabilities after temperature."""
     with serving(ToyModel()) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""The servers hold the published policy, each version under a name of its own, or the run stops."""
+"""The servers hold the published policy, each version under its own name, or the run stops."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_probe_has_a_prompt_longer_than_the_blocks_of_a_prefix_cache(make_en
 
 
 def test_weights_that_change_under_a_name_are_noticed_through_the_stale_cache(make_engine, server, policy) -> None:
-    """What would happen with one name for all versions: the probe of every publish would tell."""
+    """With one name for all versions, the probe of each publish would detect the stale cache."""
     engine = make_engine(server)
     adapters = engine._adapters
     policy.train(0.3)
@@ -305,7 +305,7 @@ def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
 
 
 def test_sampling_params_are_those_of_the_probe(make_engine, server, policy) -> None:
-    """The probe sends what rollouts send, or it would prove another path."""
+    """The probe sends what rollouts send, or it would test another path."""
     engine = make_engine(server)
     server.requests.clear()
     policy.train()

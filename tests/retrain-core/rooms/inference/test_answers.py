@@ -1,4 +1,4 @@
-"""No answer gets through that could not have been drawn as asked."""
+"""Only completions that the requested distribution could have produced get through."""
 
 from __future__ import annotations
 

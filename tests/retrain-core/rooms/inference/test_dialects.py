@@ -1,4 +1,4 @@
-"""The words of each kind of server, against exchanges as the real ones have them."""
+"""The requests and answers of each kind of server, against recorded exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked before a run, and what is refused."""
+"""The handshake before a run, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that fail: tried again when that helps, told once when it does not, and never trained on."""
+"""Failing requests: retried when that helps, reported once when it does not, and never trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EIGHT = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(8)))]
 
 
 class StopError(BaseException):
-    """What a run raises to stop."""
+    """The exception that stops a run."""
 
 
 def tokens(groups: Any) -> list[list[int]]:

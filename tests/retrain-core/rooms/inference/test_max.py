@@ -1,4 +1,4 @@
-"""The words of MAX: ids both ways, one of them through the texts of tokens."""
+"""MAX's requests and answers: ids sent, and ids recovered from the texts of tokens."""
 
 from __future__ import annotations
 

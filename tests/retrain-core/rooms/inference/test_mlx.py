@@ -1,4 +1,4 @@
-"""The words of MLX-LM, against an exchange with the real server; `tests/end_to_end/test_mlx_server.py` has the rest."""
+"""MLX-LM's requests and answers, against a recorded exchange; `tests/end_to_end/test_mlx_server.py` has the rest."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_prompts_are_texts_that_encode_to_themselves(dialect: MLX, asked: Comple
 
 
 class BeginsTexts:
-    """A tokenizer that puts token 1 before each text, as Llama's does."""
+    """A tokenizer that prepends token 1 to each text, as Llama's does."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""PEFT adapters as MLX-LM has them: the same product, the same scale, or a refusal."""
+"""PEFT adapters converted for MLX-LM: the same product, the same scale, or a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples over HTTP: exact, in order, early, and of the version they say."""
+"""Samples over HTTP: exact, in order, delivered early, and of the version they claim."""
 
 from __future__ import annotations
 

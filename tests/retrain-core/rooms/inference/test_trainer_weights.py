@@ -1,4 +1,4 @@
-"""Weights that a trainer elsewhere has written: files that arrive late, caches of older weights, failures."""
+"""Weights written by a trainer in another process: late files, caches of older weights, failures."""
 
 from __future__ import annotations
 

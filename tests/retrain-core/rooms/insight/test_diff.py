@@ -110,7 +110,7 @@ def test_a_shorter_run_is_the_same_as_far_as_it_goes(toy_run: Make, diff: Comman
     assert content["metrics"]["common_steps"] == 2
     assert (content["data"]["first_differing_batch"], content["metrics"]["first_diverging_step"]) == (None, None)
     assert content["data"]["examples_a"] > content["data"]["examples_b"] == content["data"]["examples_both"]
-    assert "The same as far as both go (2 steps)." in command("diff", "long", "short").out
+    assert "Identical up to the shorter run (2 steps)." in command("diff", "long", "short").out
 
 
 def test_other_tokens_behind_the_same_text_are_seen(toy_run: Make, diff: Command) -> None:
@@ -143,7 +143,8 @@ def test_code_and_packages(make_run: Make, diff: Command, command: Command) -> N
     edit(b / "run.json", git=dirty)
     assert diff(a, b)["code"] == {"same": None, "a": clean, "b": dirty}
     assert (
-        "cannot be told apart: A cccccccccccc, B cccccccccccc with uncommitted changes" in command("diff", "a", "b").out
+        "cannot be distinguished: A cccccccccccc, B cccccccccccc with uncommitted changes"
+        in command("diff", "a", "b").out
     )
     edit(b / "run.json", git={"commit": "d" * 40, "dirty": True})
     assert diff(a, b)["code"]["same"] is False

@@ -16,8 +16,10 @@ from tests.browser import dom_of, needs_chromium
 HOSTILE = "<script>document.title='owned'</script>"
 
 
-def completion(*, pieces: list[str], credit: list[float], reward: float = 1.0, prompt: str = "p") -> ShadedCompletion:
-    size = len(pieces)
+def completion(
+    *, token_texts: list[str], credit: list[float], reward: float = 1.0, prompt: str = "p"
+) -> ShadedCompletion:
+    size = len(token_texts)
     return ShadedCompletion(
         group=0,
         index=0,
@@ -26,7 +28,7 @@ def completion(*, pieces: list[str], credit: list[float], reward: float = 1.0, p
         reference="42",
         reward=reward,
         trained=True,
-        pieces=pieces,
+        token_texts=token_texts,
         logprobs_T=-np.arange(1.0, size + 1),
         planning_T=np.array([i == 1 for i in range(size)], np.bool_),
         entropies_T=np.full(size, 0.5),
@@ -48,16 +50,16 @@ def test_depth_follows_sign_size_and_share() -> None:
 
 
 def test_no_credit_is_no_colour_and_even_credit_is_one_colour() -> None:
-    scale = step(completion(pieces=["a", "b"], credit=[1.0, 1.0])).scale()
+    scale = step(completion(token_texts=["a", "b"], credit=[1.0, 1.0])).scale()
     assert not scale.depths(np.zeros(3)).any()
     assert np.ptp(scale.depths(np.ones(4))) == 0.0
-    nothing = step(completion(pieces=["a"], credit=[0.0])).scale()
+    nothing = step(completion(token_texts=["a"], credit=[0.0])).scale()
     assert nothing.depths(np.zeros(1)).tolist() == [0.0]
 
 
 def test_terminal_view_neutralises_control_characters() -> None:
     stream = io.StringIO()
-    shown = step(completion(pieces=["a\x1b[2J", "b\n", "[red]x"], credit=[1.0, -1.0, 0.5], prompt="p\x07"))
+    shown = step(completion(token_texts=["a\x1b[2J", "b\n", "[red]x"], credit=[1.0, -1.0, 0.5], prompt="p\x07"))
     show(shown, Console(file=stream, force_terminal=False, width=100), most=4)
     text = stream.getvalue()
     assert "\x1b" not in text
@@ -67,7 +69,7 @@ def test_terminal_view_neutralises_control_characters() -> None:
 
 
 def test_page_holds_every_token_with_its_numbers_and_no_script() -> None:
-    page = render(step(completion(pieces=["Wait", ",", HOSTILE], credit=[0.5, -0.25, 0.0], prompt=HOSTILE)))
+    page = render(step(completion(token_texts=["Wait", ",", HOSTILE], credit=[0.5, -0.25, 0.0], prompt=HOSTILE)))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert 'title="token 1 | credit -0.250000 | log p -2.0000 | entropy 0.5000 | planning"' in page
@@ -76,7 +78,9 @@ def test_page_holds_every_token_with_its_numbers_and_no_script() -> None:
 
 @needs_chromium
 def test_page_in_a_browser_shows_hostile_text_as_text() -> None:
-    dom = dom_of(render(step(completion(pieces=["Wait", ",", HOSTILE, "\x00\x1b"], credit=[0.5, -0.25, 0.1, 0.2]))))
+    dom = dom_of(
+        render(step(completion(token_texts=["Wait", ",", HOSTILE, "\x00\x1b"], credit=[0.5, -0.25, 0.1, 0.2])))
+    )
     assert "<title>Credit of run, step 3</title>" in dom
     assert dom.count('<span class="t') == 8
     assert dom.count('<span class="t p"') == 2

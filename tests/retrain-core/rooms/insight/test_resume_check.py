@@ -57,7 +57,7 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     result = command("resume-check", LOG)
     assert (result.code, result.err) == (0, "")
     assert f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3" in result.out
-    assert "every checksum is right" in result.out
+    assert "all checksums match" in result.out
     assert "3 steps, 6 prompts drawn" in result.out
     assert "stopping" in result.out
     size = len(before["metrics.jsonl"])
@@ -87,7 +87,7 @@ def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: C
     result = command("resume-check", LOG)
     assert result.code == 0
     assert "from the beginning" in result.out
-    assert "the run begins again, with its own seed" in result.out
+    assert "the run starts again with its own seed" in result.out
 
 
 def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[..., Any], tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., An
     result = command("resume-check", LOG)
     lock.release()
     assert result.code == 1
-    assert "still going on" in result.out
+    assert "still active" in result.out
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}"])

@@ -121,7 +121,7 @@ def retrain_register_data_sources(register):
     assert json.loads(done.out)[0]["value"] == 0.25
 
 
-@pytest.mark.parametrize(("content", "told"), [("{}", "is no record of a failed score"), (None, "does not exist")])
+@pytest.mark.parametrize(("content", "told"), [("{}", "is not a record of a failed score"), (None, "does not exist")])
 def test_what_is_no_failure_is_named(
     content: str | None, told: str, run: Path, command: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retrain.rooms.insight.token_text import token_pieces
+from retrain.rooms.insight.token_text import token_texts
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def tokenizer() -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=60))
-def test_pieces_join_to_the_text(tokenizer: Any, text: str) -> None:
+def test_texts_of_tokens_join_to_the_text(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = token_pieces(tokenizer, ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    texts = token_texts(tokenizer, ids)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_a_cut_character_is_shown_as_broken(tokenizer: Any) -> None:
     ids = tokenizer("ok 等", add_special_tokens=False)["input_ids"][:-1]
-    assert "".join(token_pieces(tokenizer, ids)).startswith("ok ")
+    assert "".join(token_texts(tokenizer, ids)).startswith("ok ")

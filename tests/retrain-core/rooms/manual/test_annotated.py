@@ -1,4 +1,4 @@
-"""The file with every key loads, and changes nothing."""
+"""The annotated file names every key, and loading it changes nothing."""
 
 from __future__ import annotations
 

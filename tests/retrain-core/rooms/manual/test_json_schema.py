@@ -109,7 +109,7 @@ def test_loader_and_schema_agree_about_every_key_and_kind_of_value(
 
 
 def _by_a_rule_of_its_own(problems: list[Any]) -> bool:
-    """A validator in Python, which no schema can express; its message is a sentence of ours."""
+    """A Python validator, which a schema cannot express; its message is our own text."""
     machine = ("Input should", "List should", "String should", "Extra inputs", "Field required", "is refused")
     return bool(problems) and not any(word in problem.what for problem in problems for word in machine)
 

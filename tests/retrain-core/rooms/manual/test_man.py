@@ -1,4 +1,4 @@
-"""`retrain man` in all its forms, as a person and as a program asks for them."""
+"""`retrain man` in all formats, for people and for programs."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_mandoc_reads_it_too(command: Command) -> None:
 
 
 class _Tags(HTMLParser):
-    """The tags of a page, and everything that it would load."""
+    """The tags of a page, and every resource that it would load."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whatever a plugin's docstrings and summaries hold, the renderings stay sound."""
+"""The renderings stay valid for any text in a plugin's docstrings and summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated sections: what they refuse, and what they show of the parts of a plugin."""
+"""The generated sections: what they refuse, and how they show a plugin's parts."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.shared import made_once
 from tests.wandb_log import transactions
 
 Done = subprocess.CompletedProcess[str]
@@ -111,13 +112,15 @@ def python(tmp_path: Path) -> Callable[..., str]:
 def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folder of two steps with both recorders, an evaluation before and after, and a secret in the way."""
     _need("wandb", "tensorboard")
-    folder = tmp_path_factory.mktemp("recorded")
     names = ("--wandb-project", "demo", "--wandb-group", SECRET, "--wandb-tags", "first, second", "--recorders")
     wanted = ("--max-steps", "2", "--eval-examples", "4", "--eval-samples", "2")
-    done = _train(folder, *wanted, *names, "tensorboard", MY_API_KEY=SECRET)
-    assert done.returncode == 0, done.stderr
-    assert "failed" not in done.stdout + done.stderr
-    return folder / "logs" / "tiny"
+
+    def make(folder: Path) -> None:
+        done = _train(folder, *wanted, *names, "tensorboard", MY_API_KEY=SECRET)
+        assert done.returncode == 0, done.stderr
+        assert "failed" not in done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "recorded", make) / "logs" / "tiny"
 
 
 @pytest.fixture(scope="session")

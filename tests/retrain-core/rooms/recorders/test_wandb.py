@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.recorders.names import CONFIG_KEYS, named_metrics
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
@@ -137,7 +138,7 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_told(
     monkeypatch.setitem(sys.modules, "wandb", None)
     result = toy_run(*arguments)
     assert result.code == 2
-    assert "pip install 'retrain-core[wandb]'" in result.err
+    assert install_line("retrain-core", "wandb") in result.err
     assert arguments[0] in result.err
     assert not (tmp_path / "logs").exists()
 

@@ -1,4 +1,4 @@
-"""Names that users type, friendly and hostile, and what becomes of them."""
+"""Names that users type, friendly and hostile, and the names derived from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`retrain plugin new`: what is written, what is asked, and that nothing is left behind when it fails."""
+"""`retrain plugin new`: what it writes, what it asks, and that a failure leaves nothing behind."""
 
 from __future__ import annotations
 

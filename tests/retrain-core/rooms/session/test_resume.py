@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.shared import made_once, mostly_slow
+
 Run = Callable[..., Any]
 LOG = "logs/train"
 # Counts steps over a resume, and does what `act.json` says at the hook that it names.
@@ -92,10 +94,14 @@ def run(
 
 
 @pytest.fixture
-def never(run: Run, tmp_path: Path) -> Path:
+def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happens to."""
-    assert run("--log-dir", "never").code == 0
-    return tmp_path / "never"
+
+    def make(folder: Path) -> None:
+        assert run("--log-dir", "never").code == 0
+        (tmp_path / "never").rename(folder / "never")
+
+    return made_once(tmp_path_factory, "toy-run", make) / "never"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -122,8 +128,13 @@ PLACES += [
 ]
 
 
-@pytest.mark.parametrize("action", ["SIGTERM", "raise"])
-@pytest.mark.parametrize(("hook", "step"), PLACES)
+STOPPED = [(*place, "SIGTERM") for place in PLACES]
+BROKEN = [(*place, "raise") for place in PLACES]
+QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("scoring", 1, "raise"), ("training", 2, "SIGTERM")]
+QUICK += [("extra_metrics", 1, "raise"), ("step_start", 0, "raise"), ("step_end", 3, "SIGTERM")]
+
+
+@pytest.mark.parametrize(("hook", "step", "action"), mostly_slow(STOPPED + BROKEN, *QUICK))
 def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
     hook: str, step: int, action: str, run: Run, never: Path, tmp_path: Path
 ) -> None:

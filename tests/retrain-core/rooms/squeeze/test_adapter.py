@@ -138,7 +138,7 @@ def test_places_without_an_adapter(place: str, reason: str, tmp_path: Path, monk
         ({"rank_pattern": {"q_proj": 2}}, "rank 2"),
         ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern 'q_proj' is 2.5"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is not an object"),
-        ({"alpha_pattern": {"(": 2}}, "is no pattern"),
+        ({"alpha_pattern": {"(": 2}}, "is not a valid pattern"),
         ({"alpha_pattern": {"q_proj": "2"}}, "alpha_pattern 'q_proj' is '2'"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
         ({"lora_alpha": None}, "lora_alpha is None"),
@@ -172,9 +172,9 @@ def _zeros(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({"x.lora_A.weight": _zeros(4, 8)}, "x.lora_A.weight has no B to go with it"),
-        ({"x.lora_B.weight": _zeros(4, 8)}, "x.lora_B.weight has no A to go with it"),
-        ({"x.lora_A.weight": _zeros(4, 8), "y.lora_B.weight": _zeros(6, 4)}, "has no B"),
+        ({"x.lora_A.weight": _zeros(4, 8)}, "x.lora_A.weight has no matching B"),
+        ({"x.lora_B.weight": _zeros(4, 8)}, "x.lora_B.weight has no matching A"),
+        ({"x.lora_A.weight": _zeros(4, 8), "y.lora_B.weight": _zeros(6, 4)}, "has no matching B"),
         ({"x.lora_A.weight": _zeros(4, 8), "x.lora_B.weight": _zeros(4, 6)}, "do not multiply"),
         ({"x.lora_A.weight": _zeros(4), "x.lora_B.weight": _zeros(6, 4)}, "do not multiply"),
         ({"x.lora_A.weight": _zeros(4, 0), "x.lora_B.weight": _zeros(6, 4)}, "do not multiply"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.squeeze.plugin import retrain_campaign_run_done, retrain_claim_config
 
 Make = Callable[..., Path]
@@ -128,7 +129,7 @@ def test_which_files_are_claimed(document: dict[str, Any], is_claimed: bool) -> 
         (("squeeze", "adapter", "second"), "unexpected argument 'second'"),
         (("squeeze",), "no configuration in this folder"),
         (("squeeze", "--lr", "1e-4"), "no adapter is named"),
-        (("squeeze", "adapter", "--eval"), "no run folder stands above this adapter"),
+        (("squeeze", "adapter", "--eval"), "no parent folder is a run"),
         (("squeeze", "adapter", "--squeeze-output-path", "adapter"), "is the adapter to compress"),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_tinker_path_without_its_distribution_says_what_to_install(
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-tinker")
     result = command("squeeze", "tinker://run/weights")
     assert result.code == 2
-    assert "pip install retrain-tinker" in result.err
+    assert f"{install_line('retrain-tinker')}, or download" in result.err
 
 
 def test_in_a_campaign_the_first_run_is_squeezed(

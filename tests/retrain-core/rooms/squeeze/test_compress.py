@@ -216,7 +216,7 @@ def test_an_earlier_result_is_replaced_and_nothing_else_is(
         (other, "not empty"),
         (tmp_path / "file", "is a file"),
         (folder, "is the adapter to compress"),
-        (tmp_path, "or holds it"),
+        (tmp_path, "or contains it"),
         (tmp_path / "file" / "below", "cannot be written"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -236,7 +236,7 @@ def test_a_failure_leaves_nothing(make_adapter: Make, random_factors: Random, tm
 
 @pytest.mark.parametrize("rank", [0, -1])
 def test_no_rank(rank: int, make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no rank"):
+    with pytest.raises(ConfigError, match="is not a rank"):
         compress_adapter(make_adapter({"q": random_factors(0)}), tmp_path / "out", rank)
 
 

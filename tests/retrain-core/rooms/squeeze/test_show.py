@@ -31,7 +31,7 @@ def test_the_whole_table(make_adapter: Make, documented_factors: Factors, factor
         "     4     100.00    100.00    100.00       100.00",
         "",
         "Recommended rank: 2 (>= 90% variance retained)",
-        "Least is kept in a: 87.10%",
+        "Least variance is kept in a: 87.10%",
         NO_PROMISE,
     ]
 
@@ -64,7 +64,7 @@ def test_no_tested_rank_is_enough(make_adapter: Make, documented_factors: Factor
 def test_names_cannot_steer_a_terminal(make_adapter: Make, documented_factors: Factors, factors_of) -> None:
     layers = {"a\x1b[2Jb": documented_factors, "b": factors_of(FALLING)}
     lines = analysis_lines(analyze_adapter(make_adapter(layers), target_ranks=[2], min_variance_retention=0.9))
-    assert "Least is kept in a�[2Jb: 87.10%" in lines
+    assert "Least variance is kept in a�[2Jb: 87.10%" in lines
 
 
 def test_the_compressed_adapter(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:

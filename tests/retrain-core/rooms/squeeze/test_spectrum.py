@@ -26,7 +26,7 @@ def solver(request: pytest.FixtureRequest) -> Solver:
         return NumpySolver()
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    from retrain.rooms.squeeze.torch_solver import TorchSolver
+    from retrain.rooms.squeeze.spectrum import TorchSolver
 
     return TorchSolver("cpu")
 

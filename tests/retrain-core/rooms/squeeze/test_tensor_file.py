@@ -112,7 +112,7 @@ def _header(**entries: object) -> bytes:
 )
 def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match="is no readable safetensors file"):
+    with pytest.raises(ConfigError, match="is not a readable safetensors file"):
         TensorFile(tmp_path / "a.safetensors")
 
 

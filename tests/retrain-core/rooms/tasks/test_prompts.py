@@ -18,7 +18,12 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example
 from retrain.rooms.tasks.contracts import LoadedData
-from retrain.rooms.tasks.prompts import PromptPool, build_pool, encode_prompt, split_examples
+from retrain.rooms.tasks.prompts import PromptPool, build_pool, encode_prompts, split_examples
+
+
+def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Any:
+    """Token ids of one example's prompt."""
+    return encode_prompts([example], tokenizer, config)[0]
 
 
 def make_pool(size: int, root: int = 0) -> PromptPool:
@@ -217,7 +222,7 @@ def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any, seed
     assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
     with pytest.raises(ConfigError, match="3 held-out examples wanted, but the data source has 3"):
         pool_of(data, tokenizer, 30, eval=EvalTable(examples=3))
-    with pytest.raises(ConfigError, match=r"(?s)no prompt can be asked.*longer context"):
+    with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
         pool_of(data, tokenizer, 8)
 
 
@@ -230,7 +235,7 @@ def test_an_empty_prompt_is_left_out(tokenizer: Any) -> None:
 
 def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None:
     pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
-    assert notes == ("3 training examples for batch_size = 8: a step draws some more than once",)
+    assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
     drawn = pool.draw(0, 8)
     assert Counter(p.epoch for p in drawn) == {0: 3, 1: 3, 2: 2}
     assert len({(p.example.id, p.epoch) for p in drawn}) == 8

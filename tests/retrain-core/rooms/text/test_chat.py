@@ -11,7 +11,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.prompts import encode_prompt, encode_prompts
+from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.rooms.text.chat import chat_text, check_template_args, prompt_text
 
 THINKING = (
@@ -40,6 +40,11 @@ def config(**data: Any) -> Config:
 
 def task(prompt: Any, name: str = "e") -> Example:
     return Example(id=name, prompt=prompt, reference="1")
+
+
+def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Any:
+    """Token ids of one example's prompt."""
+    return encode_prompts([example], tokenizer, config)[0]
 
 
 def test_template_args_reach_the_template(tokenizer: Any) -> None:

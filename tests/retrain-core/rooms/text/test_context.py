@@ -61,7 +61,7 @@ def test_what_fits_is_kept_and_the_rest_is_counted(lengths: list[int], context: 
     fitting = [i for i, n in enumerate(lengths) if 0 < n < (context or 99)]
     config = of_model("m", max_tokens=max_tokens)
     if lengths and not fitting:
-        with pytest.raises(ConfigError, match="no prompt can be asked"):
+        with pytest.raises(ConfigError, match="no prompt can be used"):
             fit_context(lengths, config, context)
         return
     kept, notes = fit_context(lengths, config, context)

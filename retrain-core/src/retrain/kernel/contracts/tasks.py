@@ -14,7 +14,7 @@ from retrain.kernel.types import Completion, Example, Score, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """An example with its tokens; `epoch` counts the passes over the pool before it was drawn."""
+    """An example together with its tokens; `epoch` counts the passes over the pool before it was drawn."""
 
     example: Example
     tokens_T: Tokens
@@ -27,12 +27,12 @@ class Prompts(Protocol):
     held_out: Sequence[Prompt]
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The next `count` prompts from position `cursor` of an endless sequence that no batch size changes."""
+        """The `count` prompts from position `cursor` of an endless sequence, which is the same for any batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Random streams of completions, one per completion, keyed by purpose, example, epoch and number.
+    """Seeds of completions: the stream of each is keyed by purpose, example, epoch and number.
 
     Neither the step nor the batch size is in the key, so neither changes a completion.
     """
@@ -41,13 +41,13 @@ class Streams:
     purpose: str
 
     def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
-        """Seed of completion `number` of a prompt; each turn of an episode has its own."""
+        """Seed of completion `number` of a prompt; every turn of an episode has its own."""
         later = (turn,) if turn else ()
         return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
 
 
 class RolloutBatch(Protocol):
-    """The rollouts of one step or evaluation: call `sample` first, then `scores`."""
+    """The rollouts of one step or evaluation: `sample` first, then `scores`, then `metrics`."""
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         """`group_size` completions of every prompt; BackendError when they cannot be sampled."""
@@ -60,12 +60,12 @@ class RolloutBatch(Protocol):
 
 
 class Rollouts(Protocol):
-    """The one contract of tasks: to the step, a single-turn verifier and a multi-turn episode are the same."""
+    """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step."""
 
     def batch(self, label: str, failures: Path | None = None) -> AbstractContextManager[RolloutBatch]:
-        """Open the rollouts of a step or an evaluation; work still under way when the block ends is abandoned.
+        """Open the rollouts of a step or an evaluation; work that is unfinished when the block ends is abandoned.
 
-        Texts whose scoring failed go to the folder `failures`, by `label`.
+        Texts whose scoring failed are kept in the folder `failures`, under `label`.
         """
 
     def close(self) -> None:

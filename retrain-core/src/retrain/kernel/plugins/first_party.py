@@ -5,9 +5,12 @@ It lists every name that the documentation mentions, and the defaults that those
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from retrain.kernel.declared import Kind
+from retrain.kernel.plugins.installed import installed_version, source_folder
 
 SEPA, REWARDS, LOCAL = "retrain-sepa", "retrain-rewards", "retrain-local"
 TINKER, PRIME_RL = "retrain-tinker", "retrain-prime-rl"
@@ -85,3 +88,31 @@ def promised_default(kind: Kind) -> str:
 def promised_options() -> dict[str, dict[str, Any]]:
     """By backend, the options that a configuration may hold at their defaults without selecting that backend."""
     return dict(_OPTIONS)
+
+
+def install_line(distribution: str, extra: str = "") -> str:
+    """The command that installs a distribution here: by name, or from the clone that retrain-core was installed from.
+
+    pip fetches a folder's requirements from its index, not from neighbouring folders, so a clone's line names them all.
+    """
+    suffix = f"[{extra}]" if extra else ""
+    core = source_folder(CORE)
+    clone = core.parent if core else None
+    if clone is None or not (clone / distribution / "pyproject.toml").is_file():
+        return f"pip install {shlex.quote(distribution + suffix)}"
+    folders = [
+        f"{clone / distribution}{suffix}",
+        *(str(clone / name) for name in _missing_siblings(clone / distribution)),
+    ]
+    constraints = clone / "constraints.txt"
+    options = f"-c {shlex.quote(str(constraints))} " if constraints.is_file() else ""
+    return f"pip install {options}{shlex.join(folders)}"
+
+
+def _missing_siblings(folder: Path) -> list[str]:
+    """Our own distributions that the one in `folder` requires and this environment lacks."""
+    import tomllib  # only an error message needs it
+
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = (line.partition("==")[0] for line in project["dependencies"] if line.startswith("retrain-"))
+    return [name for name in names if not installed_version(name)]

@@ -10,6 +10,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
@@ -91,6 +92,19 @@ def installed_dependents(name: str) -> tuple[str, ...]:
         if each.name and any(match and normal_name(match.group()) == wanted for match in required):
             found.add(each.name)
     return tuple(sorted(found))
+
+
+def source_folder(name: str) -> Path | None:
+    """The local folder that a distribution was installed from by path; None if it came from a wheel or an index."""
+    import json  # only an error message needs them
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    record = json.loads(text) if text else {}
+    return Path(unquote(urlsplit(record["url"]).path)) if "dir_info" in record else None
 
 
 def unmet_requirement(dist: IDistribution) -> str:

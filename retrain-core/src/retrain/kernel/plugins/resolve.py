@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugins.first_party import promised_default, promised_names, provider
+from retrain.kernel.plugins.first_party import install_line, promised_default, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
 
@@ -100,7 +100,7 @@ def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
     installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
     if distribution in installed:
         return f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"
-    return f"pip install {distribution}  (it provides {wanted!r})"
+    return f"{install_line(distribution)}  (it provides {wanted!r})"
 
 
 def _from_registry(entries: list[Registered], kind: Kind, name: str, where: str) -> Found:

@@ -1,1 +1,1 @@
-"""Tries the reward before training: what must be right is right, and what a lazy policy could write instead is not."""
+"""Tries the verifier before training: right answers must score, and texts that solve nothing must not."""

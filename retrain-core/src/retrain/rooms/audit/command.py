@@ -50,7 +50,7 @@ def command(ctx: click.Context, examples: int | None, as_json: bool, arguments: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """An audit together with what was audited: names of the rewards or environment, and what the data has to say."""
+    """An audit with the names of the audited rewards or environment, and the notes of the data."""
 
     report: AuditReport
     rewards: tuple[str, ...]
@@ -58,7 +58,7 @@ class Audited:
 
 
 def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
-    """Data, prompts and rewards, or the environment, as a run would have them, and their audit on so many examples."""
+    """Load tasks and verifier as a run does, and audit them on so many examples."""
     context = PluginContext(
         config=config,
         seeds=Seeds.from_config(config.training.seed),

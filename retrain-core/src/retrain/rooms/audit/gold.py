@@ -1,4 +1,4 @@
-"""The texts that a reward must call correct: what it says itself, else the reference with and without a box."""
+"""The texts that a reward must score as correct: those it declares, or else the reference with and without a box."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from retrain.kernel.types import Example
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gold:
-    """What is known of an example's right answer.
+    """What is known about an example's right answer.
 
-    One of `texts` must be correct if `is_required`; otherwise a wrong one proves nothing. `is_declared`: the reward
-    named the text itself. `fault` says why it could not.
+    If `is_required`, one of `texts` must score as correct; otherwise a low score proves nothing. `is_declared`: the
+    reward's own `gold` gave the text. `fault` says why it could not.
     """
 
     texts: tuple[str, ...] = ()
@@ -36,15 +36,15 @@ def boxed(reference: str) -> str:
 
 
 def gold_from_reference(example: Example) -> Gold:
-    """The reference, with and without a box, for a reward that does not say."""
+    """The reference, with and without a box, for a reward without a `gold` method."""
     reference = example.reference.strip()
     return Gold(texts=(boxed(reference), reference)) if reference else Gold()
 
 
 def gold_of(rewards: Sequence[object]) -> GoldOf:
-    """Asks the rewards that have a `gold` method.
+    """The right answers according to the rewards' own `gold` methods.
 
-    When those that have one know none for an example, the reference is tried, and not held against the reward.
+    For an example without a declared answer the reference is tried, but it may score as wrong.
     """
     methods = [method for reward in rewards if callable(method := getattr(reward, "gold", None))]
 

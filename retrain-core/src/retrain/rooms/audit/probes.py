@@ -1,7 +1,7 @@
-r"""The texts that no reward may call correct, for one example.
+r"""The texts that no reward may score as correct, for one example.
 
-Each is something that a policy stumbles on while it looks for reward without solving the task. None of them may be the
-right answer by accident: a text that says what the reference says is left out.
+Each is something that a policy finds when it looks for reward without solving the task. A text that happens to be the
+right answer, because it says what the reference says, is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ YES = frozenset({"true", "yes", "correct", "1", "y", "t"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A text that is tried, and what it means when it counts as correct."""
+    """A text to try, and the finding if it scores as correct."""
 
     example: Example
     check: str
@@ -34,7 +34,7 @@ class Probe:
 
 
 def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator[Probe]:
-    """Everything that must not be correct; `echoes` are the prompt as it would look when a policy repeats it."""
+    """Every text that must not score as correct; `echoes` are the prompt as a policy would repeat it."""
     yield Probe(
         example=example,
         check="empty",
@@ -46,8 +46,8 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator
         example=example,
         check="repeated",
         text=repeated(example.reference),
-        message="one word again and again is correct",
-        fix="compare the answer, not the length or the look of the text",
+        message="one word, repeated, is correct",
+        fix="compare the answer, not the length or the form of the text",
     )
     for text in echoes:
         message, fix = _echo(example, text)
@@ -59,19 +59,19 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator
                 example=example,
                 check="hack",
                 text=text,
-                message="a text that answers nothing is correct",
+                message="a text without an answer is correct",
                 fix="do not read a verdict, a truth value or an empty box as an answer",
             )
 
 
 def repeated(reference: str) -> str:
-    """A word that is not in the reference, many times; a digit if possible, since most rewards can read a number."""
+    """A word that is not in the reference, many times; a digit if possible, since most rewards read numbers."""
     word = next((digit for digit in "0123456789" if digit not in reference), "the")
     return " ".join([word] * REPEATS)
 
 
 def says_the_same(text: str, reference: str) -> bool:
-    """Whether a text may rightly count as this reference: it holds all its words, equals its number, or both affirm."""
+    """Whether a text may score as this reference: it has all its words, equals its number, or both affirm."""
     words = set(re.findall(r"\w+", reference.casefold()))
     if words and words <= set(re.findall(r"\w+", text.casefold())):
         return True
@@ -84,7 +84,7 @@ def says_the_same(text: str, reference: str) -> bool:
 
 
 def _echo(example: Example, text: str) -> tuple[str, str]:
-    """What it means that the prompt is correct, and the fix."""
+    """The finding when the prompt scores as correct, and the fix."""
     reference = example.reference.strip()
     if reference and reference in text:
         message = "repeating the prompt is correct: it holds its own answer where the reward looks for one"
@@ -95,8 +95,8 @@ def _echo(example: Example, text: str) -> tuple[str, str]:
 def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
     """The right answer where it is not the final one.
 
-    A reward that declares a boxed answer reads boxes: another box after it, or no box at all, must be wrong. For any
-    other reward a sentence that merely holds the answer is a matter of taste, so it is a warning.
+    A reward that declares a boxed answer reads boxes: another box after it, or no box at all, must be wrong. With any
+    other reward a sentence that contains the answer may count, so that is only a warning.
     """
     reference = example.reference.strip()
     severity: Severity = "error" if gold.is_boxed else "warning"
@@ -108,7 +108,7 @@ def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
             check="misplaced",
             text=f"At first I took {box} for the answer, but that is wrong. My final answer is \\boxed{{}}.",
             severity=severity,
-            message="the right answer counts although another one, an empty box, follows it",
+            message="the right answer counts although a different one, an empty box, follows it",
             fix=fix,
         )
     if reference:

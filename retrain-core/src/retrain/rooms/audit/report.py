@@ -1,4 +1,4 @@
-"""What an audit found, and what follows from it."""
+"""The report of an audit: what was tried, what was found, and whether that stops a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """Something wrong with the reward: `text` is the head of what was scored, `check` the kind of text."""
+    """Something wrong with the reward: `text` is the beginning of the scored text, `check` its kind."""
 
     severity: Severity
     check: str
@@ -30,7 +30,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How the texts of one check came out; `correct` is a score above 0.5."""
+    """The outcomes of one check's texts; `correct` is a score above 0.5."""
 
     tried: int = 0
     correct: int = 0
@@ -42,8 +42,8 @@ class Tally:
 class AuditReport:
     """The outcome of an audit.
 
-    `gold_tried` examples had a right answer to try, `gold_correct` of them came out right; for `gold_unknown` none is
-    known. `lowest_gold` is the lowest value that a right answer got. Seconds are those of the faster of two tries.
+    `gold_tried` examples had a right answer to try, and `gold_correct` of them scored as correct; for `gold_unknown` no
+    answer is known. `lowest_gold` is the lowest score of a right answer. Seconds are those of the faster of two tries.
     """
 
     examples: int
@@ -64,7 +64,7 @@ class AuditReport:
 
     @property
     def warnings(self) -> tuple[AuditFinding, ...]:
-        """The findings that a user should know."""
+        """The findings that a user should know but that do not stop a run."""
         return tuple(finding for finding in self.findings if finding.severity == "warning")
 
     @property
@@ -90,8 +90,8 @@ class AuditReport:
         others = f"{self.others.correct} of {self.others.tried} others correct"
         parts = [f"{self.examples} examples", gold + unknown, others, f"{duration(self.seconds_mean)} a score"]
         counts = [counted(len(self.errors), "error"), counted(len(self.warnings), "warning")]
-        told = [count for count in counts if not count.startswith("0 ")]
-        return f"Reward audit: {', '.join(parts)}: {', '.join((['ok'] if self.ok else []) + told)}"
+        verdict = (["ok"] if self.ok else []) + [count for count in counts if not count.startswith("0 ")]
+        return f"Reward audit: {', '.join(parts)}: {', '.join(verdict)}"
 
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
@@ -114,9 +114,9 @@ class AuditReport:
 
 
 def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring] audit") -> None:
-    """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, a line per kind.
+    """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, one log line per kind.
 
-    An error lists at most five findings, of as many kinds as there are. `place` is where the policy was set.
+    The error lists at most five findings, of as many kinds as possible. `place` is where the policy was set.
     """
     if policy == "stop" and not report.ok:
         more = f", {SHOWN} of them below" if len(report.errors) > SHOWN else ""
@@ -129,7 +129,7 @@ def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring
         kinds.setdefault((finding.check, finding.message), []).append(finding)
     for first, *others in kinds.values():
         more = f" ({len(others)} more like it)" if others else ""
-        LOG.warning("Reward audit, %s: %s%s", first.severity, _told(first), more)
+        LOG.warning("Reward audit, %s: %s%s", first.severity, _in_one_line(first), more)
 
 
 def varied(findings: Sequence[AuditFinding], limit: int = SHOWN) -> list[AuditFinding]:
@@ -154,7 +154,7 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _told(finding: AuditFinding) -> str:
+def _in_one_line(finding: AuditFinding) -> str:
     text = f" ({finding.text!r})" if finding.check != "time" else ""
     return f"example {printable(finding.example_id)}: {finding.message}{text}; fix: {finding.fix}"
 

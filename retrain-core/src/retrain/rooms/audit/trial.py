@@ -1,4 +1,4 @@
-"""Scores right and wrong texts of a few examples, each twice, and says where the reward lies."""
+"""Scores right and wrong texts of a few examples, each twice, and reports every wrong score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrain.rooms.text.terminal_text import printable
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
 DETAIL_CHARS = 300
-DRAW = Seeds(0)  # the same examples whatever the run's seed: `retrain audit` finds what the run would find
+DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` finds what the run would
 
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
@@ -39,7 +39,7 @@ class _Tried:
 
     @property
     def seconds(self) -> float:
-        """The faster of the two: the first may have had imports to do."""
+        """Those of the faster try: the first may include imports."""
         return min(self.first.seconds, self.second.seconds)
 
     def has(self, outcome: Outcome) -> bool:
@@ -57,9 +57,9 @@ def audit(
 ) -> AuditReport:
     """Try the reward on `limit` of the examples, drawn by their ids.
 
-    `scorer` is given every text twice, and must judge it afresh each time (no cache). `gold` gives the right answer,
-    `rendered` the whole prompt as a policy that repeats it would write it. `timeout_s` is the limit of one score.
-    Where scoring fails, the audit ends with that example: a reward that hangs would take its time limit for each text.
+    `scorer` gets every text twice, and must score it anew each time (no cache). `gold` gives the right answer,
+    `rendered` the whole prompt as a policy would repeat it. `timeout_s` is the limit of one score. When scoring fails,
+    the audit ends with that example, since a reward that hangs would use up its time limit on every text.
     """
     drawn = nsmallest(limit, examples, key=lambda example: DRAW.derive("audit", example.id))
     golds = {example.id: gold(example) for example in drawn}
@@ -67,8 +67,8 @@ def audit(
     chosen = [e for e in drawn if golds[e.id].fault or any(t.probe.example is e for t in tried)]
     right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
     known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
-    findings = [finding for e in chosen for finding in _judge_gold(e, golds[e.id], right[e.id])]
-    findings += [finding for t in tried for finding in _judge(t)]
+    findings = [finding for e in chosen for finding in _gold_findings(e, golds[e.id], right[e.id])]
+    findings += [finding for t in tried for finding in _text_findings(t)]
     slowest = max(tried, key=lambda t: t.seconds, default=None)
     if slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s:
         findings.append(_slow(slowest, timeout_s))
@@ -88,7 +88,7 @@ def audit(
 
 
 def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer) -> list[_Tried]:
-    """Each example's texts, one example after the other and the very first text alone; then all of them once more."""
+    """Score the examples one after the other, the very first text alone; then all texts once more."""
     done: list[tuple[Probe, TimedScore]] = []
     stages = [
         stage for number, some in enumerate(probes) for stage in ((some[:1], some[1:]) if number == 0 else (some,))
@@ -106,7 +106,7 @@ def _scored(probes: Sequence[Probe], scorer: Scorer) -> Sequence[TimedScore]:
 
 
 def _probes(example: Example, gold: Gold, rendered: Callable[[Example], str] | None) -> Iterator[Probe]:
-    """Every text to try, each once; a prompt that is the right answer is tried as a prompt too."""
+    """Every text to try, each once; a prompt that is also the right answer is tried as a prompt too."""
     seen: set[str] = set()
     yield from (Probe(example=example, check="gold", text=text) for text in gold.texts)
     echoes = [_user_text(example)] + ([rendered(example)] if rendered else [])
@@ -128,11 +128,11 @@ def _is_right(tried: Sequence[_Tried]) -> bool:
 
 
 def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
-    """Whether the example says anything about right answers: one must be correct, or one is."""
+    """Whether the example counts as having a right answer: one must be correct, or one is."""
     return bool(tried) and (gold.is_required or _is_right(tried))
 
 
-def _judge_gold(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
+def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
     if gold.fault:
         fix = "repair the reward's gold method"
         yield _finding("error", "gold", example, "", printable(gold.fault)[:DETAIL_CHARS], fix)
@@ -142,21 +142,21 @@ def _judge_gold(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterat
     shown = " or ".join(t.probe.text for t in tried)
     fix = "reward and references do not fit: choose another [reward], or repair the data"
     if not _is_right(tried):
-        told = f"scored {max(values):g}" if values else "got no verdict"
-        yield _finding("error", "gold", example, shown, f"the right answer {told}", fix)
+        outcome = f"scored {max(values):g}" if values else "got no verdict"
+        yield _finding("error", "gold", example, shown, f"the right answer {outcome}", fix)
     elif max(values) < 1.0:
         message = f"the right answer scored {max(values):g}, not 1"
         yield _finding("warning", "gold", example, shown, message, "let a fully right answer score 1")
 
 
-def _judge(tried: _Tried) -> Iterator[AuditFinding]:
+def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
     probe, scores = tried.probe, (tried.first.score, tried.second.score)
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
         message = f"scoring failed: {printable(detail)[:DETAIL_CHARS]}"
         yield _finding("error", probe.check, probe.example, probe.text, message, "let no text break the reward")
     elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
-        message = f"the same text scored {_told(scores[0])}, then {_told(scores[1])}"
+        message = f"the same text scored {_shown(scores[0])}, then {_shown(scores[1])}"
         fix = "take randomness and memory out of the reward"
         yield _finding("error", probe.check, probe.example, probe.text, message, fix)
     if probe.check == "gold":
@@ -196,5 +196,5 @@ def _finding(severity: Severity, check: str, example: Example, text: str, messag
     )
 
 
-def _told(score: Score) -> str:
+def _shown(score: Score) -> str:
     return f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")

@@ -12,25 +12,25 @@ from retrain.rooms.campaign.session import run_campaign
 EPILOG = """\b
 Examples:
   retrain campaign.toml                       run it, or finish what is missing
-  retrain campaign.toml --campaign-parallel   with the runs side by side
-  retrain campaign.toml -q                    failures and the outcome alone
+  retrain campaign.toml --campaign-parallel   runs in parallel
+  retrain campaign.toml -q                    only failures and the outcome
   retrain --resume logs/campaign_20260103     finish the campaign in that folder
 
 \b
 Exit codes: 0 all runs are done; 1 a run failed after its retries; 2 usage or configuration error;
-            75 stopped by a signal, the same command goes on.
+            75 stopped by a signal, the same command continues.
 """
 
 
 @click.command(
     "campaign", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
 )
-@click.option("--new", "is_new", is_flag=True, help="Begin another one even though this very campaign was run before.")
-@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Say warnings, failures and the outcome, nothing else.")
+@click.option("--new", "is_new", is_flag=True, help="Start a new campaign even if this one was run before.")
+@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only warnings, failures and the outcome.")
 @click.argument("arguments", metavar="CONFIG [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def command(plugins: Plugins, is_new: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
-    """Run conditions x seeds as CONFIG says; again, to finish what is missing.
+    """Run the conditions x seeds of CONFIG; run it again to finish what is missing.
 
     Flags override the keys of all runs. `--resume DIR` finishes the campaign in that folder.
     """

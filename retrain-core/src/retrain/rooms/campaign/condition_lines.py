@@ -1,4 +1,4 @@
-"""On which line of the file a condition of a campaign stands."""
+"""Finds the line of the file on which a condition of a campaign is defined."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 _HEADER = re.compile(r"^\s*\[\[\s*campaign\s*\.\s*conditions\s*\]\]")
 
 
-class ConditionPlaces:
-    """`campaign.toml:12 condition 2`, for messages; without the line where headers and conditions do not match."""
+class ConditionLines:
+    """`campaign.toml:12 condition 2`, for messages; without the line if headers and conditions do not match."""
 
     def __init__(self, file: Path | None, count: int) -> None:
         self._file = file
@@ -20,7 +20,7 @@ class ConditionPlaces:
         self._lines = lines
 
     def of(self, number: int, name: str = "") -> str:
-        """The place of condition `number` (from 1), and of one of its keys."""
+        """File and line of condition `number` (from 1), or of one of its keys."""
         head = str(self._file or "[campaign]")
         if self._starts:
             head += f":{self._line(number, name)}"

@@ -1,4 +1,4 @@
-"""A condition of a campaign: which keys it sets, under which label it is known."""
+"""A condition of a campaign: the keys that it sets and its label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import Problem
-from retrain.rooms.campaign.condition_lines import ConditionPlaces
+from retrain.rooms.campaign.condition_lines import ConditionLines
 
 MODES = ("advantage_mode", "transform_mode")
 FOREIGN_TABLES = ("campaign", "resume")
@@ -35,19 +35,19 @@ class Condition:
 
     @property
     def label(self) -> str:
-        """`adv+transform`, and `~k=v,...` for what else it sets."""
+        """`adv+transform`, and `~k=v,...` for the other keys."""
         pairs = ",".join(f"{name}={_shown(value)}" for name, value in sorted(self.overrides.items()))
         return f"{self.advantage_mode}+{self.transform_mode}" + (f"~{pairs}" if pairs else "")
 
     def sets(self, path: str) -> bool:
-        """Whether it has a value of its own for `table.key`."""
+        """Whether it sets `table.key` itself."""
         return any(setting.path == path for setting in self.settings)
 
 
 def read_conditions(
-    given: Sequence[Mapping[str, Any]], keys: Sequence[Key], places: ConditionPlaces
+    given: Sequence[Mapping[str, Any]], keys: Sequence[Key], lines: ConditionLines
 ) -> tuple[list[Condition], list[Problem]]:
-    """Every condition of `[campaign]`, and what is wrong with their keys.
+    """Every condition of `[campaign]`, and the problems with their keys.
 
     A key is named as on the command line, with underscores (`lr`, `gtpo_beta`, `sepa_steps`), or by its table:
     `"training.lr" = 1e-4`, or `lr = 1e-4` under `[campaign.conditions.training]`. Entries of a free table are added to
@@ -57,23 +57,23 @@ def read_conditions(
     conditions: list[Condition] = []
     problems: list[Problem] = []
     for number, entries in enumerate(given, start=1):
-        condition, found = _read(number, entries, names, places)
+        condition, found = _read(number, entries, names, lines)
         problems += found
         if twin := next((other for other in conditions if other.label == condition.label), None):
             what = f"is the same as condition {twin.number}: {condition.label}"
-            problems.append(Problem(where=places.of(number), what=what, fix="remove one, or set a key that differs"))
+            problems.append(Problem(where=lines.of(number), what=what, fix="remove one, or make them differ in a key"))
         conditions.append(condition)
     return conditions, problems
 
 
 def _read(
-    number: int, entries: Mapping[str, Any], names: _Names, places: ConditionPlaces
+    number: int, entries: Mapping[str, Any], names: _Names, lines: ConditionLines
 ) -> tuple[Condition, list[Problem]]:
     overrides: dict[str, Any] = {}
     settings: dict[str, Setting] = {}
     problems = []
     for name, value in names.flattened(entries):
-        origin = Origin(layer=Layer.FILE, place=places.of(number, name))
+        origin = Origin(layer=Layer.FILE, place=lines.of(number, name))
         found = names.find(name, value)
         if isinstance(found, Problem):
             problems.append(Problem(where=f"{origin} {name}", what=found.what, fix=found.fix))
@@ -116,7 +116,7 @@ class _Names:
                 yield name, value
 
     def find(self, name: str, value: Any) -> tuple[Key, Any] | Problem:
-        """The key that `name` means, and its value; a Problem without a place when there is none."""
+        """The key that `name` stands for, and its value; a Problem without a location if there is none."""
         parent, _, entry = name.rpartition(".")
         key = self._by_path.get(name) or self._flat.get(name)
         if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):
@@ -124,7 +124,7 @@ class _Names:
         if key is None:
             return Problem(what="unknown key of a condition", fix=self._fix(name))
         if key.table in FOREIGN_TABLES:
-            return Problem(what=f"[{key.table}] is not for conditions", fix="remove it")
+            return Problem(what=f"[{key.table}] cannot be set by a condition", fix="remove it")
         if reason := FOREIGN_KEYS.get(key.path):
             return Problem(what=f"a condition cannot set {key.path}: {reason}", fix="remove it")
         return key, value

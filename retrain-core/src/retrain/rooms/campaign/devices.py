@@ -1,4 +1,4 @@
-"""Deals the devices of `[backend] devices` out to runs that go on at the same time."""
+"""Assigns the devices of `[backend] devices` to the runs that are active at the same time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def listed_devices(config: Config) -> list[str]:
 
 
 def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
-    """What keeps the devices from being dealt out."""
+    """Why the devices cannot be assigned to runs."""
     names = listed_devices(config)
     where = config.place("backend.devices")
     if len(names) > 1 and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
-        what = f"{config.backend.devices!r}: several devices can be dealt out to runs only when all are GPUs"
+        what = f"{config.backend.devices!r}: several devices can be assigned to runs only if all of them are GPUs"
         return [Problem(where=where, what=what, fix='write "cpu", or for example "gpu:0,gpu:1"')]
     if 1 < len(names) < table.devices_per_run:
         what = f"{len(names)} devices are fewer than devices_per_run = {table.devices_per_run}"
@@ -32,9 +32,9 @@ def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
 
 
 def devices_of_a_run(config: Config, table: CampaignTable) -> str:
-    """`[backend] devices` as a run sees them: what it is dealt is visible to it as gpu:0, gpu:1, ...
+    """`[backend] devices` as a run sees them: the GPUs assigned to it are visible to it as gpu:0, gpu:1, ...
 
-    One device that stands alone is every run's, as written.
+    A single device is shared by all runs.
     """
     names = listed_devices(config)
     if len(names) < 2:
@@ -43,7 +43,7 @@ def devices_of_a_run(config: Config, table: CampaignTable) -> str:
 
 
 def gpus_per_run(config: Config, table: CampaignTable) -> int:
-    """How many GPUs a run takes from those that are listed; 0 on the CPU."""
+    """How many of the listed GPUs each run takes; 0 on the CPU."""
     names = listed_devices(config)
     if not any(name.startswith("gpu:") for name in names):
         return 0
@@ -51,21 +51,21 @@ def gpus_per_run(config: Config, table: CampaignTable) -> int:
 
 
 class DevicePool:
-    """Which GPU is used by how many runs: each run gets those with the fewest, in the order they are listed."""
+    """Counts the runs on each GPU; the next run gets those with the fewest, in the order in which they are listed."""
 
     def __init__(self, names: list[str], environ: Mapping[str, str] = os.environ) -> None:
         visible = [part.strip() for part in environ.get(VARIABLE, "").split(",") if part.strip()]
-        dealt = names if len(names) > 1 else []  # one that stands alone is everybody's
-        numbers = [int(name.removeprefix("gpu:")) for name in dealt if name.startswith("gpu:")]
+        assigned = names if len(names) > 1 else []  # a single device is shared by all runs
+        numbers = [int(name.removeprefix("gpu:")) for name in assigned if name.startswith("gpu:")]
         self._names = [visible[n] if n < len(visible) else str(n) for n in numbers]
         self._users: Counter[str] = Counter()
 
     def take(self, count: int) -> list[str]:
-        """Names for `CUDA_VISIBLE_DEVICES`; none when there is nothing to deal out."""
+        """Names for `CUDA_VISIBLE_DEVICES`; empty if there is nothing to assign."""
         chosen = sorted(self._names, key=lambda name: self._users[name])[:count]
         self._users.update(chosen)
         return sorted(chosen, key=self._names.index)
 
     def give_back(self, names: list[str]) -> None:
-        """The run that had them has ended."""
+        """Release the GPUs of a run that has ended."""
         self._users.subtract(names)

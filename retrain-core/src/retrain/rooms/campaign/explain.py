@@ -15,7 +15,7 @@ from retrain.rooms.session.check import declared_capabilities
 
 
 def warnings_of(campaign: Campaign) -> list[str]:
-    """What may surprise, though it is no error."""
+    """Settings that are legal but may surprise."""
     table, found = campaign.table, []
     workers, cores = workers_of(campaign), os.cpu_count() or 1
     if table.launcher == "subprocess" and workers > cores:
@@ -29,14 +29,14 @@ def warnings_of(campaign: Campaign) -> list[str]:
 
 
 def workers_of(campaign: Campaign) -> int:
-    """Runs at a time."""
+    """How many runs are active at a time."""
     table = campaign.table
     return min(table.max_workers or campaign.num_runs, campaign.num_runs) if table.parallel else 1
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     """What the campaign would run, as plain data."""
-    campaign = load_campaign([word for word in arguments if word != "--new"], plugins)
+    campaign = load_campaign([argument for argument in arguments if argument != "--new"], plugins)
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
     values = config.as_dict()

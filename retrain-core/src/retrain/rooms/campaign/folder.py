@@ -1,4 +1,4 @@
-"""The folder of a campaign: a new one, or that of the same campaign when it is not finished."""
+"""The folder of a campaign: a new one, or that of the same campaign if it is unfinished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, NAME, sha256
-from retrain.rooms.session.records.folder import MARK, check_run_folder
+from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
 
 PARENT = Path("logs")
@@ -24,7 +24,7 @@ MOST_DIFFERENCES = 20
 
 @dataclass(slots=True, kw_only=True)
 class CampaignFolder:
-    """A folder that is ours until `close`. `before` is the manifest of an earlier session, None when it is new."""
+    """A folder locked until `close`. `before` is the manifest of an earlier session, None for a new campaign."""
 
     path: Path
     started: datetime
@@ -32,15 +32,15 @@ class CampaignFolder:
     lock: RunLock
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the lock."""
         self.lock.release()
 
 
 def open_campaign(campaign: Campaign, *, is_new: bool) -> CampaignFolder:
-    """Where the campaign goes on, or begins.
+    """Lock the folder in which the campaign continues or starts.
 
-    `--resume DIR` means that folder; ResumeError when it holds another campaign. Otherwise `[logging] log_dir`, when it
-    is given, or else the latest folder of this very campaign under `logs/`. With `is_new`, and where there is none, it
+    `--resume DIR` means that folder; ResumeError when it holds another campaign. Otherwise `[logging] log_dir`, if
+    set, or else the latest folder of this very campaign under `logs/`. With `is_new`, and where there is none, it
     begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, with what was there moved to `<log_dir>.1`, `.2`, ...
     ConfigError when another process has the folder, or it cannot be written.
     """
@@ -62,13 +62,13 @@ def open_campaign(campaign: Campaign, *, is_new: bool) -> CampaignFolder:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in `path`; ResumeError when there is none of a campaign."""
+    """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
     try:
         content = json.loads((path / NAME).read_text(encoding="utf-8"))
         str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
-        fix = "give the folder of a campaign that had begun: logs/campaign_..."
+        fix = "give the folder of a campaign that was started: logs/campaign_..."
         raise ResumeError(Problem(where=str(path / NAME), what=what, fix=fix)) from error
     found: dict[str, Any] = content
     return found
@@ -80,7 +80,7 @@ def _given(path: Path, campaign: Campaign, started: datetime, *, is_new: bool) -
     if before is not None and not is_new and before.get("sha256") == sha256(campaign.content()):
         return _taken(path, started, before)
     if (path / NAME).exists() or (path / MARK).exists():
-        move_aside(path)
+        keep_earlier(path)
     return _taken(path, started, None)
 
 
@@ -89,7 +89,7 @@ def _taken(path: Path, started: datetime, before: dict[str, Any] | None) -> Camp
     path.mkdir(parents=True, exist_ok=True)
     lock = RunLock(path)
     if before is not None:
-        before = read_manifest(path)  # as it is now that nobody else writes it
+        before = read_manifest(path)  # read again under the lock: another process may have written it
     return CampaignFolder(path=path, started=started, before=before, lock=lock)
 
 
@@ -118,32 +118,28 @@ def _free_name(started: datetime) -> Path:
     return path
 
 
-def move_aside(path: Path) -> None:
-    """Keep a folder of an earlier attempt as `<name>.1`, `.2`, ... and say so."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    path.rename(aside)
-    click.echo(f"What was in {path} moved to {aside}")
+def keep_earlier(path: Path) -> None:
+    """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print where it went."""
+    click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
 
 
 def _refuse_changes(path: Path, before: Mapping[str, Any], campaign: Campaign) -> None:
     if before.get("sha256") == sha256(campaign.content()):
         return
     found = _differences(_content_of(path), campaign.content())
-    told = found[:MOST_DIFFERENCES]
+    shown = found[:MOST_DIFFERENCES]
     if len(found) > MOST_DIFFERENCES:
-        told.append(f"and {len(found) - MOST_DIFFERENCES} more differences")
-    told.append("its runs would not be comparable with those that are there; nothing was changed")
-    fix = "take these values back, or begin a new campaign without --resume"
-    raise ResumeError(Problem(where=str(path), what="it is another campaign", why="\n    ".join(told), fix=fix))
+        shown.append(f"and {len(found) - MOST_DIFFERENCES} more differences")
+    shown.append("new runs would not be comparable with those already there; nothing was changed")
+    fix = "restore these values, or start a new campaign without --resume"
+    raise ResumeError(Problem(where=str(path), what="it is a different campaign", why="\n    ".join(shown), fix=fix))
 
 
 def _content_of(path: Path) -> Any:
     try:
         return json.loads((path / CONTENT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fix = "put the file back, or begin a new campaign without --resume"
+        fix = "restore the file, or start a new campaign without --resume"
         raise ResumeError(Problem(where=str(path / CONTENT), what=f"cannot be read: {error}", fix=fix)) from error
 
 

@@ -1,4 +1,4 @@
-"""What plugins do when a run of a campaign is done (`retrain_campaign_run_done`), beside the runs that go on."""
+"""Calls `retrain_campaign_run_done` for finished runs, in a thread, while other runs continue."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HOOK = "retrain_campaign_run_done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """What came of one run: fields for the manifest, or the error that ended it."""
+class FollowUpResult:
+    """What the plugins returned for one run: fields for the manifest, or the error that was raised."""
 
     run: PlannedRun
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -27,25 +27,25 @@ class Followed:
 
 
 class FollowUps:
-    """Calls the hook for one run after the other, in a thread that dies with the process."""
+    """Calls the hook for one run after another, in a daemon thread."""
 
     def __init__(self, campaign: Campaign, plugins: Plugins, folder: Path, tables: frozenset[str]) -> None:
         self._campaign, self._plugins, self._folder, self._tables = campaign, plugins, folder, tables
         self._wanted: queue.SimpleQueue[tuple[PlannedRun, bool]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Followed] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[FollowUpResult] = queue.SimpleQueue()
         self.num_open = 0
         self._thread: threading.Thread | None = None
 
     def submit(self, run: PlannedRun, *, is_first: bool) -> None:
-        """Let the plugins know of a run that is done."""
+        """Queue a finished run for the plugins."""
         self.num_open += 1
         self._wanted.put((run, is_first))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="campaign-follow-up", daemon=True)
             self._thread.start()
 
-    def finished(self) -> Iterator[Followed]:
-        """What has come out since the last time."""
+    def finished(self) -> Iterator[FollowUpResult]:
+        """Results that arrived since the last call."""
         while not self._results.empty():
             self.num_open -= 1
             yield self._results.get()
@@ -55,7 +55,7 @@ class FollowUps:
             run, is_first = self._wanted.get()
             self._results.put(self._call(run, is_first))
 
-    def _call(self, run: PlannedRun, is_first: bool) -> Followed:
+    def _call(self, run: PlannedRun, is_first: bool) -> FollowUpResult:
         try:
             answers = self._plugins.notify(
                 HOOK,
@@ -66,8 +66,8 @@ class FollowUps:
                 is_first=is_first,
             )
             fields = {name: value for answer in answers if answer for name, value in answer.items()}
-            return Followed(run=run, fields=fields)
+            return FollowUpResult(run=run, fields=fields)
         except RetrainError as error:
-            return Followed(run=run, error=str(error))
-        except BaseException as error:  # a thread that dies in silence would be waited for
-            return Followed(run=run, error=f"{type(error).__name__}: {error}")
+            return FollowUpResult(run=run, error=str(error))
+        except BaseException as error:  # otherwise the campaign would wait for a dead thread
+            return FollowUpResult(run=run, error=f"{type(error).__name__}: {error}")

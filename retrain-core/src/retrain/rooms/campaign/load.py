@@ -1,4 +1,4 @@
-"""From a command line to a campaign that is known to be sound: every condition checked before the first run starts."""
+"""Loads a campaign from a command line and checks every condition before the first run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
-from retrain.rooms.campaign.condition_lines import ConditionPlaces
+from retrain.rooms.campaign.condition_lines import ConditionLines
 from retrain.rooms.campaign.conditions import Condition, read_conditions
 from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
@@ -34,7 +34,7 @@ SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCondition:
-    """A condition and the configuration of its runs, apart from what differs between seeds."""
+    """A condition and the configuration of its runs, without what differs between seeds."""
 
     condition: Condition
     config: Config
@@ -47,7 +47,7 @@ class CheckedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """A campaign without problems. `file_tables` names the tables that the file sets."""
+    """A checked campaign. `file_tables` names the tables that the file sets."""
 
     config: Config
     table: CampaignTable
@@ -58,7 +58,7 @@ class Campaign:
 
     @property
     def labels(self) -> list[str]:
-        """Of every condition, in order."""
+        """The label of every condition, in order."""
         return [condition.label for condition in self.conditions]
 
     @property
@@ -67,12 +67,12 @@ class Campaign:
         return len(self.conditions) * len(self.table.seeds)
 
     def steps_of(self, condition: CheckedCondition) -> int:
-        """Steps of each run of a condition, which may have a number of its own."""
+        """Steps of each run of a condition: its own `max_steps`, or that of the campaign."""
         is_own = condition.condition.sets("training.max_steps")
         return condition.config.training.max_steps if is_own else self.max_steps
 
     def content(self) -> dict[str, Any]:
-        """What makes it this campaign and no other, as plain data without secrets."""
+        """Everything that identifies the campaign, as plain data without secrets."""
         return {
             "seeds": self.table.seeds,
             "devices_per_run": self.table.devices_per_run,
@@ -109,7 +109,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     config, problems = load()
     table = config.table("campaign", CampaignTable)
     problems += _base_problems(config, table, plugins)
-    conditions, found = read_conditions(table.conditions, keys, ConditionPlaces(file, len(table.conditions)))
+    conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
     problems += found
     checked = []
     for condition in conditions:
@@ -148,12 +148,12 @@ def _base_problems(config: Config, table: CampaignTable, plugins: Plugins) -> li
 
 def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -> list[Problem]:
     entries = plugins.find(Kind.LAUNCHER, table.launcher)
-    if len(entries) != 1:  # told with the names
+    if len(entries) != 1:  # reported with the names
         return []
     try:
         model = resolve(plugins, Kind.LAUNCHER, table.launcher, where=config.place("campaign.launcher")).params
-    except Exception as error:  # a fault of that plugin, or an extra that is not installed
-        where, fix = config.place("campaign.launcher"), "mend that plugin, or name another launcher"
+    except Exception as error:  # a bug in that plugin, or an extra that is not installed
+        where, fix = config.place("campaign.launcher"), "repair that plugin, or choose another launcher"
         return list(getattr(error, "problems", ())) or [Problem(where=where, what=str(error), fix=fix)]
     return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
 
@@ -174,7 +174,7 @@ def _plan_problems(campaign: Campaign) -> list[Problem]:
 
 
 def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
-    """`[campaign.plan]` as it goes into the manifest; None when there is none."""
+    """`[campaign.plan]` as the manifest stores it; None if there is no plan."""
     table = campaign.table
     if table.plan is None:
         return None
@@ -184,7 +184,7 @@ def sealed_plan(campaign: Campaign, *, written: str) -> dict[str, Any] | None:
 
 
 def _max_steps(config: Config, table: CampaignTable) -> int:
-    """`[campaign] max_steps`, unless only `[training]` has one, or the command line gives it."""
+    """`[campaign] max_steps`, unless only `[training]` sets it or the command line does."""
     own, base = config.origin("campaign.max_steps"), config.origin("training.max_steps")
     if own.layer in OVERRIDING:
         return table.max_steps
@@ -195,5 +195,5 @@ def _max_steps(config: Config, table: CampaignTable) -> int:
 def _tables_of(file: Path | None) -> frozenset[str]:
     try:
         return frozenset(tomllib.loads(file.read_text(encoding="utf-8-sig"))) if file else frozenset()
-    except (OSError, ValueError):  # told by the loader
+    except (OSError, ValueError):  # reported by the loader
         return frozenset()

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a campaign is and how each of its runs stands, replaced whole whenever something changes."""
+"""`manifest.json`: the definition of a campaign and the state of each run, rewritten whenever something changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from retrain.rooms.session.records.files import cannot_write, write_json
 from retrain.rooms.session.records.secrets import hide
 
 NAME = "manifest.json"
-CONTENT = "campaign.json"  # every value of every condition, to tell what changed when `sha256` does
+CONTENT = "campaign.json"  # every value of every condition: shows what changed if `sha256` did
 
 
 class Manifest:
-    """The manifest of a campaign that is being run. Changes are kept until `save`, which is one write for all."""
+    """The manifest of a running campaign. `save` writes all changes since the last one at once."""
 
     def __init__(self, folder: Path, content: dict[str, Any]) -> None:
         self._file = folder / NAME
@@ -31,7 +31,7 @@ class Manifest:
         self._is_changed = True
 
     def run(self, name: str) -> Mapping[str, Any]:
-        """What is written about a run."""
+        """The entry of a run."""
         return self._entries[name]
 
     def change(self, **fields: Any) -> None:
@@ -45,7 +45,7 @@ class Manifest:
         self._is_changed = True
 
     def save(self) -> None:
-        """Bring the changes to the disk, if there are any; RecordError when it refuses."""
+        """Write the changes, if there are any; RecordError if the disk refuses."""
         if not self._is_changed:
             return
         try:
@@ -56,7 +56,7 @@ class Manifest:
 
 
 def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:
-    """The manifest of a campaign that has not begun."""
+    """The manifest of a campaign that has not started."""
     table = campaign.table
     content: dict[str, Any] = {
         "timestamp": started.isoformat(timespec="seconds"),
@@ -75,7 +75,7 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
 
 
 def session_fields(campaign: Campaign, workers: int) -> dict[str, Any]:
-    """What may differ from session to session of one campaign."""
+    """Fields that may differ between sessions of one campaign."""
     return {
         "status": State.RUNNING,
         "parallel": campaign.table.parallel,
@@ -86,12 +86,12 @@ def session_fields(campaign: Campaign, workers: int) -> dict[str, Any]:
 
 
 def sha256(content: Mapping[str, Any]) -> str:
-    """Of plain data, whatever the order of its keys."""
+    """Hash of plain data, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def now() -> str:
-    """The time in UTC."""
+    """The current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""How far a run of a campaign is, read from its folder: the manifest may be behind."""
+"""The state of a campaign's run, read from its folder: the manifest may be out of date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REASON_CHARS = 300
 
 
 class State(StrEnum):
-    """Of a run, as the manifest names it."""
+    """State of a run or a campaign in the manifest."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -39,28 +39,28 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The last whole line of a run's `metrics.jsonl`, in short."""
+class RunProgress:
+    """Steps done, and the correct rate of the last one, from the last whole line of `metrics.jsonl`."""
 
     steps_done: int = 0
     correct_rate: float | None = None
 
 
 def is_done(run: PlannedRun) -> bool:
-    """Whether the run has reached its last step and its adapter is there."""
+    """Whether the run has reached its last step and saved its adapter."""
     manifest = _manifest(run.folder)
     return manifest.get("status") == "done" and (adapters_of(run.folder, manifest) / FINAL).is_dir()
 
 
 def owner(run: PlannedRun) -> int:
-    """Process that works in the run's folder; 0 when there is none, -1 when it is unknown."""
+    """Id of the process that holds the run's folder; 0 if there is none, -1 if it is unknown."""
     return owner_of(run.folder)
 
 
 def can_continue(run: PlannedRun) -> bool:
-    """Whether `--resume` would be right: it was interrupted, or failed with a valid checkpoint.
+    """Whether to `--resume` the run: it was interrupted, or failed with a valid checkpoint.
 
-    One that failed before its first checkpoint begins anew, with its records kept aside.
+    A run that failed before its first checkpoint starts again; its records are moved aside.
     """
     manifest = _manifest(run.folder)
     if not manifest:
@@ -72,35 +72,35 @@ def can_continue(run: PlannedRun) -> bool:
 
 
 def has_records(run: PlannedRun) -> bool:
-    """Whether an earlier attempt got as far as a `run.json`, readable or not."""
+    """Whether an earlier attempt wrote a `run.json`, readable or not."""
     return (run.folder / MARK).exists()
 
 
 def reason_of_failure(run: PlannedRun, code: int) -> str:
-    """What the run said last, in one line."""
+    """Exit code or signal, and the last error of the run, in one line."""
     head = f"killed by {_signal_name(-code)}" if code < 0 else f"exit {code}"
-    told = str(_manifest(run.folder).get("error") or "") or _last_told(run.folder / "stderr.log")
-    shown = " ".join(printable(hide_text(told)).split())
+    error = str(_manifest(run.folder).get("error") or "") or _last_error(run.folder / "stderr.log")
+    shown = " ".join(printable(hide_text(error)).split())
     return f"{head}: {shown[:REASON_CHARS]}" if shown else head
 
 
-def progress(folder: Path) -> Progress:
-    """How far a run is; only the end of its metrics is read."""
+def progress(folder: Path) -> RunProgress:
+    """Progress of a run; only the end of `metrics.jsonl` is read."""
     with suppress(ConfigError, ValueError, KeyError, TypeError):
         record = last_record(folder / "metrics.jsonl", skip_damaged=True) or {}
-        return Progress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
-    return Progress()
+        return RunProgress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
+    return RunProgress()
 
 
 class Adopted:
-    """A run that an earlier runner started and that is still alive: it is waited for, not started twice."""
+    """A run that an earlier session started and that is still alive: it is awaited, not started twice."""
 
     def __init__(self, run: PlannedRun) -> None:
         self._run = run
         self.pid: int | None = max(owner(run), 0) or None
 
     def poll(self) -> int | None:
-        """Its exit code, as far as its records tell; None while its folder is taken."""
+        """Exit code according to its records; None while a process holds its folder."""
         if owner(self._run):
             return None
         status = _manifest(self._run.folder).get("status")
@@ -108,11 +108,11 @@ class Adopted:
         return codes.get(str(status), -signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to save its state and end."""
+        """Ask the run to save its state and exit."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the run."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -136,12 +136,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_told(file: Path) -> str:
-    """The first problem of the last error that retrain told there, else the last line, of a traceback for instance."""
+def _last_error(file: Path) -> str:
+    """The first problem of the last error that retrain printed, else the last line (of a traceback, for instance)."""
     lines = [line.strip() for line in _tail(file).decode("utf-8", "replace").splitlines()]
-    told = [line for line in lines if line and not line.startswith("fix:")]
-    heads = [number for number, line in enumerate(told[:-1]) if ERROR_HEAD.fullmatch(line)]
-    return told[heads[-1] + 1].removeprefix("1. ") if heads else (told[-1] if told else "")
+    texts = [line for line in lines if line and not line.startswith("fix:")]
+    heads = [number for number, line in enumerate(texts[:-1]) if ERROR_HEAD.fullmatch(line)]
+    return texts[heads[-1] + 1].removeprefix("1. ") if heads else (texts[-1] if texts else "")
 
 
 def _tail(file: Path) -> bytes:

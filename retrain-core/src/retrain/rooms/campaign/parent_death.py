@@ -1,7 +1,7 @@
-"""`python -m THIS PARENT COMMAND...`: becomes COMMAND, and is asked to stop when PARENT dies.
+"""`python -m retrain.rooms.campaign.parent_death PARENT COMMAND...`: runs COMMAND, which gets SIGTERM if PARENT dies.
 
-So that a campaign whose runner is killed leaves no runs behind that nobody watches. On systems other than Linux it
-only becomes COMMAND; runs that outlive their runner are then found by their locks.
+A campaign that is killed thus leaves no orphaned runs. Other systems than Linux have no such signal; there, the next
+session finds runs that are still alive by their locks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Bind the process to its parent and replace it."""
+    """Request the signal, then replace this process by the command."""
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != int(parent):  # it died before it could be watched
+        if os.getppid() != int(parent):  # the parent died before the signal was requested
             os._exit(128 + signal.SIGTERM)
     os.execv(command[0], command)
 

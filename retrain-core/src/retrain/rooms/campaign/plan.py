@@ -1,4 +1,4 @@
-"""`[campaign.plan]`: what a campaign is to show and how it will be judged, written down before the first step."""
+"""`[campaign.plan]`: the hypothesis and the analysis of a campaign, registered before the first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_RULE = "every run to max_steps; no run is stopped, added or left out becaus
 
 
 class PlanTable(Table):
-    """What is expected, and the analysis that decides; `retrain compare` holds the campaign to it."""
+    """The hypothesis and the analysis that decides; `retrain compare` reports every departure from it."""
 
     hypothesis: str = Field(min_length=1, description="What the campaign is to show, in a sentence.")
     primary_metric: str = key(
@@ -39,14 +39,14 @@ class PlanTable(Table):
 def seal_plan(
     plan: PlanTable, *, conditions: Sequence[str], seeds: Sequence[int], max_steps: int, written: str
 ) -> dict[str, Any]:
-    """The plan as it stands in `manifest.json` from before the first step on, with its `sha256`.
+    """The plan as `manifest.json` stores it before the first step, with its `sha256`.
 
-    `conditions` are the labels in order, `written` the time in UTC (ISO 8601). ConfigError when the baseline is none
-    of the conditions. The hash shows that a plan was edited later, not that nobody replaced both plan and hash.
+    `conditions` are the labels in order, `written` the time in UTC (ISO 8601). ConfigError if the baseline is not
+    one of the conditions. The hash reveals a plan that was edited later, unless its hash was replaced as well.
     """
     baseline = plan.baseline or next(iter(conditions), "")
     if baseline not in conditions:
-        what = f"{baseline!r} is no condition of this campaign"
+        what = f"{baseline!r} is not a condition of this campaign"
         raise ConfigError(Problem(where="[campaign.plan] baseline", what=what, fix=f"one of: {', '.join(conditions)}"))
     content = plan.model_dump(mode="json") | {
         "baseline": baseline,

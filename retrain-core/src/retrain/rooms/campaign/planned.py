@@ -20,16 +20,16 @@ from retrain.rooms.campaign.devices import devices_of_a_run
 from retrain.rooms.campaign.load import Campaign, CheckedCondition
 from retrain.rooms.session.records.manifest import public_values
 
-LONGEST_NAME = 120  # a file system takes 255 bytes, and logs and folders moved aside add to it
-TAG_CHARS = 64  # wandb refuses longer ones
+LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
+TAG_CHARS = 64  # the most that wandb accepts
 _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run. `name` is `{condition}_s{seed}` in letters that every file system takes."""
+    """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts."""
 
-    number: int  # from 1, in the order in which runs are started
+    number: int  # from 1, in starting order
     name: str
     condition: CheckedCondition
     seed: int
@@ -62,7 +62,7 @@ def plan_runs(campaign: Campaign, folder: Path) -> list[PlannedRun]:
 
 
 def run_names(titles: list[str]) -> list[str]:
-    """A folder name for each title: safe, unique even where case does not count, the same for the same titles."""
+    """A folder name for each title: safe, unique even if case is ignored, and always the same for the same titles."""
     plain = [_UNSAFE.sub("-", title) for title in titles]
     counts = Counter(name.casefold() for name in plain)
     return [
@@ -117,8 +117,8 @@ def run_environ(
 ) -> dict[str, str]:
     """Variables of the run that differ from the campaign's own.
 
-    Secrets, which no file holds, travel as `RETRAIN__TABLE__KEY`. Variables of that form that the campaign itself was
-    given are resolved already: they are set to the run's own value, so that they change no condition.
+    Secrets, which are in no file, are passed as `RETRAIN__TABLE__KEY`. Variables of that form in the campaign's own
+    environment are resolved already: they are set to the run's value, so that they do not override a condition.
     """
     actual, public = run.condition.config.as_dict(), public_values(run.condition.config)
     variables = {}

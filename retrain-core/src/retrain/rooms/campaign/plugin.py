@@ -30,8 +30,8 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """What `retrain FILE` means for a file with `[campaign]`."""
-    summary = "Run conditions x seeds as a TOML file with [campaign] says."
+    """The command behind `retrain FILE` for a file with `[campaign]`."""
+    summary = "Run the conditions x seeds of a TOML file with [campaign]."
     register(PluginSpec(name="campaign", summary=summary, factory="retrain.rooms.campaign.command:command"))
 
 
@@ -58,14 +58,14 @@ def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    """Two campaigns to start from."""
+    """Two example campaigns."""
     for name, summary, factory in TEMPLATES:
         register(PluginSpec(name=name, summary=summary, factory=factory, traits="campaign.toml"))
 
 
 @hookimpl
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
-    """Whatever has `[campaign]`."""
+    """Every file with `[campaign]`."""
     if TABLE not in document:
         return None
     return ConfigClaim(command="campaign", explain="retrain.rooms.campaign.explain:explain")

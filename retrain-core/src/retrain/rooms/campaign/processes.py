@@ -21,24 +21,24 @@ GUARD = (sys.executable, "-m", "retrain.rooms.campaign.parent_death")
 
 
 class Options(BaseModel):
-    """It has none."""
+    """The launcher has no options."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def build(context: PluginContext) -> ProcessLauncher:
-    """The launcher of this machine."""
+    """Build the launcher."""
     return ProcessLauncher(DevicePool(listed_devices(context.config)))
 
 
 class ProcessLauncher:
-    """Starts processes, deals out GPUs, divides the cores: `OMP_NUM_THREADS` is the run's share unless set."""
+    """Starts processes, assigns GPUs and divides the cores: `OMP_NUM_THREADS` is the run's share unless it is set."""
 
     def __init__(self, devices: DevicePool) -> None:
         self._devices = devices
 
     def start(self, job: Job) -> ProcessJob:
-        """Start the run's process; it is asked to stop should this one die."""
+        """Start the run's process; it gets SIGTERM if this one dies."""
         gpus = self._devices.take(job.num_gpus)
         visible = {VARIABLE: ",".join(gpus)} if gpus else {}
         environ = {THREADS: str(job.num_cpus), **os.environ, **visible, **job.environ}
@@ -47,15 +47,15 @@ class ProcessLauncher:
         except OSError as error:
             self._devices.give_back(gpus)
             what = f"{job.name} cannot be started: {error.strerror or error}"
-            fix = "see that memory, processes and disk are not exhausted"
+            fix = "check that memory, processes and disk are not exhausted"
             raise BackendError(Problem(what=what, fix=fix)) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class ProcessJob:
-    """A run's process. It has a process group of its own: Ctrl-C reaches it once, through the campaign."""
+    """A run's process, in a process group of its own, so that Ctrl-C reaches it only through the campaign."""
 
     def __init__(self, process: subprocess.Popen[bytes], devices: DevicePool, gpus: list[str]) -> None:
         self._process, self._devices, self._gpus = process, devices, gpus
@@ -70,18 +70,18 @@ class ProcessJob:
         return code
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         with suppress(OSError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, to all that the run has started as well."""
+        """Send SIGKILL to the run and everything that it started."""
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def start_process(job: Job, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The job's process with its output appended to its logs; OSError when there is none to be had."""
+    """Start the job with its output appended to its logs; OSError if that fails."""
     with (job.folder / "stdout.log").open("ab") as out, (job.folder / "stderr.log").open("ab") as err:
         return subprocess.Popen(
             [*GUARD, str(os.getpid()), *job.argv],

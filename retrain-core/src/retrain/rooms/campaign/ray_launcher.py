@@ -1,4 +1,4 @@
-"""Launcher `ray`: each run is a task of an existing Ray cluster, on whatever node has room for it.
+"""Launcher `ray`: each run is a task of an existing Ray cluster, on any node with room for it.
 
 All nodes must see the campaign's folder under the same path, and have retrain installed.
 """
@@ -18,17 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, PluginError, Problem
+from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.campaign.launching import Job
 from retrain.rooms.campaign.processes import THREADS, start_process
 
-LOST = -int(signal.SIGKILL)  # what a run looks like whose worker is gone
+LOST = -int(signal.SIGKILL)  # exit code of a run whose worker is gone
 PAUSE_S = 0.2
 CONNECT_S = 10.0
-PASSED_ON = ("RETRAIN_", "HF_", "WANDB_", "TINKER_", "PYTHONPATH")  # variables that the nodes may not have
+PASSED_ON = ("RETRAIN_", "HF_", "WANDB_", "TINKER_", "PYTHONPATH")  # variables that may be missing on the nodes
 
 
 class Options(BaseModel):
-    """`[campaign.launcher_options]`: where the cluster is, and what a run asks it for."""
+    """`[campaign.launcher_options]`: address of the cluster, and the resources of each run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     address: str = ""  # of the cluster; empty = RAY_ADDRESS, or the one that runs on this machine
@@ -43,11 +44,11 @@ def build(context: PluginContext) -> RayLauncher:
     try:
         import ray
     except ImportError as error:
-        fix = 'pip install "retrain-core[ray]"'
+        fix = install_line("retrain-core", "ray")
         raise PluginError(Problem(where=context.config.place("campaign.launcher"), what=str(error), fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        _knock(address)
+        _check_listening(address)
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
     except Exception as error:  # ConnectionError, ValueError, and others of its own
         where = context.config.place("campaign.launcher_options")
@@ -58,15 +59,15 @@ def build(context: PluginContext) -> RayLauncher:
     return RayLauncher(options, has_gpus=found.get("GPU", 0) > 0)
 
 
-def _knock(address: str) -> None:
-    """OSError when nobody listens at `host:port`: Ray itself would try for minutes."""
+def _check_listening(address: str) -> None:
+    """OSError if nothing listens at `host:port`: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 class RayLauncher:
-    """Submits tasks that ask for cores, GPUs and custom resources, and never for a second try of Ray's own."""
+    """Submits tasks with cores, GPUs and custom resources, and without retries by Ray."""
 
     def __init__(self, options: Options, *, has_gpus: bool) -> None:
         self._options = options
@@ -86,26 +87,26 @@ class RayLauncher:
             num_cpus=self._options.num_cpus,
             num_gpus=num_gpus,
             resources=self._options.resources or None,
-            max_retries=0,  # a retry is the campaign's: it continues the run, or moves its records aside
+            max_retries=0,  # the campaign retries: it resumes the run, or moves its records aside
             runtime_env={"env_vars": {"PYTHONPATH": environ["PYTHONPATH"]}} if "PYTHONPATH" in environ else None,
         )
         try:
             return RayJob(task.remote(job, environ))
         except Exception as error:
             what = f"Ray refuses {job.name}: {type(error).__name__}: {error}"
-            fix = "see whether the cluster has what [campaign] launcher_options ask for: `ray status`"
+            fix = "check that the cluster has the resources in [campaign] launcher_options: `ray status`"
             raise BackendError(Problem(what=what, fix=fix)) from error
 
     def close(self) -> None:
         """Leave the cluster."""
         import ray
 
-        with suppress(Exception):  # it may be gone
+        with suppress(Exception):  # the cluster may be gone
             ray.shutdown()
 
 
 class RayJob:
-    """A task of a Ray cluster. Its process is somewhere else."""
+    """A task of a Ray cluster, which may run on another node."""
 
     def __init__(self, reference: Any) -> None:
         self._reference = reference
@@ -113,7 +114,7 @@ class RayJob:
         self.pid: int | None = None
 
     def poll(self) -> int | None:
-        """Exit code of the run; `LOST` when its worker or node is gone."""
+        """Exit code of the run; `LOST` if its worker or node is gone."""
         import ray
 
         ready, _ = ray.wait([self._reference], timeout=0)
@@ -125,23 +126,23 @@ class RayJob:
             return EXIT_RESUMABLE if self._is_stopped else LOST
 
     def stop(self) -> None:
-        """Interrupt the task, which asks its process to stop; one that waits for room is forgotten."""
+        """Interrupt the task, which asks its process to stop; a pending task is cancelled."""
         self._cancel(force=False)
 
     def kill(self) -> None:
-        """End the task's worker, and with it the run."""
+        """Kill the task's worker, and with it the run."""
         self._cancel(force=True)
 
     def _cancel(self, *, force: bool) -> None:
         import ray
 
         self._is_stopped = True
-        with suppress(Exception):  # it has ended meanwhile
+        with suppress(Exception):  # it may have ended meanwhile
             ray.cancel(self._reference, force=force)
 
 
 def run_job(job: Job, environ: dict[str, str]) -> int:
-    """In a Ray worker: run the job's process to its end; an interrupt is passed on as SIGTERM."""
+    """Run the job's process to its end, inside a Ray worker; an interrupt is passed on as SIGTERM."""
     job.folder.mkdir(parents=True, exist_ok=True)
     process = start_process(job, {**os.environ, **environ})
     while True:

@@ -1,4 +1,4 @@
-"""What a person sees of a campaign: plain lines when piped, with the running runs below them on a terminal."""
+"""The output of a campaign: plain lines, and on a terminal the active runs below them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Lines:
-    """Says what happens, one line at a time."""
+    """Prints events, one line each."""
 
     def __init__(self, total: int, *, parallel: bool, is_quiet: bool = False) -> None:
         self._total, self._parallel = total, parallel
@@ -34,8 +34,8 @@ class Lines:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """During the block: what plugins log is said too, and on a terminal the running runs are shown."""
-        logger, handler = logging.getLogger("retrain"), _Said(self)
+        """Within the block, log records of plugins are printed too, and a terminal shows the active runs."""
+        logger, handler = logging.getLogger("retrain"), _LinesHandler(self)
         level, is_passed_on = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -62,7 +62,7 @@ class Lines:
                 self._live = self._panel = None
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        """One line, as it is; unless it is to be quiet and the line is below the outcome."""
+        """Print a line; with --quiet only from the level of outcomes on."""
         if level < self._level:
             return
         if self._live:
@@ -71,7 +71,7 @@ class Lines:
             click.echo(text)
 
     def head(self, campaign: Campaign, output: str, workers: int) -> None:
-        """What is about to be run."""
+        """Print what is about to run."""
         mode = "parallel" if self._parallel else "sequential"
         shape = f"{len(campaign.conditions)} conditions x {len(campaign.table.seeds)} seeds"
         self.say(f"Campaign: {shape} = {self._total} runs ({mode})")
@@ -83,12 +83,12 @@ class Lines:
             self.say(f"  workers: {workers}")
 
     def started(self, run: PlannedRun, pid: int | None, note: str) -> None:
-        """A run begins, goes on, or is found alive."""
+        """Print that a run starts, continues, or was found alive."""
         process = f" started (pid={pid})" if self._parallel and pid else " started" if self._parallel else ""
         self.say(f"[{run.number}/{self._total}] {run.name}{process}{f' ({note})' if note else ''}")
 
     def ended(self, run: PlannedRun, seconds: float, failure: str = "", *, note: str = "") -> None:
-        """A run is over."""
+        """Print that a run has ended."""
         outcome = f"FAILED: {failure}" if failure else "OK"
         if note:
             outcome = f"{outcome}; {note}"
@@ -96,29 +96,29 @@ class Lines:
             outcome = f"FAILED ({failure})" if failure else "ok"
             outcome = f"{run.name} {outcome}{f'; {note}' if note else ''} ({seconds:.1f}s)"
         if failure and self._level > logging.INFO and not self._parallel:
-            outcome = f"{run.name} {outcome}"  # its own line, which names it, was not said
+            outcome = f"{run.name} {outcome}"  # the line that names the run was not printed
         self.say(f"  {outcome}", logging.WARNING if failure else logging.INFO)
 
     def show(self, running: Mapping[str, PlannedRun], num_done: int) -> None:
-        """For the panel: which runs go on."""
+        """Update the panel with the active runs."""
         if self._panel:
             self._panel.update(running, num_done)
 
 
-class _Said(logging.Handler):
-    """Says what is logged."""
+class _LinesHandler(logging.Handler):
+    """Prints log records."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__(logging.INFO)
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record, as it is."""
+        """Print one record."""
         self._lines.say(self.format(record), record.levelno)
 
 
 class _Panel:
-    """The running runs; their metrics are looked at once a second."""
+    """The active runs; their metrics are read once a second."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -142,8 +142,8 @@ class _Panel:
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for name, run in self._running.items():
-            seen = progress(run.folder)
-            rate = "" if seen.correct_rate is None else f"correct {100 * seen.correct_rate:.1f}%"
-            bar = ProgressBar(total=run.max_steps, completed=seen.steps_done, width=20)
-            table.add_row(Text(f"  {name}", style="magenta"), bar, f"step {seen.steps_done}/{run.max_steps}", rate)
+            latest = progress(run.folder)
+            rate = "" if latest.correct_rate is None else f"correct {100 * latest.correct_rate:.1f}%"
+            bar = ProgressBar(total=run.max_steps, completed=latest.steps_done, width=20)
+            table.add_row(Text(f"  {name}", style="magenta"), bar, f"step {latest.steps_done}/{run.max_steps}", rate)
         return table

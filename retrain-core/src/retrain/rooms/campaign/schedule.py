@@ -1,4 +1,4 @@
-"""Brings every run of a campaign to its end: starts, watches, retries, stops; keeps the manifest current."""
+"""Starts, monitors, retries and stops the runs of a campaign, and keeps the manifest up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrain.kernel.errors import EXIT_USAGE, RetrainError
 from retrain.rooms.campaign.devices import gpus_per_run
-from retrain.rooms.campaign.folder import move_aside
+from retrain.rooms.campaign.folder import keep_earlier
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
@@ -24,13 +24,13 @@ from retrain.rooms.campaign.stops import Stops
 from retrain.rooms.session.records.files import write_text
 
 POLL_S = 0.2
-EXTRA_GRACE_S = 15.0  # on top of the runs' own `grace_s`
+EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
 PROGRAM = (sys.executable, "-m", "retrain")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Active:
-    """A run that goes on. `is_own` says that this process started it."""
+    """An active run. `is_own`: this process started it."""
 
     run: PlannedRun
     job: RunningJob
@@ -40,7 +40,7 @@ class _Active:
 
 
 class Schedule:
-    """The runs that are left, at most `workers` at a time."""
+    """Executes the remaining runs, at most `workers` at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Schedule:
             self._sort_in(run)
 
     def run(self) -> None:
-        """To the end of all runs, or until a stop is asked for: then every run has saved its state or is gone."""
+        """Return when all runs have ended; after a stop request, when each has saved its state or was killed."""
         while (self._queue or self._active or self._follow_ups.num_open) and not self._stops.reason:
             self._launch()
             self._collect()
@@ -83,20 +83,20 @@ class Schedule:
         self._manifest.save()
 
     def _sort_in(self, run: PlannedRun) -> None:
-        """What the folder of a run says, whatever the manifest says."""
+        """Classify a run by its folder; the manifest may be out of date."""
         if is_done(run):
             self._manifest.change_run(run.name, status=State.DONE)
             self._done(run)
         elif pid := owner(run):
             self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
             self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
-            self._lines.started(run, max(pid, 0) or None, "still alive: waited for")
+            self._lines.started(run, max(pid, 0) or None, "still alive, waiting for it")
         else:
             self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
             self._queue.append(run)
 
     def _launch(self) -> None:
-        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: the analysis, then the other runs
+        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
         while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
             if time.monotonic() < self._next_launch:
                 return
@@ -115,10 +115,10 @@ class Schedule:
             ended=None,
             returncode=None,
         )
-        self._manifest.save()  # before the process: a manifest that is behind must not hide that it was tried
+        self._manifest.save()  # before the process starts: counts the attempt even if this process dies now
         try:
             if not continues and has_records(run):
-                move_aside(run.folder)
+                keep_earlier(run.folder)
             job = self._launcher.start(self._job(run, continues=continues))
         except (RetrainError, OSError) as error:
             self._lines.started(run, None, "")
@@ -153,7 +153,7 @@ class Schedule:
             if code is None:
                 continue
             run = active.run
-            if pid := owner(run):  # its job is gone, but a process is at work there: an orphan, or somebody else's
+            if pid := owner(run):  # the job is gone, but a process holds the folder: an orphan, or another user's
                 active.job, active.is_own = Adopted(run), False
                 self._manifest.change_run(name, pid=max(pid, 0) or None)
                 continue
@@ -169,18 +169,18 @@ class Schedule:
             self._done(run)
         elif self._stops.reason:
             self._manifest.change_run(run.name, status=State.STOPPED)
-        elif not active.is_own:  # what it died of is not known; its records tell where to go on
+        elif not active.is_own:  # the cause is unknown; its records say where to continue
             self._manifest.change_run(run.name, status=State.QUEUED)
             self._queue.appendleft(run)
         else:
             if code == EXIT_USAGE and active.continues:
                 self._anew.add(run.name)
-            may_retry = code != EXIT_USAGE or active.continues  # a configuration does not mend itself
+            may_retry = code != EXIT_USAGE or active.continues  # a configuration error would only repeat itself
             self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
 
     def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
         left = self._campaign.table.retries + 1 - self._attempts[run.name] if may_retry else 0
-        note = f"tried again, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
+        note = f"retrying, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
         self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
         if left > 0:
             self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
@@ -205,7 +205,7 @@ class Schedule:
                 self._lines.say(f"  after {followed.run.name}: {followed.error}")
 
     def _stop_all(self) -> None:
-        """Ask every run to stop, wait for them, and end those that do not listen."""
+        """Ask every run to stop, wait for them, and kill those that do not."""
         self._lines.say(f"Stopping ({self._stops.reason}): {len(self._active)} runs save their state")
         for active in self._active.values():
             active.job.stop()

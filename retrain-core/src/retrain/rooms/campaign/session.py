@@ -1,4 +1,4 @@
-"""One session of a campaign: its folder opened, what is missing run, the ending written down and told."""
+"""One session of a campaign: opens its folder, runs what is missing, records and prints the outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHOWN_FAILURES = 10
 
 
 def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False, is_quiet: bool = False) -> None:
-    """Run what is missing of a campaign; quiet says warnings, failures and the outcome alone.
+    """Run what is missing of a campaign; `is_quiet` prints only warnings, failures and the outcome.
 
     RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
     """
@@ -51,8 +51,8 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
     runs = plan_runs(campaign, folder.path)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
-        told = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` begins another campaign."
-        lines.say(told, OUTCOME_LEVEL)
+        done = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` starts another campaign."
+        lines.say(done, OUTCOME_LEVEL)
         return
     workers = workers_of(campaign)
     lines.head(campaign, str(folder.path), workers)
@@ -82,7 +82,7 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
 
 
 def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int) -> Manifest:
-    """The manifest on disk before the first run starts, with what an earlier session wrote about the runs."""
+    """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
     folder.path.mkdir(parents=True, exist_ok=True)
     content = new_content(campaign, runs, folder.started)
     if folder.before:
@@ -99,7 +99,7 @@ def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder
 
 
 def _config_toml(campaign: Campaign) -> str:
-    """The resolved campaign, which runs again as it is: `retrain --resume FOLDER` reads it."""
+    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads."""
     own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
     tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
@@ -136,9 +136,9 @@ def _conclude(
         stop.folder = folder
         raise stop
     if failures:
-        told = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
+        shown = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
         more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
-        fix = f"see stderr.log under {folder / 'runs'}; the same command tries them again"
+        fix = f"see stderr.log under {folder / 'runs'}; the same command retries them"
         what = f"{len(failures)} of {len(runs)} runs failed"
-        raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*told, *more]), fix=fix))
+        raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*shown, *more]), fix=fix))
     lines.say(f"  next: retrain compare {folder}; retrain report {folder}", OUTCOME_LEVEL)

@@ -1,4 +1,4 @@
-"""Signals to a campaign: the first asks its runs to save their state and end, a second ends them at once."""
+"""Signals to a campaign: the first asks its runs to save their state and exit, a second kills them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIG
 
 
 class Stops:
-    """What was asked for so far. `wait` is a sleep that a signal cuts short."""
+    """The stop requested so far. `wait` is a sleep that a signal interrupts."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -20,19 +20,19 @@ class Stops:
         self._event = threading.Event()
 
     def request(self, reason: str) -> None:
-        """Ask for a stop; a second time, for one without delay."""
+        """Request a stop; a second request makes it urgent."""
         self.is_urgent = bool(self.reason)
         self.reason = self.reason or reason
         self._event.set()
 
     def wait(self, seconds: float) -> None:
-        """Until the time is over or a signal comes."""
+        """Sleep until the time is over or a signal arrives."""
         self._event.wait(seconds)
         self._event.clear()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen during the block; only the main thread can."""
+        """Handle signals within the block; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

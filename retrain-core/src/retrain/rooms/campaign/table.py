@@ -46,16 +46,16 @@ class CampaignTable(Table):
         if not seeds:
             raise ValueError("at least one seed is needed")
         if bad := [seed for seed in seeds if not 0 <= seed < SEED_END]:
-            raise ValueError(f"{bad[0]} is no seed: 0 up to {SEED_END - 1}")
+            raise ValueError(f"{bad[0]} is not a seed: 0 to {SEED_END - 1}")
         if twice := [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]:
-            raise ValueError(f"seed {twice[0]} stands there more than once")
+            raise ValueError(f"seed {twice[0]} is listed more than once")
         return seeds
 
     @field_validator("conditions")
     @classmethod
     def _complete(cls, conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not conditions:
-            raise ValueError("at least one condition is needed; leave the key out for the five default ones")
+            raise ValueError("at least one condition is needed; omit the key for the five default ones")
         for number, condition in enumerate(conditions, start=1):
             for name in ("advantage_mode", "transform_mode"):
                 if not isinstance(condition.get(name), str) or not condition[name]:

@@ -1,1 +1,1 @@
-"""How much memory and time a configuration needs, and what a run of it took. See `docs/pages/capacity.md`."""
+"""How much memory and time a configuration needs, and how much its runs used. See `docs/pages/capacity.md`."""

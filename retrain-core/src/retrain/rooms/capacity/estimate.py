@@ -1,4 +1,4 @@
-"""What a backend says about its memory (`retrain_estimate_memory`), and the work it is asked about."""
+"""Contract of `retrain_estimate_memory`: the workload, and a backend's estimate of the memory it needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a step holds: `prompt_tokens` is the longest prompt, `max_tokens` what every completion may reach.
+    """Sizes of a step: `prompt_tokens` is the longest prompt, `max_tokens` the limit of every completion.
 
-    `micro_batch_tokens` and `cache_bytes` are 0 where the backend finds them by itself. `samplers` is 0 where one
-    device does everything, otherwise how many devices sample while another trains. `is_served` says that a server
-    samples. The rest are values of `[inference]` and `[backend.options]`.
+    `micro_batch_tokens` and `cache_bytes` are 0 if the backend chooses them. `samplers` is 0 if one device does
+    everything, otherwise the number of devices that sample while another trains. `is_served`: a server samples.
+    The rest are values of `[inference]` and `[backend.options]`.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Workload:
     kv_cache_dtype: str = "auto"
 
     def with_size(self, name: str, value: int) -> Workload:
-        """The same with another number under one of its names."""
+        """A copy with another value in field `name`."""
         changes: dict[str, Any] = {name: value}
         return replace(self, **changes)
 
@@ -45,13 +45,13 @@ class Workload:
 
     @property
     def most_sampled(self) -> int:
-        """Completions that are sampled together: a step's, or an evaluation's if those are more."""
+        """Completions sampled together: those of a step or of an evaluation, whichever are more."""
         return max(self.completions, self.eval_completions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSize:
-    """A tensor by what it is, its shape and its bytes."""
+    """Name, shape and size of a tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,10 +63,9 @@ class TensorSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPhase:
-    """A phase of the step: what is always there on its device (`resident`), what it holds beside that, in bytes.
+    """A phase of the step, in bytes: `resident` stays on its device in every phase, `parts` only in this one.
 
-    `block_bytes` is the size of the blocks that most of it is made of, `at_once` how many completions it works on side
-    by side.
+    `block_bytes` is the size of its typical allocation, `at_once` the number of completions processed in parallel.
     """
 
     name: str
@@ -78,15 +77,15 @@ class MemoryPhase:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the phase with all that is always there."""
+        """Resident bytes and those of the phase."""
         return sum(self.resident.values()) + sum(self.parts.values())
 
     def with_part(self, name: str, size: int) -> MemoryPhase:
-        """The same with one part more."""
+        """A copy with one more part."""
         return replace(self, parts={**self.parts, name: size})
 
     def together_with(self, other: MemoryPhase, *, name: str) -> MemoryPhase:
-        """Both at the same time in one memory, which has the same things always there."""
+        """Both phases at the same time in one memory, with the same resident bytes."""
         names = dict.fromkeys([*self.parts, *other.parts])
         parts = {each: self.parts.get(each, 0) + other.parts.get(each, 0) for each in names}
         biggest = max(self.biggest, other.biggest, key=attrgetter("bytes"))
@@ -95,10 +94,10 @@ class MemoryPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Phases, each with what is always there on its device; on one device they take turns.
+    """Peak memory by phase; on one device the phases take turns.
 
-    `pack_tokens` is what one forward and backward pass holds, `at_once` how many completions are sampled side by side.
-    `needed_bytes` is what it cannot do without: on a GPU pool and packs take shares of what is free, down to one row.
+    `pack_tokens` is the size of one forward and backward pass, `at_once` the number of completions sampled in parallel.
+    `needed_bytes` is the minimum: on a GPU, cache and packs shrink to the free memory, down to a single row.
     """
 
     phases: tuple[MemoryPhase, ...]
@@ -108,12 +107,12 @@ class MemoryEstimate:
 
     @property
     def worst(self) -> MemoryPhase:
-        """The phase of the highest peak."""
+        """The phase with the highest peak."""
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory of any device at any time."""
+        """The highest memory use of any device."""
         return self.worst.peak_bytes
 
     @property
@@ -124,11 +123,11 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryModel:
-    """A backend's estimate for one model: `estimate(work, runtime_bytes, device_bytes)`, and the sizes it rests on.
+    """A backend's estimate for one model: `estimate(work, runtime_bytes, device_bytes)`, and the sizes behind it.
 
     `parameters` counts all weights, exactly when `is_counted`, by formula otherwise; `lora_parameters` those of the
-    configured adapter; `context` is the longest row, None where the model does not say. `runtime_bytes` is what a
-    process was measured to need beside the model, None where nothing was; `device_bytes` the memory of the device.
+    configured adapter; `context` is the longest row, None if the model does not say. `runtime_bytes` is what
+    a process was measured to need beside the model, None if unknown; `device_bytes` the memory of the device.
     """
 
     parameters: int

@@ -21,7 +21,7 @@ from retrain.rooms.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Memory and time of a configuration, what they rest on, and what to change when it does not fit."""
+    """Memory and time of a configuration, the data behind them, and what to change if it does not fit."""
 
     model: MemoryModel
     work: Workload
@@ -33,7 +33,7 @@ class Forecast:
 
     @property
     def is_prompt_assumed(self) -> bool:
-        """Neither a past run nor the user has said how long the prompts are."""
+        """Whether the prompt length is a guess: neither a past run nor the user gives it."""
         return self.past.prompt_tokens is None and self.work.prompt_tokens == ASSUMED_PROMPT_TOKENS
 
     def as_data(self) -> dict[str, Any]:
@@ -72,9 +72,9 @@ class Forecast:
 def forecast(
     config: Config, plugins: Plugins, *, prompt_tokens: int = 0, fetch: bool = False, past: Past | None = None
 ) -> Forecast:
-    """What the configuration needs here; `past` takes the place of what `logs/` holds (a pilot, for instance).
+    """What the configuration needs on this machine; `past` (of a pilot, for instance) replaces the runs in `logs/`.
 
-    ConfigError when the model's sizes cannot be read, or the backend is one whose memory is not known.
+    ConfigError if the model's sizes cannot be read, or no plugin estimates the backend's memory.
     """
     folder = partial(model_folder, config, plugins, fetch=fetch)
     model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
@@ -101,7 +101,7 @@ def forecast(
 
 
 def _runtime(past: Past, model: MemoryModel, work: Workload, limit: int | None) -> int | None:
-    """What a process needs beside the model, from past ones with this model loaded; on a GPU none has told."""
+    """What a process needs beside the model, from past runs with this model; on a GPU it is not measured."""
     if past.memory_at_start_bytes is None or work.device != "cpu":
         return None
     resident = model.estimate(work, 0, limit).phases[0].resident

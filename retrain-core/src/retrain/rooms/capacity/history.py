@@ -1,4 +1,4 @@
-"""What earlier runs on this machine took: the same model and settings say how long and how much this one will."""
+"""Time and memory of earlier runs with the same model and settings on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrain.rooms.session.records.reading import read_object
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
 MAX_RUNS = 2000
-# What memory and time depend on; the same in a past run, it is the same work.
+# What memory and time depend on: a past run that agrees in these did the same work.
 SAME_WORK = (
     ("model", "model"),
     ("model", "lora_rank"),
@@ -31,12 +31,12 @@ SAME_WORK = (
     ("inference", "dtype"),
     ("inference", "kv_cache_dtype"),
 )
-SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what an idle process depends on
+SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Medians over past runs, None where none of them says; `runs` did the same work, on this machine."""
+    """Medians over past runs, None if unknown; `runs` counts those with the same work on this machine."""
 
     runs: int = 0
     median_step_time_s: float | None = None
@@ -46,7 +46,7 @@ class Past:
 
 
 def past_runs(config: Config, folder: Path) -> Past:
-    """What the `run.json` files below a folder hold about this configuration's work; damaged ones are passed over."""
+    """Read the `run.json` files below a folder for runs of this configuration; damaged ones are skipped."""
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
     now = config.as_dict()

@@ -1,4 +1,4 @@
-"""From `[model] model` to a folder that holds its `config.json`, without its weights."""
+"""Finds a folder with the `config.json` of `[model] model`; its weights are not needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FETCH_S = 20.0
 
 
 def model_folder(config: Config, plugins: Plugins, *, fetch: bool) -> Path:
-    """A local folder, a model that a plugin ships, or the hub's cache; `fetch` lets a missing `config.json` be fetched.
+    """A local folder, a model that a plugin ships, or the hub's cache; `fetch` downloads a missing `config.json`.
 
-    ConfigError when there is none.
+    ConfigError if there is none.
     """
     name, where = config.model.model, config.place("model.model")
     located = plugins.notify("retrain_locate_model", model=name)
@@ -35,11 +35,13 @@ def _on_the_hub(name: str, where: str, *, fetch: bool) -> Path:
         if not isinstance(cached, str):
             if not fetch:
                 what = f"config.json of {name!r} is not in the hub's cache"
-                raise ConfigError(Problem(where=where, what=what, fix="`retrain capacity` fetches it: a few kilobytes"))
+                raise ConfigError(
+                    Problem(where=where, what=what, fix="`retrain capacity` downloads it: a few kilobytes")
+                )
             cached = hf_hub_download(name, "config.json", etag_timeout=FETCH_S)
     except ConfigError:
         raise
-    except Exception as error:  # any fault of name or network, of whichever client library the hub package uses
+    except Exception as error:  # the hub package lets the exceptions of its HTTP client through
         reason = " ".join(str(error).split())[:200]
         what = f"config.json of {name!r} cannot be fetched: {type(error).__name__}: {reason}"
         raise ConfigError(Problem(where=where, what=what, fix="check name and connection, or give a folder")) from None

@@ -1,4 +1,4 @@
-"""The memory of this machine, and which kind of device a configuration means on it."""
+"""Memory of this machine, and the kind of device that a configuration selects on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASK_S = 10.0
 
 @cache
 def gpu_memory_bytes() -> tuple[int, ...]:
-    """Total memory of each NVIDIA GPU, by index; empty when the driver's own tool does not answer."""
+    """Total memory of each NVIDIA GPU, by index; empty if `nvidia-smi` does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -27,7 +27,7 @@ def gpu_memory_bytes() -> tuple[int, ...]:
 
 
 def host_memory_bytes() -> int | None:
-    """Memory that this process may use: the machine's, or its container's; None when the system does not say."""
+    """Memory that this process may use, of the machine or its container; None if the system does not say."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -37,13 +37,13 @@ def host_memory_bytes() -> int | None:
 
 
 def device_kind(devices: str) -> str:
-    """`cuda` when the first device is a GPU that is there, else `cpu`, as the backend falls back to it."""
+    """`cuda` if the first device is a GPU that exists, else `cpu`, which the backend falls back to."""
     first = devices.split(",")[0].strip()
     return "cuda" if first.startswith("gpu") and gpu_memory_bytes() else "cpu"
 
 
 def memory_limit(devices: str) -> int | None:
-    """Bytes of the device that a configuration means, of several the smallest; None when the system does not say."""
+    """Bytes of the configured device, of several the smallest; None if the system does not say."""
     if device_kind(devices) == "cpu":
         return host_memory_bytes()
     sizes = gpu_memory_bytes()

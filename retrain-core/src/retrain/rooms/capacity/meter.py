@@ -1,4 +1,4 @@
-"""What a run took: the peak of its memory, by the phase that reached it, and the median time of a step."""
+"""Measures a run: peak memory by phase, and the median time of a step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-RECENT_STEPS = 500  # a median over more would be a list that grows with the run
+RECENT_STEPS = 500  # bounds the list of which the median is taken
 START = "start"
-PHASES = ("sample", "score", "train")  # whose times the metrics tell
+PHASES = ("sample", "score", "train")  # phases with a `*_time_s` metric
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has had so far.
+    """The peak of this process's resident memory so far.
 
-    Linux says it of the program itself; `ru_maxrss` there begins with the peak of whoever started the program.
+    On Linux, from /proc: `ru_maxrss` there inherits the peak of the parent process.
     """
     try:
         for line in _STATUS.read_text().splitlines():
@@ -30,11 +30,11 @@ def peak_bytes() -> int:
     except (OSError, ValueError, IndexError):
         pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, everyone else kibibytes
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, kibibytes elsewhere
 
 
 def resident_bytes() -> int:
-    """Resident memory now; where the system does not say, the peak."""
+    """Current resident memory, or the peak if the system does not say."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -44,17 +44,17 @@ def resident_bytes() -> int:
 class Meter:
     """Follows one session of a run from phase to phase.
 
-    The peak of a process only rises, and is read, not reset, so that other tools see it too: a phase is charged with
-    the new peak when it has raised it, and is absent when it never did.
+    The peak of a process only rises and is never reset, so that other tools see it too: a phase that raises it is
+    charged with the new peak, and a phase that never does is absent.
     """
 
     def __init__(self) -> None:
-        self.predicted: dict[str, Any] = {}  # before the first step, by whoever asks
+        self.predicted: dict[str, Any] = {}  # the forecast, made before the first step
         self.is_over = False
         self.restart()
 
     def restart(self) -> None:
-        """The model is loaded and the first step comes: measure from here on."""
+        """Start to measure: the model is loaded, and the first step comes next."""
         self._phase = START
         self._peaks: dict[str, int] = {}
         self._resident = resident_bytes()
@@ -72,26 +72,26 @@ class Meter:
     def shares(self) -> dict[str, float]:
         """Share of the steps' time in `sample`, `score` (waiting for it) and `train`; empty before the first step.
 
-        The first step, which compiles and reads, is left out where there are others.
+        The first step, which compiles and warms caches, is left out if there are others.
         """
         whole_s = self._totals_s["step"]
         return {phase: self._totals_s[phase] / whole_s for phase in PHASES} if whole_s > 0.0 else {}
 
     def enter(self, phase: str) -> None:
-        """The phase before is over, and another begins."""
+        """End the current phase and begin another."""
         peak = peak_bytes()
         if peak > self._last:
             self._peaks[self._phase] = self._last = peak
         self._phase = phase
 
     def saw(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """A row of that many tokens was sampled."""
+        """Record the lengths of a sampled row."""
         longest = self._longest
         longest["prompt"] = max(longest["prompt"], prompt_tokens)
         longest["completion"] = max(longest["completion"], completion_tokens)
 
     def step(self, seconds: float, phases_s: Mapping[str, float] | None = None) -> None:
-        """A step is done, which spent `phases_s` of its seconds in phases."""
+        """Record a finished step and the seconds that it spent in each phase."""
         if len(self._times) == 1:
             self._totals_s.clear()
         self._times.append(seconds)
@@ -107,7 +107,7 @@ class Meter:
             "memory_at_start_bytes": self._resident,
         }
         if self._times:
-            # the first step of a process compiles and reads: left out where there are others
+            # the first step compiles and warms caches: left out if there are others
             warm = list(self._times)[1:] or list(self._times)
             found |= {"median_step_time_s": statistics.median(warm), "steps": len(self._times)}
             found |= {"time_shares": self.shares} if any(self.shares.values()) else {}
@@ -115,6 +115,6 @@ class Meter:
         return found
 
     def end(self) -> None:
-        """The run is over."""
+        """End the measurement."""
         self.enter(self._phase)
         self.is_over = True

@@ -1,4 +1,7 @@
-"""A few real steps of a configuration, in a process of their own, to measure instead of estimate."""
+"""Measures a few real steps of a configuration in a process of its own.
+
+That process is `python -m retrain.rooms.capacity.pilot RESULT.json [CONFIG] [overrides]`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrain.kernel.errors import BackendError, Problem
+from retrain.kernel.errors import BackendError, Problem, RetrainError
+from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.spec import Owner
+from retrain.rooms.capacity import plugin
 from retrain.rooms.capacity.history import Past
+from retrain.rooms.session.configure import load_checked
 
 TAIL_LINES = 12
-# A pilot leaves nothing behind: no records, no checkpoint, nothing sent anywhere; and every step is of the same size.
+# A pilot leaves nothing behind: no records, no checkpoint, nothing sent. Every step has the same size.
 QUIET = (
     *("--eval-examples", "0", "--save-every", "0", "--set", "backend.adapter_path=", "--set", "logging.recorders=[]"),
     *("--wandb-project", "", "--set", "resume.from="),
@@ -21,16 +28,16 @@ QUIET = (
 
 
 def run_pilot(arguments: Sequence[str], steps: int) -> Past:
-    """What `steps` steps of `[CONFIG] [overrides]` took; BackendError with the end of its output when it fails."""
+    """Measure `steps` steps of `[CONFIG] [overrides]`; BackendError with the end of the output if the pilot fails."""
     with tempfile.TemporaryDirectory(prefix="retrain-pilot-") as temporary:
         result, log_dir = Path(temporary) / "measured.json", Path(temporary) / "run"
         own = ["--max-steps", str(steps), "--log-dir", str(log_dir), *QUIET]
-        command = [sys.executable, "-m", "retrain.rooms.capacity.pilot_process", str(result), *arguments, *own]
+        command = [sys.executable, "-m", "retrain.rooms.capacity.pilot", str(result), *arguments, *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not result.is_file():
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
-            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="mend that, then ask again"))
+            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
         measured = json.loads(result.read_text(encoding="utf-8"))
     return Past(
         runs=1,
@@ -39,3 +46,25 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
         memory_at_start_bytes=measured.get("memory_at_start_bytes"),
         prompt_tokens=measured.get("longest_prompt_tokens"),
     )
+
+
+def main(result: Path, arguments: list[str]) -> int:
+    """Train with the arguments and write the measurements; returns 0, or the exit code of the error."""
+    plugins = load_plugins()
+    if not plugins.pluggy.is_registered(plugin):
+        plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.rooms.capacity.plugin"))
+    try:
+        checked = load_checked(arguments, plugins)
+        from retrain.rooms.session.session import train
+
+        train(checked.config, plugins, checked.flow, checked.keys)
+    except RetrainError as error:
+        print(f"{error.label}: {error}", file=sys.stderr)
+        return error.exit_code
+    ((_, meter),) = plugin.RUNS
+    result.write_text(json.dumps(meter.measured()), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

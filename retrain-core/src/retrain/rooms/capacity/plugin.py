@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.views import GroupsView, RunView
     from retrain.kernel.plugins.manager import Plugins
 
-FEWEST_STEPS = 5  # that a hint about time rests on
+FEWEST_STEPS = 5  # needed for a hint about time
 LOG = logging.getLogger("retrain")
-RUNS: list[tuple[RunView, Meter]] = []  # of this process; one that is over leaves when the next one starts
+RUNS: list[tuple[RunView, Meter]] = []  # of this process; finished ones are dropped when the next one starts
 
 
 def meter_of(run: RunView) -> Meter | None:
-    """The meter of a run, if it has one."""
+    """The meter of a run, None if it has none."""
     return next((meter for known, meter in RUNS if known is run), None)
 
 
 def _begun(run: RunView) -> Meter:
-    """The run's meter, new if it has none."""
+    """The meter of a run, created if it has none."""
     meter = meter_of(run)
     if meter is None:
         meter = Meter()
@@ -37,27 +37,27 @@ def _begun(run: RunView) -> Meter:
 
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
-    """One command."""
-    summary = "Say how much memory and time a configuration needs, and what to change if that is too much."
+    """`retrain capacity`."""
+    summary = "Estimate the memory and time of a configuration, and say what to change if it does not fit."
     register(PluginSpec(name="capacity", summary=summary, factory="retrain.rooms.capacity.command:command"))
 
 
 @hookimpl
 def retrain_run_start(run: RunView) -> None:
-    """Begin to measure."""
+    """Start to measure."""
     _begun(run).restart()
 
 
 @hookimpl
 def retrain_phase(run: RunView, step: int, phase: str) -> None:
-    """Charge the phase before with its peak."""
+    """Charge the previous phase with its peak."""
     if meter := meter_of(run):
         meter.enter(phase)
 
 
 @hookimpl
 def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
-    """How long prompts and completions are."""
+    """Record the lengths of prompts and completions."""
     if meter := meter_of(run):
         for completion in (completion for group in groups.groups for completion in group.completions):
             actions = completion.num_actions
@@ -66,7 +66,7 @@ def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
 
 @hookimpl
 def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
-    """How long the step took; the evaluation before training has no such time."""
+    """Record the time of the step; the evaluation before training has none."""
     meter = meter_of(run)
     if meter and "step_time_s" in metrics:
         phases_s = {phase: float(metrics.get(f"{phase}_time_s", 0.0)) for phase in PHASES}
@@ -75,11 +75,11 @@ def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
 
 @hookimpl
 def retrain_run_end(run: RunView, error: BaseException | None) -> None:
-    """Nothing more is charged to a phase of the run; where one took most of the time, say what to try."""
+    """Stop measuring; if one phase took most of the time, log what to try."""
     if meter := meter_of(run):
         meter.end()
         if meter.steps >= FEWEST_STEPS:
-            from retrain.rooms.capacity.hint import hint
+            from retrain.rooms.capacity.advice import hint
 
             if text := hint(meter.shares, run.config):
                 LOG.info("Time: %s.", text)
@@ -87,7 +87,7 @@ def retrain_run_end(run: RunView, error: BaseException | None) -> None:
 
 @hookimpl
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
-    """Peak memory, biggest tensor, and time where a past run tells it."""
+    """Peak memory, biggest tensor, and the time if a past run gives it."""
     from retrain.rooms.capacity.section import explained
 
     return explained(config, plugins)
@@ -95,7 +95,7 @@ def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any]:
 
 @hookimpl
 def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any]:
-    """What is predicted, before the first step, and beside it what was measured, when the run is over."""
+    """The forecast, made before the first step, and the measurements once the run is over."""
     from retrain.rooms.capacity.section import predicted
 
     meter = _begun(run)

@@ -1,4 +1,4 @@
-"""What `retrain explain` and `run.json` say about memory and time."""
+"""Memory and time in `retrain explain` and `run.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.rooms.text.terminal_text import duration
 
 
 def explained(config: Config, plugins: Plugins) -> dict[str, str]:
-    """Rows for `retrain explain`; nothing is fetched, and what cannot be known is said so."""
+    """Rows for `retrain explain`; nothing is downloaded, and an unknown peak is marked as such."""
     try:
         found = forecast(config, plugins)
     except RetrainError as error:
@@ -33,7 +33,7 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
 
 
 def predicted(config: Config, plugins: Plugins) -> dict[str, Any]:
-    """The forecast that a run's `run.json` keeps beside what was measured, or why there is none."""
+    """The forecast for `run.json`, or the reason why there is none."""
     try:
         found = forecast(config, plugins)
     except RetrainError as error:

@@ -24,7 +24,9 @@ def text(forecast: Forecast) -> str:
     """Memory by phase, time, and what to change."""
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
-    prompt = " (assumed; a past run, --pilot or --prompt-tokens says better)" if forecast.is_prompt_assumed else ""
+    prompt = (
+        " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
+    )
     lines = [
         f"Model    {model.parameters:,d} parameters ({counted}), LoRA {model.lora_parameters:,d}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
@@ -52,7 +54,7 @@ def _time(forecast: Forecast) -> list[str]:
     schedule, step_s = forecast.schedule, forecast.past.median_step_time_s
     work = f"{schedule.runs} runs x {schedule.max_steps} steps" if schedule.runs > 1 else f"{schedule.max_steps} steps"
     if step_s is None:
-        return [f"Time     {work}; how long a step takes is not known yet: add --pilot 3"]
+        return [f"Time     {work}; the time of a step is not known yet: add --pilot 3"]
     at_once = f" / {schedule.parallelism} at a time" if schedule.parallelism > 1 else ""
     total = duration(schedule.seconds(step_s))
     return [f"Time     {work} x {duration(step_s)} (median of {_past(forecast)}){at_once} = {total}"]
@@ -66,11 +68,11 @@ def _of_limit(forecast: Forecast) -> str:
     limit = forecast.limit_bytes
     if not limit:
         return ""
-    return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of the {size(limit)} there are"
+    return f", {100 * forecast.estimate.peak_bytes / limit:.0f} % of {size(limit)}"
 
 
 def _always(phases: Sequence[MemoryPhase]) -> list[str]:
-    """What is always there, once where all phases have one device."""
+    """Resident memory, printed once if all phases share a device."""
     if all(phase.resident == phases[0].resident for phase in phases):
         return [f"  always    {_parts(phases[0].resident)}"]
     return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]

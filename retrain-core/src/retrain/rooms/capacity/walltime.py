@@ -1,4 +1,4 @@
-"""How long a run or a campaign takes, from the median time of a step."""
+"""Wall time of a run or a campaign from the median time of a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_campaign(config: Config) -> bool:
 
 
 def schedule_of(config: Config) -> Schedule:
-    """One run, or the runs of `[campaign]` when the file has that table: all at once, or `max_workers` of them."""
+    """One run, or those of `[campaign]` if the file has that table: all at once, or `max_workers` at a time."""
     if not is_campaign(config):
         return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
     conditions: list[object] = config.value("campaign.conditions", [])

@@ -9,11 +9,11 @@ from retrain.rooms.capacity.estimate import Workload
 from retrain.rooms.capacity.machine import device_kind
 from retrain.rooms.capacity.walltime import is_campaign
 
-ASSUMED_PROMPT_TOKENS = 256  # until a run has shown how long the prompts are
+ASSUMED_PROMPT_TOKENS = 256  # until a run has measured the prompts
 
 
 def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None = None) -> Workload:
-    """The largest step of a configuration: with back pressure on, one of `max_batch_size` prompts."""
+    """The largest step of a configuration: with back pressure, `max_batch_size` prompts."""
     training, options = config.training, config.backend.options
     batch_size = training.batch_size
     if config.value("backpressure.enabled", False):
@@ -31,7 +31,7 @@ def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None =
         eval_completions=config.eval.examples * config.eval.samples,
         micro_batch_tokens=int(_positive(options, "micro_batch_tokens")),
         cache_bytes=int(_positive(options, "cache_gb") * 2**30),
-        samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign deals them to its runs
+        samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign assigns them to its runs
         is_served=config.value("inference.engine", "pytorch") != "pytorch",
         is_sharing=config.value("inference.prefix_caching", True),
         gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",
@@ -41,7 +41,7 @@ def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None =
 
 
 def _positive(options: dict[str, Any], name: str) -> float:
-    """A size from options that nobody may have checked yet."""
+    """A size from options that may not have been checked yet."""
     value = options.get(name, 0)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and 0 < value < 2**40 else 0

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.kernel.declared import Capabilities, Kind
-from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
 from retrain.rooms.cli.plugins import short_file
@@ -66,7 +66,7 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
         if distribution in plugins.left_out:
             hint = f"RETRAIN_PLUGINS or RETRAIN_BLOCK leaves {distribution} out: change that"
         else:
-            hint = f"pip install {distribution}"
+            hint = install_line(distribution)
         rows.append({"name": name, "distribution": distribution, "hint": hint})
     return rows
 
@@ -86,7 +86,7 @@ def _row(entry: Registered) -> dict[str, Any]:
         "dependency": {
             "importable": importable,
             "packages": [asdict(package) for package in packages],
-            "hint": "" if importable else f"pip install {entry.owner.distribution}",
+            "hint": "" if importable else install_line(entry.owner.distribution),
         },
         "capabilities": asdict(traits) if isinstance(traits, Capabilities) else {},
         **_options(entry.spec),

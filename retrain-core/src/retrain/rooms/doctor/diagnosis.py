@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.installed import installed_version
 from retrain.rooms.session.packages import required_packages
 
@@ -42,18 +43,18 @@ def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool)
     name = f"{distribution}[{extra}]"
     if not packages:
         detail = f"{distribution} is not installed, or its version has no such extra; for {purpose}"
-        fix = f"pip install --upgrade '{name}'"
+        fix = install_line(distribution, extra).replace("pip install ", "pip install --upgrade ", 1)
         return Diagnosis(name=name, status="missing", detail=detail, fix=fix, needed=needed)
     if not lacking:
         return Diagnosis(name=name, status="ok", detail=", ".join(map(str, packages)), needed=needed)
     detail = f"{', '.join(map(str, lacking))}: not installed, for {purpose}"
-    return Diagnosis(name=name, status="missing", detail=detail, fix=f"pip install '{name}'", needed=needed)
+    return Diagnosis(name=name, status="missing", detail=detail, fix=install_line(distribution, extra), needed=needed)
 
 
 def diagnose_distribution(distribution: str, *, purpose: str, needed: bool) -> Diagnosis:
     """Whether a distribution and all that it requires are installed; imports nothing."""
     version = installed_version(distribution)
-    fix = f"pip install {distribution}"
+    fix = install_line(distribution)
     if not version:
         detail = f"not installed, for {purpose}"
         return Diagnosis(name=distribution, status="missing", detail=detail, fix=fix, needed=needed)

@@ -11,6 +11,15 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 
+FULL_DISTRIBUTION: Mapping[str, Any] = {  # vLLM and SGLang: overrides the generation defaults that come with a model
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "ignore_eos": True,
+}
 HttpRequest = tuple[str, Mapping[str, Any] | None]  # path and JSON body; a body of None is a GET
 
 

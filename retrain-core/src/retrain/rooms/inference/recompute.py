@@ -28,19 +28,21 @@ class Behaviour:
     is_same_distribution: bool
     _differences: list[Floats] = field(default_factory=list)  # log p_trainer - log p_engine
 
-    def samples(self, drawn: Sequence[tuple[Tokens, Completion]], temperature: float, version: int) -> list[Sample]:
+    def samples(
+        self, completions: Sequence[tuple[Tokens, Completion]], temperature: float, version: int
+    ) -> list[Sample]:
         """One sample for each (prompt_T, completion)."""
         if not self.recomputes:
-            return [_sample(completion, completion.logprobs_T, None, version) for _, completion in drawn]
-        rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in drawn]
+            return [_sample(completion, completion.logprobs_T, None, version) for _, completion in completions]
+        rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in completions]
         trained = self._trainer_logprobs(rows, temperature)
         compared = trained if self.is_same_distribution else self._trainer_logprobs(rows[:COMPARED_ROWS], 1.0)
         self._differences += [
-            trained_T - completion.logprobs_T for trained_T, (_, completion) in zip(compared, drawn, strict=False)
+            trained_T - completion.logprobs_T for trained_T, (_, completion) in zip(compared, completions, strict=False)
         ]
         return [
             _sample(completion, trained_T, completion.logprobs_T if self.is_same_distribution else None, version)
-            for trained_T, (_, completion) in zip(trained, drawn, strict=True)
+            for trained_T, (_, completion) in zip(trained, completions, strict=True)
         ]
 
     def metrics(self) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.serving import Policy
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
-from retrain.rooms.inference.dialect import CommonRoutes, HttpRequest
+from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
 
 
@@ -31,13 +31,7 @@ class SGLang(CommonRoutes):
         params = {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "ignore_eos": True,
+            **FULL_DISTRIBUTION,
             "stop_token_ids": sorted(request.stop_ids),
             "skip_special_tokens": False,
         }

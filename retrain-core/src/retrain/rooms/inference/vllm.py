@@ -13,7 +13,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.serving import Policy
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
-from retrain.rooms.inference.dialect import CommonRoutes, HttpRequest
+from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
 
 
@@ -38,16 +38,10 @@ class VLLM(CommonRoutes):
             "prompt": request.prompt_T,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **FULL_DISTRIBUTION,
             "seed": request.seed,
             "logprobs": request.top,
             "return_token_ids": True,
-            "ignore_eos": True,
             "stop_token_ids": sorted(request.stop_ids),
         }
         return "/v1/completions", body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})

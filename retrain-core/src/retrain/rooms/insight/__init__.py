@@ -1,1 +1,1 @@
-"""Looking at flows and runs: a preflight without a model, and the credit of stored completions made visible."""
+"""Inspects flows and runs: preflight, credit of stored completions, status, comparison, report."""

@@ -1,4 +1,4 @@
-"""`retrain credit RUN`: the credit of stored completions, as it was or under another flow; no model, no GPU."""
+"""`retrain credit RUN`: the credit of stored completions, as assigned or under another flow; needs no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
 from retrain.rooms.insight.stored import StoredCompletion, read_step, replay
-from retrain.rooms.insight.token_text import token_pieces
+from retrain.rooms.insight.token_text import token_texts
 from retrain.rooms.session.configure import Checked, load_checked
 from retrain.rooms.session.records.files import write_text
 from retrain.rooms.text.tokenizer.load import load_tokenizer
@@ -64,7 +64,7 @@ def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to show: which step, under which flows; empty values mean "as the run had it"."""
+    """Which step to show, under which flows; empty values mean "as in the run"."""
 
     step: int | None = None
     transforms: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
     replays = [
         replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda) for each in checked
     ]
-    # planning marks are shown as the first flow that asks for them sees them
+    # planning marks are those of the first flow that needs them
     marked = next(
         (masks for each, (_, masks, _) in zip(checked, replays, strict=True) if each.flow.needs_planning), None
     )
@@ -128,7 +128,7 @@ def _shaded(
         reference=record["reference"],
         reward=record["reward"],
         trained=record["trained"],
-        pieces=token_pieces(tokenizer, tokens.tokens_T.tolist()),
+        token_texts=token_texts(tokenizer, tokens.tokens_T.tolist()),
         logprobs_T=tokens.logprobs_T,
         planning_T=planning_T,
         entropies_T=tokens.entropies_T,
@@ -142,7 +142,7 @@ def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDet
 
 
 def as_data(step: ShadedStep) -> dict[str, Any]:
-    """The same as plain data."""
+    """The shaded step as plain data."""
     return {
         "run": step.run,
         "step": step.step,
@@ -155,7 +155,7 @@ def as_data(step: ShadedStep) -> dict[str, Any]:
                 "example_id": c.example_id,
                 "reward": c.reward,
                 "trained": c.trained,
-                "tokens": list(c.pieces),
+                "tokens": list(c.token_texts),
                 "planning": c.planning_T.tolist(),
                 "credit": [credit_T.tolist() for credit_T in c.credits],
             }

@@ -1,4 +1,4 @@
-"""Two runs compared: what they reached, what they were started with, and where they part."""
+"""Compares two runs: results, settings, and the first step at which they diverge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.rooms.insight.diff_setup import SetupDiff, compare_setups, read_set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDiff:
-    """Run A against run B; labels are the folders as they were given."""
+    """Run A against run B; labels are the folders as given."""
 
     label_a: str
     label_b: str
@@ -25,7 +25,7 @@ class RunDiff:
 
     @property
     def is_identical(self) -> bool:
-        """The same steps, of the same batches, with the same results; settings and packages may differ."""
+        """The same steps with the same batches and results; settings and packages may differ."""
         return self.metrics.is_same and self.data.differing_step is None
 
     def as_data(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class RunDiff:
 
 
 def compare_runs(a: Path, b: Path) -> RunDiff:
-    """Read both folders, records as streams; ConfigError names the first file (and line) that cannot be read."""
+    """Read both folders, streaming the records; ConfigError names the first unreadable file and line."""
     setup_a, setup_b = read_setup(a), read_setup(b)
     metrics = compare_metrics(a / "metrics.jsonl", b / "metrics.jsonl")
     return RunDiff(

@@ -1,4 +1,4 @@
-"""`retrain diff A B`: two runs, what they reached and why they differ."""
+"""`retrain diff A B`: results of two runs, and why they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from retrain.rooms.insight.diff import RunDiff, compare_runs
 
-PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 _FOLDER = click.Path(path_type=Path)
 EPILOG = """\b
 Examples:
@@ -27,7 +27,7 @@ Exit codes: 0 done, whatever differs; 2 usage error, or no run there.
 @click.argument("b", type=_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(a: Path, b: Path, as_json: bool) -> None:
-    """Compare the run folders A and B: results, settings, code, packages, data, and where they part."""
+    """Compare the run folders A and B: results, settings, code, packages, data, and where they diverge."""
     diff = compare_runs(a, b)
     if as_json:
         click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))

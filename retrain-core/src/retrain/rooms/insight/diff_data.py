@@ -1,4 +1,4 @@
-"""The batches of two runs side by side: which examples each saw, and the first step whose batch differs."""
+"""Compares the batches of two runs: which examples each saw, and the first step whose batch differs."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class Batch:
 
 @dataclass(slots=True)
 class Reader:
-    """The batches of one run's whole steps, one at a time; `seen` gathers the ids of their examples."""
+    """Streams the batches of a run's complete steps; `seen` collects the ids of their examples."""
 
     emergence: Path
     last_step: int
     seen: set[str] = field(default_factory=set)
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """Step and batch. What a killed run wrote after its last metrics line belongs to no whole step."""
+        """Step and batch. What a killed run wrote after its last metrics line is not a complete step."""
         for step, lines in groupby(read_steps(self.emergence / "generations.jsonl"), key=lambda line: line[0]):
             if step > self.last_step:
                 return
             yield step, self._batch(record for _, record in lines)
 
     def tokens(self, step: int) -> bytes | None:
-        """Digest of the step's token ids, completion by completion; None when the run kept none of that step."""
+        """Digest of the step's token ids, completion by completion; None if the run has no tokens of that step."""
         file = token_file(self.emergence, step)
         if not file.is_file():
             return None
         try:
             with safe_open(file, framework="numpy") as stream:
                 arrays: list[np.ndarray] = [stream.get_tensor(name) for name in ("lengths", "tokens")]
-        except Exception as error:  # the library raises its own kinds
-            fix = "restore the file, or delete it: without it, texts are compared"
+        except Exception as error:  # the library raises exceptions of its own
+            fix = "restore the file, or delete it to compare texts instead"
             raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from error
         digest = hashlib.blake2b()
         for array in arrays:
@@ -72,10 +72,10 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDiff:
-    """How many examples each run saw, the first few that only one saw, and where the batches part.
+    """How many examples each run saw, the first few that only one saw, and the first differing batch.
 
     `differing_part` is `examples` (other prompts), `completions` (the same prompts, other texts), `tokens` (the same
-    texts from other tokens) or `missing` (one run lacks the step's completions).
+    texts from other tokens) or `missing` (one run has no completions of the step).
     """
 
     num_a: int
@@ -132,4 +132,4 @@ def _differing_part(step: int, a: tuple[Reader, Batch | None], b: tuple[Reader, 
 
 def _framed(part: str) -> bytes:
     content = part.encode("utf-8", "surrogatepass")
-    return len(content).to_bytes(8, "big") + content  # so that neighbours cannot run into each other
+    return len(content).to_bytes(8, "big") + content  # unambiguous where one part ends

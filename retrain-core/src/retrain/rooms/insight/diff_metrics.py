@@ -1,4 +1,4 @@
-"""The metrics of two runs side by side, read once, step by step."""
+"""Compares the metrics of two runs step by step, in one pass."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retrain.rooms.session.records.reading import Record, number, read_steps
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")
 TIMES = ("step_time_s", "eval_time_s")
-# Names of the flow: settings, compared as such. Results are what may diverge.
+# These fields are settings, compared as such; only results can diverge.
 LABELS = frozenset({"step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition"})
 _ABSENT = object()
 
 
 @dataclass(slots=True)
 class Curve:
-    """What one run reached: the numbers of its last step, its correct rates, its time in steps and evaluations."""
+    """Results of one run: numbers of its last step, its correct rates, its time in steps and evaluations."""
 
     steps: int = 0
     last_step: int = -1
@@ -29,7 +29,7 @@ class Curve:
     names: set[str] = field(default_factory=set)
 
     def add(self, step: int, metrics: Record) -> None:
-        """Take in the next line; a negative step is the evaluation before training."""
+        """Add the next line; a negative step is the evaluation before training."""
         self.wall_time_s += sum(number(metrics.get(name)) or 0.0 for name in TIMES)
         if (rate := number(metrics.get("eval_correct_rate"))) is not None:
             self.final["eval_correct_rate"] = rate
@@ -44,10 +44,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsDiff:
-    """Where two runs part: the first common step with a field that both have and that differs, and those fields.
+    """Where two runs diverge: the first common step at which a common field differs, and those fields.
 
-    `only_a` and `only_b` are fields that the other run never has; timing (`*_time_s`) and names of the flow are left
-    out.
+    `only_a` and `only_b` are fields that the other run never has; timing (`*_time_s`) and settings are left out.
     """
 
     curve_a: Curve
@@ -76,7 +75,7 @@ class MetricsDiff:
 
 
 def compare_metrics(file_a: Path, file_b: Path) -> MetricsDiff:
-    """Two `metrics.jsonl`, line against line of the same step."""
+    """Compare two `metrics.jsonl` line by line."""
     curve_a, curve_b = Curve(), Curve()
     common, diverging, fields = 0, None, {}
     for step, a, b in side_by_side(read_steps(file_a), read_steps(file_b)):
@@ -103,7 +102,7 @@ def compare_metrics(file_a: Path, file_b: Path) -> MetricsDiff:
 
 
 def side_by_side(a: Iterator[tuple[int, T]], b: Iterator[tuple[int, T]]) -> Iterator[tuple[int, T | None, T | None]]:
-    """Two streams in order of steps as one: each step once, None where a side lacks it."""
+    """Merge two streams in order of steps: each step once, None where a side lacks it."""
     next_a, next_b = next(a, None), next(b, None)
     while next_a or next_b:
         step = min(entry[0] for entry in (next_a, next_b) if entry)

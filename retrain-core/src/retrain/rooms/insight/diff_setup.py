@@ -1,4 +1,4 @@
-"""What two runs were started with: settings, code and packages."""
+"""Compares settings, code and packages of two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.rooms.session.records.reading import Record, read_object, read_toml
 
-PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # where records went changes no result
+PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # paths of records do not affect results
 _ABSENT = object()
 
 
@@ -21,7 +21,7 @@ class Setup:
     settings: Mapping[str, Any]
 
     def origin(self, path: str) -> str:
-        """Where a setting came from: a place in a file, a flag, or `default`."""
+        """Where a setting came from: a line of a file, a flag, or `default`."""
         origins = _table(self.manifest, "origins")
         while path:
             if path in origins:
@@ -30,23 +30,23 @@ class Setup:
         return "default"
 
     def packages(self) -> dict[str, str]:
-        """Version of Python, of every distribution that registered something, and of every library that matters."""
+        """Version of Python, of every distribution that registered something, and of every relevant library."""
         found = {"python": str(self.manifest.get("python", ""))}
         for name in ("libraries", "distributions"):
             found |= {package: str(release) for package, release in _table(self.manifest, name).items()}
         return found
 
     def code(self) -> dict[str, Any]:
-        """Commit and whether there were uncommitted changes; both None outside of a repository."""
+        """Commit and whether there were uncommitted changes; both None outside a repository."""
         git = _table(self.manifest, "git")
         return {"commit": git.get("commit"), "dirty": git.get("dirty")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupDiff:
-    """Settings and packages that differ, by name, a side that lacks one without its value; and the code of both.
+    """Differing settings and packages by name (no value for a side that lacks one), and the code of both.
 
-    `same_code` is None when it cannot be known: no repository, or uncommitted changes.
+    `same_code` is None if unknown: no repository, or uncommitted changes.
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -65,12 +65,12 @@ class SetupDiff:
 
 
 def read_setup(folder: Path) -> Setup:
-    """What `run.json` and `config.toml` say; ConfigError with file and line when they cannot be read."""
+    """Read `run.json` and `config.toml`; ConfigError with file and line if they cannot be read."""
     return Setup(manifest=read_object(folder / "run.json"), settings=_flat(read_toml(folder / "config.toml")))
 
 
 def compare_setups(a: Setup, b: Setup) -> SetupDiff:
-    """All that differs, but for the places of the records."""
+    """Every difference except the paths of records."""
     settings = {}
     for path in sorted({*a.settings, *b.settings} - PLACES):
         values = a.settings.get(path, _ABSENT), b.settings.get(path, _ABSENT)

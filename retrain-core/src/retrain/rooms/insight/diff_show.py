@@ -1,4 +1,4 @@
-"""The comparison of two runs as text for a terminal."""
+"""Renders the comparison of two runs for a terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkl
 
 MOST_FIELDS = 8
 VALUE_CHARS = 60
-HIGHER, LOWER, NEITHER = 1, -1, 0  # a lower policy loss is no better run, and neither is a longer one
+HIGHER, LOWER, NEITHER = 1, -1, 0  # neither a lower policy loss nor more steps make a run better
 PARTS = {
     "examples": "other prompts",
     "completions": "the same prompts, other completions",
     "tokens": "the same texts, other tokens",
-    "missing": "one run has no completions of it",
+    "missing": "one run has no completions for it",
 }
 
 
 def picture(diff: RunDiff) -> RenderableType:
-    """The verdict, what both reached, then each kind of difference."""
+    """The verdict, the results of both runs, then each kind of difference."""
     parts: list[RenderableType] = [_heads(diff), Text(), Text(verdict(diff), style="bold"), Text(), _results(diff)]
     parts += [Text(), *_curves(diff)]
     for title, rows in (
@@ -42,7 +42,7 @@ def picture(diff: RunDiff) -> RenderableType:
 
 
 def verdict(diff: RunDiff) -> str:
-    """One sentence."""
+    """The verdict as one sentence."""
     metrics, data = diff.metrics, diff.data
     if not metrics.common_steps:
         return "Nothing to compare: the runs have no finished step in common."
@@ -51,7 +51,7 @@ def verdict(diff: RunDiff) -> str:
     firsts = [step for step in (data.differing_step, metrics.diverging_step) if step is not None]
     if firsts:
         return f"The runs differ from {_named(min(firsts))} on."
-    return f"The same as far as both go ({metrics.common_steps} steps)."
+    return f"Identical up to the shorter run ({metrics.common_steps} steps)."
 
 
 def _heads(diff: RunDiff) -> Table:
@@ -89,7 +89,7 @@ def _curves(diff: RunDiff) -> Iterator[Text]:
 
 
 def mark(a: float | None, b: float | None, better: int) -> str:
-    """`< A`, `B >` or `=`; empty when there is no better, or a number is missing."""
+    """`< A`, `B >` or `=`; empty if neither is better or a number is missing."""
     if a is None or b is None:
         return ""
     if a == b:
@@ -126,7 +126,7 @@ def _code(diff: RunDiff) -> str:
 
     a, b = named(diff.setup.code_a), named(diff.setup.code_b)
     if diff.setup.same_code is None:
-        return f"  cannot be told apart: {a}" if a == b else f"  cannot be told apart: A {a}, B {b}"
+        return f"  cannot be distinguished: {a}" if a == b else f"  cannot be distinguished: A {a}, B {b}"
     return f"  no difference: {a}" if diff.setup.same_code else f"  A {a}, B {b}"
 
 

@@ -1,4 +1,4 @@
-"""Credit as pictures: what is shown of each completion, its colours, and the terminal view."""
+"""Credit as colours: the data of each completion, the colour scale, and the terminal view."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.text import Text
 from retrain.kernel.types import Floats, Mask
 from retrain.rooms.text.terminal_text import printable
 
-GAMMA = 0.6  # completions of small credit must still be seen beside those of large
-FLOOR = 0.25  # so must the least token of a completion
-OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out all the others
-EVEN = 1e-6  # shares closer together than this are one
+GAMMA = 0.6  # keeps completions with little credit visible beside those with much
+FLOOR = 0.25  # keeps the weakest token of a completion visible
+OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out the others
+EVEN = 1e-6  # shares closer than this count as equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShadedCompletion:
-    """One completion under several flows: `credits[f]` is its token credit under flow f; `pieces` its text by token."""
+    """One completion under several flows: `credits[f]` is its token credit under flow f."""
 
     group: int
     index: int
@@ -29,7 +29,7 @@ class ShadedCompletion:
     reference: str
     reward: float
     trained: bool
-    pieces: Sequence[str]
+    token_texts: Sequence[str]
     logprobs_T: Floats
     planning_T: Mask
     entropies_T: Floats | None
@@ -47,7 +47,7 @@ class ShadedStep:
     completions: Sequence[ShadedCompletion]
 
     def scale(self) -> Scale:
-        """The colour scale of all that is shown."""
+        """The colour scale, over everything shown."""
         credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
         sizes = [float(abs(c).mean()) for c in credited]
         shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
@@ -57,11 +57,11 @@ class ShadedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How credit becomes depth of colour.
+    """Maps credit to colour depth.
 
-    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, r in [0, 1] where
-    the token's share of it, |credit| / m, stands between the 2nd and the 98th percentile of all shares shown. So both
-    show: how much a completion counts, and which of its tokens count more.
+    depth = sign * (m / largest)^0.6 * (0.25 + 0.75 r): m is the completion's mean absolute credit, where r
+    is 0 if the token's share of it, |credit| / m, is at the 2nd percentile of all shares shown, 1 at the 98th. The
+    colours thus show both how much a completion counts and which of its tokens count most.
     """
 
     largest: float
@@ -107,8 +107,8 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
 
 def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
     depths_T = scale.depths(credit_T).tolist()
-    for piece, depth, is_planning in zip(completion.pieces, depths_T, completion.planning_T, strict=True):
+    for text, depth, is_planning in zip(completion.token_texts, depths_T, completion.planning_T, strict=True):
         level = round(255 - 165 * abs(depth))
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
         colour = f"black on {background}" if depth else "default"
-        yield printable(piece.replace("\n", "⏎")), colour + (" underline" if is_planning else "")
+        yield printable(text.replace("\n", "⏎")), colour + (" underline" if is_planning else "")

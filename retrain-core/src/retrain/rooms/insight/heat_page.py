@@ -1,4 +1,4 @@
-"""Credit as one self-contained HTML page: no script is loaded, nothing of it comes from elsewhere."""
+"""Credit as one self-contained HTML page without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def _article(completion: ShadedCompletion, labels: Sequence[str], scale: Scale) 
 def _tokens(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> str:
     spans = []
     depths_T = scale.depths(credit_T).tolist()
-    for position, (piece, credit, depth) in enumerate(zip(completion.pieces, credit_T, depths_T, strict=True)):
+    for position, (token_text, credit, depth) in enumerate(
+        zip(completion.token_texts, credit_T, depths_T, strict=True)
+    ):
         colour = f"rgba(var(--{'good' if depth > 0 else 'bad'}),{0.75 * abs(depth):.3f})" if depth else "transparent"
         names = "t p" if completion.planning_T[position] else "t"
         facts = [f"token {position}", f"credit {credit:+.6f}", f"log p {completion.logprobs_T[position]:.4f}"]
@@ -85,11 +87,11 @@ def _tokens(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> str
         if completion.planning_T[position]:
             facts.append("planning")
         title = _text(" | ".join(facts))
-        spans.append(f'<span class="{names}" style="background:{colour}" title="{title}">{_text(piece)}</span>')
+        spans.append(f'<span class="{names}" style="background:{colour}" title="{title}">{_text(token_text)}</span>')
     return "".join(spans)
 
 
 def _text(text: str) -> str:
-    """Untrusted text as HTML; control characters become visible instead of acting."""
+    """Untrusted text as HTML, with control characters made visible."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return escape(shown, quote=True)

@@ -1,4 +1,4 @@
-"""Tells what a resume would restore, what it would not, and why; reads files only and loads no model."""
+"""Reports what a resume would restore, what it would not, and why; reads files only and loads no model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from retrain.rooms.session.resume import Difference, ResumePlan, plan_resume
 from retrain.rooms.session.savepoint import algorithm_state, plugin_state
 
 WHY_MODE = {
-    CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments begin again at zero",
+    CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments restart at zero",
     CheckpointMode.UNSUPPORTED: "backend {name!r} cannot load a checkpoint",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A part of the run's state: what is known of it, or why it is not restored."""
+    """A part of the run's state: its content, or why it is not restored."""
 
     part: str
     detail: str
@@ -33,7 +33,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeCheck:
-    """Answer of `retrain resume-check`; `obstacles` are what makes a resume impossible as asked."""
+    """Result of `retrain resume-check`; `obstacles` are the reasons why this resume is impossible."""
 
     run: str
     checkpoint: str = ""
@@ -45,7 +45,7 @@ class ResumeCheck:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `retrain --resume` would go on."""
+        """Whether `retrain --resume` would continue the run."""
         return not self.obstacles
 
     def as_data(self) -> dict[str, Any]:
@@ -54,13 +54,13 @@ class ResumeCheck:
 
 
 def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> ResumeCheck:
-    """Look at a run folder with the configuration that would continue it, by default the run's own.
+    """Check a run folder against the configuration that would continue it, by default the run's own.
 
-    ConfigError when that configuration has problems of its own.
+    ConfigError if that configuration is invalid.
     """
     named = [str(config_file)] if config_file else []
     checked = load_checked([*named, "--resume", str(run)], plugins)
-    obstacles = [f"the run is still going on (process {pid})"] if (pid := owner_of(run)) else []
+    obstacles = [f"the run is still active (process {pid})"] if (pid := owner_of(run)) else []
     try:
         plan = plan_resume(run, checked.config, checked.keys)
     except ResumeError as error:
@@ -71,7 +71,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
     if mode is CheckpointMode.UNSUPPORTED and plan.checkpoint:
         obstacles.append(WHY_MODE[mode].format(name=name))
-    obstacles += [_told(difference) for difference in plan.differences]
+    obstacles += [_obstacle(difference) for difference in plan.differences]
     lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
@@ -81,7 +81,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
         lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
     else:
-        lost.append(Item(part="steps", detail="there is no valid checkpoint: the run begins again, with its own seed"))
+        lost.append(Item(part="steps", detail="there is no valid checkpoint: the run starts again with its own seed"))
     return ResumeCheck(
         run=str(run),
         checkpoint=str(plan.checkpoint.path) if plan.checkpoint else "",
@@ -93,8 +93,8 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     )
 
 
-def _told(difference: Difference) -> str:
-    return f"{difference}; take it back or add --resume-anyway"
+def _obstacle(difference: Difference) -> str:
+    return f"{difference}; undo the change or add --resume-anyway"
 
 
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) -> Iterator[Item]:
@@ -102,7 +102,7 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) ->
     files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
     size_kib = sum(file.stat().st_size for file in files) // 1024
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
-    yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, every checksum is right")
+    yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
     yield Item(part="seed", detail=str(plan.seed))
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]
@@ -111,7 +111,7 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) ->
         detail=f"{plan.next_step} steps, {counters['example_idx']} prompts drawn, {right} of {seen} right",
     )
     if counters["unfinished"] is not None:
-        yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is still to come")
+        yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is pending")
     for part, values in algorithm_state(state).items():
         shown = ", ".join(f"{name} = {value}" for name, value in values.items()) if isinstance(values, dict) else values
         yield Item(part=part, detail=str(shown))

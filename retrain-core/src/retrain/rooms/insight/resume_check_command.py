@@ -1,4 +1,4 @@
-"""`retrain resume-check DIR`: can this run be continued, from where, and what would be lost?"""
+"""`retrain resume-check DIR`: whether a run can be continued, from where, and what would be lost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Examples:
   retrain resume-check logs/train --config longer.toml --json
 
 \b
-Exit codes: 0 it would go on; 1 it would not; 2 usage or configuration error.
+Exit codes: 0 the run can continue; 1 it cannot; 2 usage or configuration error.
 """
 
 
 @click.command("resume-check", epilog=EPILOG)
 @click.argument("run", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Continue with this one."
+    "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Configuration to continue with."
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
@@ -46,7 +46,7 @@ def _text(check: ResumeCheck) -> list[str]:
     if check.obstacles:
         head = f"{check.run} cannot be resumed:"
     elif check.is_complete:
-        head = f"{check.run} is complete: {check.next_step} steps are done; --max-steps with more continues it"
+        head = f"{check.run} is complete: {check.next_step} steps are done; a larger --max-steps continues it"
     else:
         head = f"{check.run} can be resumed at step {check.next_step}, from {check.checkpoint or 'the beginning'}"
     obstacles = [f"  {line}" for obstacle in check.obstacles for line in obstacle.split("\n")]

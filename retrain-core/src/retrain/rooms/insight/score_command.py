@@ -37,12 +37,12 @@ Exit codes: 0 each text got a verdict; 1 not all; 2 usage or configuration error
 
 @click.command("score", epilog=EPILOG)
 @click.option("--replay", "path", metavar="PATH", required=True, type=click.Path(path_type=Path), help="What failed.")
-@click.option("--config", "file", metavar="CONFIG", type=click.Path(path_type=Path), help="Other than the run's own.")
+@click.option("--config", "file", metavar="CONFIG", type=click.Path(path_type=Path), help="Instead of the run's own.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
 def command(ctx: click.Context, path: Path, file: Path | None, as_json: bool) -> None:
-    """Score the texts of PATH again, a file of a run's `failures` folder or all of it, with the reward and the limits
-    of the run; exit code 1 unless every one gets a verdict."""
+    """Score the texts of PATH again, a file of a run's `failures` folder or the whole folder, with the
+    reward and the limits of the run; exit code 1 unless every one gets a verdict."""
     results = replay(path.expanduser(), file, ctx.obj)
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))
@@ -54,7 +54,7 @@ def command(ctx: click.Context, path: Path, file: Path | None, as_json: bool) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """How one text fared this time, and `then`, what was wrong when it failed."""
+    """Result of scoring one text again; `then` is the original failure."""
 
     file: str
     reward: str
@@ -91,7 +91,7 @@ def replay(path: Path, file: Path | None, plugins: Plugins) -> list[Replayed]:
 def _scored(
     reward: NamedReward, records: Sequence[tuple[Path, FailureRecord]], settings: ScoringTable
 ) -> Mapping[Path, Replayed]:
-    alone = NamedReward(name=reward.name, reward=reward.reward)  # the reward's own value, not its share of a sum
+    alone = NamedReward(name=reward.name, reward=reward.reward)  # the unweighted value of the reward
     with ScoringService([alone], settings) as service, service.batch(fresh=True) as batch:
         for _, record in records:
             batch.submit(record.example, record.text)
@@ -115,14 +115,14 @@ def _rewards(config: Config, plugins: Plugins, wanted: Collection[str]) -> dict[
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
     source = config.data.source
-    if source in wanted and source not in rewards:  # a run's own config.toml names a reward that its source replaced
+    if source in wanted and source not in rewards:  # the run's config.toml names a reward that its data source replaced
         own = verifier_of_source(config, context)
         rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
     return rewards
 
 
 def _once(settings: ScoringTable) -> ScoringTable:
-    """The run's limits, without its retries: what is tried here is seen as it comes out."""
+    """The run's limits without its retries, so that every failure is shown."""
     limits = {name: own.model_copy(update={"retries": None}) for name, own in settings.limits.items()}
     return settings.model_copy(update={"retries": 0, "limits": limits})
 

@@ -1,4 +1,4 @@
-"""How one campaign stands, from its `manifest.json` and its runs."""
+"""State of one campaign, from its `manifest.json` and its runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = ("failed", "dead", "unreadable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRun:
-    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` says that it never will."""
+    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will."""
 
     condition: str
     seed: int | None
@@ -35,14 +35,14 @@ class CampaignRun:
     has_failed: bool
 
     def as_data(self) -> dict[str, Any]:
-        """What the manifest says of the run, and its status if it has one."""
+        """The manifest's entry, and the status if there is one."""
         head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
         return (self.status.as_data() if self.status else {"path": None, "status": "not started"}) | head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStatus:
-    """One campaign: `done` with every run done, `running` while anything works, else `partial`, or `dead`."""
+    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`."""
 
     path: Path
     conditions: tuple[str, ...]
@@ -59,7 +59,7 @@ class CampaignStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether its runner or one of its runs is at work."""
+        """Whether its runner or one of its runs is active."""
         return self.state == "running"
 
     @property
@@ -96,7 +96,7 @@ class CampaignStatus:
 
 
 def read_campaign(folder: Path) -> CampaignStatus | None:
-    """The campaign in `folder`; None when its `manifest.json` is not one of a campaign."""
+    """The campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
     try:
         manifest = read_object(folder / CAMPAIGN_MARK)
     except ConfigError:
@@ -127,8 +127,11 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
     name, seed = text(entry.get("run_name")), entry.get("seed")
-    places = [folder / "runs" / name, Path(text(entry.get("log_dir")))]  # the first also after the campaign has moved
-    found = next((place for place in places if place.name and (place / MARK).is_file()), None)
+    candidates = [
+        folder / "runs" / name,
+        Path(text(entry.get("log_dir"))),
+    ]  # the first is right even if the campaign was moved
+    found = next((path for path in candidates if path.name and (path / MARK).is_file()), None)
     status = read_run(found) if found else None
     is_failed = status.state in FAILED if status else entry.get("returncode") not in (None, 0)
     return CampaignRun(

@@ -1,4 +1,4 @@
-"""`retrain status [DIR]` and `retrain top [DIR]`: how every run below a folder stands."""
+"""`retrain status [DIR]` and `retrain top [DIR]`: the state of every run below a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.rooms.insight.status_scan import Overview, scan
 
 Look = Callable[[], Overview]
 INTERVAL_S = 5.0
-PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 _DIR = click.argument("root", metavar="[DIR]", default="logs", type=click.Path(path_type=Path))
 _INTERVAL = click.option(
     "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
@@ -41,8 +41,8 @@ Exit codes: 0 done; 1 there is no such folder; 2 usage error; 130 ended by Ctrl-
 @click.command("status", epilog=EPILOG)
 @_DIR
 @click.option("--json", "as_json", is_flag=True, help="As JSON; with --watch one line each time.")
-@click.option("--all", "everything", is_flag=True, help="Also what ended and has been idle for 24 hours.")
-@click.option("--active", "only_active", is_flag=True, help="Only what is running.")
+@click.option("--all", "everything", is_flag=True, help="Also runs that ended and have been idle for 24 hours.")
+@click.option("--active", "only_active", is_flag=True, help="Only active runs.")
 @click.option("--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")
 @_INTERVAL
 def command(root: Path, as_json: bool, everything: bool, only_active: bool, watch: bool, interval_s: float) -> None:
@@ -64,7 +64,7 @@ def command(root: Path, as_json: bool, everything: bool, only_active: bool, watc
 @_INTERVAL
 @click.pass_context
 def top(ctx: click.Context, root: Path, interval_s: float) -> None:
-    """The same as `status DIR --watch --active`."""
+    """Shorthand for `status DIR --watch --active`."""
     ctx.invoke(command, root=root, only_active=True, watch=True, interval_s=interval_s)
 
 
@@ -78,7 +78,7 @@ def _print(overview: Overview) -> None:
 
 
 def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
-    """Show what `look` sees again and again; Ctrl-C is the way out and no error."""
+    """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
         if sys.stdout.isatty() and not as_json:
             _watch_live(look, interval_s)
@@ -98,7 +98,7 @@ def _watch_live(look: Look, interval_s: float) -> None:
 
     from retrain.rooms.insight.status_show import picture
 
-    first = look()  # a missing folder is told before the screen is taken
+    first = look()  # report a missing folder before clearing the screen
     with Live(picture(first), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""How one run stands, from `run.json`, the last line of `metrics.jsonl` and its process."""
+"""State of one run, from `run.json`, the last line of `metrics.jsonl` and its process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIVE = ("running", "stale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """One run; numbers that it has not written are None.
+    """One run; numbers that it has not written yet are None.
 
     `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
     `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
@@ -45,7 +45,7 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether its process is at work, or hangs."""
+        """Whether its process is alive, including one that hangs."""
         return self.state in LIVE
 
     def as_data(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class RunStatus:
 
 
 def read_run(folder: Path) -> RunStatus:
-    """The status of the run in `folder`; damage makes it `unreadable`, so that it does not hide the others."""
+    """The status of the run in `folder`; a damaged one is `unreadable` and does not hide the others."""
     activity_s = last_change_s(folder / MARK, folder / "metrics.jsonl")
     try:
         manifest = read_object(folder / MARK)
@@ -104,7 +104,7 @@ def read_run(folder: Path) -> RunStatus:
 
 
 def process_id(value: object) -> int | None:
-    """A process id that may be asked about: zero and negative ones mean whole groups of processes."""
+    """A valid process id: zero and negative ones stand for process groups."""
     return value if type(value) is int and value > 0 else None
 
 
@@ -114,13 +114,13 @@ def process_is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it is somebody else's
+    except OSError:  # it belongs to another user
         return True
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # no such file system here
+    except OSError:  # no /proc on this system
         return True
-    return status.rpartition(b")")[2].split()[:1] != [b"Z"]  # ended, but not yet collected by its parent
+    return status.rpartition(b")")[2].split()[:1] != [b"Z"]  # a zombie: ended, but not yet reaped by its parent
 
 
 def last_change_s(*files: Path) -> float:
@@ -140,12 +140,12 @@ def iso_time(seconds: float) -> str | None:
 
 
 def text(value: object) -> str:
-    """Text as it is; anything else is no text."""
+    """The value if it is text, else empty."""
     return value if isinstance(value, str) else ""
 
 
 def _is_held(folder: Path, pid: int | None) -> bool:
-    """Whether a process works in the folder; its lock tells for certain, a process id may be reused."""
+    """Whether a process holds the folder's lock, which is certain, whereas a process id may be reused."""
     if (folder / lock.NAME).is_file():
         return lock.owner_of(folder) != 0
     return pid is not None and process_is_alive(pid)

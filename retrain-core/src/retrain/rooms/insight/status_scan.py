@@ -14,7 +14,7 @@ from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK, CampaignStatus,
 from retrain.rooms.insight.status_run import MARK, RunStatus, read_run
 
 IDLE_S = 24 * 3600.0
-CLOSED = frozenset({"emergence", "adapter"})  # of a run: thousands of files, and no run among them
+CLOSED = frozenset({"emergence", "adapter"})  # folders of a run with thousands of files and no runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Overview:
     num_hidden: int = 0
 
     def select(self, *, everything: bool, only_active: bool) -> Overview:
-        """What is asked for: by default without what ended and has been idle for a day."""
+        """Filter: by default without runs that ended and have been idle for a day."""
 
         def is_shown(one: RunStatus | CampaignStatus) -> bool:
             if one.is_live or only_active:
@@ -49,9 +49,9 @@ class Overview:
 
 
 def scan(root: Path) -> Overview:
-    """Every run and campaign below `root`, sorted by path; error when there is no such folder.
+    """Every run and campaign below `root`, sorted by path; ConfigError if there is no such folder.
 
-    Of each run, `run.json` and the end of `metrics.jsonl` are read, nothing else.
+    Only `run.json` and the end of `metrics.jsonl` of each run are read.
     """
     try:
         os.scandir(root).close()
@@ -68,7 +68,7 @@ def scan(root: Path) -> Overview:
 
 
 def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
-    """Folders with a mark, and the mark. Links are followed, each folder is entered once."""
+    """Folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
     try:
         info = folder.stat()
         if (info.st_dev, info.st_ino) in seen:
@@ -76,7 +76,7 @@ def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> It
         seen.add((info.st_dev, info.st_ino))
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
-    except OSError:  # gone since, or not ours to read
+    except OSError:  # deleted meanwhile, or not readable
         return
     if (folder / MARK).is_file():
         inside_run = True

@@ -34,7 +34,7 @@ def picture(overview: Overview) -> RenderableType:
 
 
 def _on_one_line(error: str) -> str:
-    """A message of several lines, `fix:` among them, as one."""
+    """A message of several lines as one."""
     return "; ".join(filter(None, map(str.strip, error.split("\n"))))
 
 
@@ -44,7 +44,7 @@ def share(value: float | None) -> str:
 
 
 def decimal(value: float | None, digits: int) -> str:
-    """A number with so many decimals."""
+    """A number with `digits` decimals."""
     return ABSENT if value is None else f"{value:.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""A run's stored completions, read back as the groups that credit is computed from."""
+"""Reads a run's stored completions back as the groups that credit is assigned to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StoredStep:
 
 
 def read_step(run: Path, step: int | None) -> StoredStep:
-    """A step of a run, the last one by default. Files are read line by line, never whole."""
+    """A step of a run, the last one by default. Files are streamed."""
     metrics = _metrics_line(run, step)
     chosen = int(metrics["step"])
     tokens = read_tokens(run / "emergence", chosen)
@@ -55,7 +55,7 @@ def replay(
 ) -> tuple[list[list[StoredCompletion]], tuple[tuple[Mask, ...], ...], CreditResult]:
     """Credit of the step's judged completions under `flow`: completions, planning masks and result, group by group.
 
-    Uninformative groups are computed like the others: what they would have got is part of the picture.
+    Uninformative groups are included, to show the credit that they would have got.
     """
     judged = [[c for c in group if c.record["reward"] is not None] for group in stored.groups]
     judged = [group for group in judged if group]

@@ -1,4 +1,4 @@
-"""Preflight of a flow of credit: what it needs, whether the backend gives it, what it does to two small groups."""
+"""Preflight of a credit flow: its needs, whether the backend meets them, and its result on two small groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the flow did to one synthetic completion."""
+    """Credit of one synthetic completion."""
 
     group: int
     index: int
@@ -70,7 +70,7 @@ class Trace:
 
 
 def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, problems: Sequence[Problem]) -> Trace:
-    """Run the flow on two synthetic groups, without and with full pooling, and hold its needs against the backend."""
+    """Run the flow on two synthetic groups, without and with full pooling, and check its needs against the backend."""
     issues = [Issue(severity=ERROR, category=_category(problem), message=str(problem)) for problem in problems]
     capabilities, source = _capabilities(config, plugins)
     results: dict[float, CreditResult] = {}
@@ -116,13 +116,13 @@ def synthetic_groups() -> list[CreditGroup]:
 
 
 def _needs(flow: CreditFlow) -> tuple[str, ...]:
-    wanted = (
+    needs = (
         ("log-probabilities of the sampled tokens", True),
         ("entropies of the sampling distribution", flow.needs_entropy),
         ("planning-token masks", flow.needs_planning),
         (f"lambda from controller {flow.controller!r}", bool(flow.controller)),
     )
-    return tuple(name for name, is_needed in wanted if is_needed)
+    return tuple(name for name, is_needed in needs if is_needed)
 
 
 def _capabilities(config: Config, plugins: Plugins) -> tuple[Capabilities | None, str]:

@@ -28,7 +28,7 @@ Exit codes: 0 it works; 1 it does not; 2 usage or configuration error.
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> None:
-    """Try the credit flow of CONFIG on two synthetic groups; exit code 1 when it would not work."""
+    """Try the credit flow of CONFIG on two synthetic groups; exit code 1 if it does not work."""
     plugins: Plugins = ctx.obj
     config, flow, problems = load_with_problems(arguments, plugins)
     trace = trace_flow(config, plugins, flow, problems)

@@ -12,7 +12,7 @@ from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.first_party import promised_names, provider
+from retrain.kernel.plugins.first_party import install_line, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
 
@@ -39,7 +39,7 @@ def table_hint(plugins: Plugins, table: str) -> str:
     installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
     if distribution in installed:
         return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
-    return f"pip install {distribution}  (it reads [{table}])"
+    return f"{install_line(distribution)}  (it reads [{table}])"
 
 
 def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> TableEntry:

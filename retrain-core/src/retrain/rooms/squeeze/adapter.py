@@ -1,4 +1,4 @@
-"""A PEFT adapter on disk: its pairs of factors by module, read one at a time."""
+"""A PEFT adapter on disk, read module by module as pairs of factors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.checkpoints import checkpoint_folders
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.lora_config import CONFIG_FILE, LoraConfig, read_lora_config
-from retrain.rooms.squeeze.remote import REMOTE
-from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo
+from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo, unusable
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 PREFIX = "base_model.model."
+REMOTE = "tinker://"
 LARGEST = 1e70  # products of two, and squares of those, are finite in float64
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
 _LORA = re.compile(r"\.lora_[A-Za-z]")
@@ -28,7 +30,7 @@ _LORA = re.compile(r"\.lora_[A-Za-z]")
 class LoraPair:
     """The factors of one module, `Delta = scale * B A`: A is (rank, in), B is (out, rank).
 
-    Further axes of a convolution are taken together with `in`. The adapter of an embedding is read in the same way.
+    The spatial axes of a convolution are flattened into `in`. Adapters of embeddings are read in the same way.
     """
 
     module: str
@@ -41,7 +43,7 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What an adapter folder holds; `others` are tensors that are no factors (biases, modules saved whole)."""
+    """The content of an adapter folder; `others` are tensors other than factors (biases, modules saved whole)."""
 
     folder: Path
     config: LoraConfig
@@ -55,18 +57,18 @@ class Adapter:
         return max(pair.rank for pair in self.pairs)
 
     def factors(self, pair: LoraPair) -> tuple[Floats, Floats]:
-        """A as (rank, in) and B as (out, rank), in float64, read now; ConfigError on a number that is not finite."""
+        """A as (rank, in) and B as (out, rank), in float64, from disk; ConfigError for numbers that are not finite."""
         a, b = self.file.values(pair.a.name), self.file.values(pair.b.name)
         if max(np.abs(a).max(), np.abs(b).max()) > LARGEST:
             what = f"the factors of {pair.module} are too large to be multiplied"
-            raise unusable(self.file.path, what, fix="take an earlier checkpoint: this one has diverged")
+            raise unusable(self.file.path, what, fix="use an earlier checkpoint: this one has diverged")
         return a.reshape(pair.rank, -1), b.reshape(-1, pair.rank)
 
 
 def read_adapter(path: Path | str) -> Adapter:
-    """The adapter in a folder, or the newest one below a run's folder; ConfigError tells what makes it unusable.
+    """The adapter in a folder, or the newest one below a run's folder; ConfigError says why it is unusable.
 
-    Of the tensors only names and shapes are read.
+    Only the names and shapes of tensors are read.
     """
     folder = locate_adapter(path)
     config = read_lora_config(folder)
@@ -90,11 +92,22 @@ def locate_adapter(path: Path | str) -> Path:
         raise unusable(folder, what, fix=f"give the folder that holds {CONFIG_FILE}")
     if (folder / CONFIG_FILE).is_file():
         return folder
-    for place in (folder, folder / "adapter"):
-        for checkpoint in checkpoint_folders(place):
+    for parent in (folder, folder / "adapter"):
+        for checkpoint in checkpoint_folders(parent):
             if (checkpoint / CONFIG_FILE).is_file():
                 return checkpoint
     raise unusable(folder, f"holds no {CONFIG_FILE}, and no run's checkpoints", fix="give an adapter folder or a run")
+
+
+def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
+    """The path itself, or the folder of a copy of a `tinker://` path; ConfigError if no plugin can fetch it."""
+    if not adapter.startswith(REMOTE):
+        return adapter
+    folder = plugins.notify("retrain_fetch_adapter", path=adapter, config=config)
+    if folder is None:
+        fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
+        raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)
+    return str(folder)
 
 
 def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], tuple[TensorInfo, ...]]:
@@ -122,10 +135,10 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _checked(config: LoraConfig, file: TensorFile, key: str, found: Mapping[str, TensorInfo]) -> LoraPair:
-    """One module's pair; ConfigError when a factor is missing or their shapes do not belong together."""
+    """One module's pair; ConfigError if a factor is missing or the shapes do not match."""
     for side, other in ("AB", "BA"):
         if side not in found:
-            raise unusable(file.path, f"{found[other].name} has no {side} to go with it", fix=FIX)
+            raise unusable(file.path, f"{found[other].name} has no matching {side}", fix=FIX)
     module, a, b = key.removeprefix(PREFIX), found["A"], found["B"]
     shapes = f"{a.name} {list(a.shape)} and {b.name} {list(b.shape)}"
     is_pair = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[0] == b.shape[1] and set(b.shape[2:]) <= {1}

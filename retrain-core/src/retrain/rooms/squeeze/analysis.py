@@ -1,4 +1,4 @@
-"""How much of an adapter's update each rank keeps, module by module, and the smallest rank that keeps enough."""
+"""How much of an adapter's update each rank retains, module by module, and the smallest rank that retains enough."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.rooms.squeeze.adapter import Adapter, LoraPair, read_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
+from retrain.rooms.squeeze.tensor_file import unusable
 
 RETENTION = 0.95
 
@@ -77,9 +77,9 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SqueezeAnalysis:
-    """What was found; `recommended_rank` is None when no tested rank keeps enough, or nothing was learned.
+    """The analysis; `recommended_rank` is None if no tested rank retains enough, or nothing was learned.
 
-    The rule (unweighted mean over modules) is about spectra alone: it promises nothing about rewards.
+    The rule (unweighted mean over modules) looks at spectra only: it says nothing about rewards.
     """
 
     adapter: Path
@@ -91,12 +91,12 @@ class SqueezeAnalysis:
 
     @property
     def num_without_update(self) -> int:
-        """Modules whose update is zero; they count in no mean."""
+        """Modules whose update is zero; the means leave them out."""
         return sum(layer.variance_R is None for layer in self.layers)
 
     @property
     def learned_nothing(self) -> bool:
-        """True when the whole adapter is without effect."""
+        """Whether the whole adapter has no effect."""
         return self.num_without_update == len(self.layers)
 
     def as_data(self, *, layers: bool = False) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def analyze_adapter(
     adapter that cannot be read. V and the factorisation are those of arXiv:2602.10993; choosing a rank by V is ours.
     """
     if not 0.0 < min_variance_retention <= 1.0:
-        raise unusable("min_variance_retention", f"{min_variance_retention} is no share", fix="give 0 < x <= 1")
+        raise unusable("min_variance_retention", f"{min_variance_retention} is not a share", fix="give 0 < x <= 1")
     adapter = read_adapter(path)
     if source_rank and source_rank != adapter.rank:
         what = f"the adapter has rank {adapter.rank}, [squeeze] source_rank says {source_rank}"
-        raise unusable(adapter.folder, what, fix="set source_rank = 0, or give the adapter that was meant")
+        raise unusable(adapter.folder, what, fix="set source_rank = 0, or give the intended adapter")
     ranks = ranks_to_test(adapter.rank, target_ranks)
     solver = solver_for(device)
     with one_thread():
@@ -154,9 +154,9 @@ def analyze_adapter(
 
 
 def ranks_to_test(source_rank: int, wanted: Sequence[int] = ()) -> list[int]:
-    """The ranks to test, rising: powers of two up to `source_rank` and itself, or the wanted ones, clamped to it."""
+    """The ranks to test, ascending: powers of two up to `source_rank` and itself, or `wanted`, clamped to it."""
     if any(rank < 1 for rank in wanted):
-        raise unusable("target_ranks", f"{min(wanted)} is no rank", fix="give whole numbers from 1")
+        raise unusable("target_ranks", f"{min(wanted)} is not a rank", fix="give whole numbers from 1")
     powers = [2**i for i in range(source_rank.bit_length())]
     return sorted({min(rank, source_rank) for rank in wanted or [*powers, source_rank]})
 
@@ -168,7 +168,7 @@ def _spectrum(adapter: Adapter, pair: LoraPair, solver: Solver, retention: float
         is_measurable = bool(np.isfinite(np.square(s).sum()))
     if not is_measurable:
         what = f"the update of {pair.module} is too large to be measured: alpha is {pair.alpha:g}"
-        raise unusable(adapter.config.path, what, fix="restore the lora_alpha that it was trained with")
+        raise unusable(adapter.config.path, what, fix="restore the lora_alpha of its training")
     kept = variance_kept(s) if s.any() else None
     return LayerSpectrum(
         module=pair.module,

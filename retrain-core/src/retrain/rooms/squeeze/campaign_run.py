@@ -13,7 +13,7 @@ from retrain.rooms.squeeze.table import SqueezeTable
 
 
 def squeeze_run(config: Config, run: Path, campaign: Path) -> dict[str, Any]:
-    """`auto_squeeze` on the newest checkpoint of `run`; a given `adapter_path` of `[squeeze]` comes first."""
+    """`auto_squeeze` on the newest checkpoint of `run`; `adapter_path` in `[squeeze]` takes precedence."""
     settings = config.table("squeeze", SqueezeTable)
     adapter = settings.adapter_path or adapters_of(run, read_manifest(run))
     return auto_squeeze(adapter, settings, campaign, wandb=config.as_dict()["logging"])

@@ -1,4 +1,4 @@
-"""`retrain squeeze`: which rank an adapter needs; the same adapter at that rank; what that costs."""
+"""`retrain squeeze`: the rank that an adapter needs, the adapter at that rank, and what that costs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
-from retrain.rooms.squeeze.adapter import locate_adapter, read_adapter
+from retrain.rooms.squeeze.adapter import REMOTE, local_copy, locate_adapter, read_adapter
 from retrain.rooms.squeeze.analysis import ranks_to_test
 from retrain.rooms.squeeze.compress import compress_adapter
 from retrain.rooms.squeeze.evaluate import Measured, measure
 from retrain.rooms.squeeze.job import SqueezeResult, rank_to_keep, run_job
-from retrain.rooms.squeeze.remote import REMOTE, local_copy
 from retrain.rooms.squeeze.table import SqueezeTable
 from retrain.rooms.text.terminal_text import printable
 
@@ -42,8 +41,8 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A command line, understood: what to squeeze, how, and the overrides as they were given."""
+class Request:
+    """A parsed command line: the adapter, the settings, and the overrides as given."""
 
     adapter: str
     settings: SqueezeTable
@@ -55,7 +54,7 @@ class Asked:
     "squeeze", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True}, epilog=EPILOG
 )
 @click.option("--eval", "with_eval", is_flag=True, help="Measure both ranks on the run's held-out examples.")
-@click.option("--run", "run", type=_FOLDER, help="With --eval: the run, where the adapter is not in its folder.")
+@click.option("--run", "run", type=_FOLDER, help="With --eval: the run, if the adapter is not in its folder.")
 @click.option("--report", type=_FOLDER, default=REPORT, show_default=True, help="Folder of spectrum.json and .html.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every layer.")
 @click.argument("arguments", metavar="[ADAPTER|RUN|CONFIG] [overrides]", nargs=-1, type=click.UNPROCESSED)
@@ -64,9 +63,9 @@ def command(
     plugins: Plugins, with_eval: bool, run: Path | None, report: Path, as_json: bool, arguments: tuple[str, ...]
 ) -> None:
     """Show which LoRA rank an adapter needs. With `--squeeze-output-path DIR` it is also written at that rank."""
-    asked = understand(arguments, plugins)
-    result = run_job(asked.adapter, asked.settings, report, wandb=asked.config.as_dict()["logging"])
-    measured = _measure(asked, result, run, plugins) if with_eval else None
+    request = parse_request(arguments, plugins)
+    result = run_job(request.adapter, request.settings, report, wandb=request.config.as_dict()["logging"])
+    measured = _measure(request, result, run, plugins) if with_eval else None
     if as_json:
         click.echo(json.dumps(_data(result, measured), indent=2, allow_nan=False))
         return
@@ -75,12 +74,12 @@ def command(
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
-    """What `retrain explain FILE` shows of a file that is a squeeze; of the adapter only names and shapes are read."""
-    asked = understand(arguments, plugins)
-    settings, adapter = asked.settings, read_adapter(asked.adapter)
+    """`retrain explain` for a file that is a squeeze; only names and shapes of the adapter are read."""
+    request = parse_request(arguments, plugins)
+    settings, adapter = request.settings, read_adapter(request.adapter)
     content: dict[str, Any] = {
         "mode": "squeeze",
-        "config": asked.config.source or "(defaults)",
+        "config": request.config.source or "(defaults)",
         "adapter_path": str(adapter.folder),
         "source_rank": adapter.rank,
         "num_layers": len(adapter.pairs),
@@ -93,18 +92,18 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
     return content
 
 
-def understand(arguments: Sequence[str], plugins: Plugins) -> Asked:
-    """`[ADAPTER | RUN | CONFIG] [overrides]`; ConfigError lists every problem, before any file of weights is read.
+def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
+    """`[ADAPTER | RUN | CONFIG] [overrides]`; ConfigError lists every problem, before any weights are read.
 
-    Without a place, `./retrain.toml`. A configuration that names no adapter means that of its own run.
+    Without ADAPTER, RUN or CONFIG, `./retrain.toml`. A configuration that names no adapter stands for that of its run.
     """
-    words, adapter, file = list(arguments), "", None
-    if words and not words[0].startswith("-") and not words[0].endswith(".toml"):
-        adapter = words.pop(0)
+    overrides, adapter, file = list(arguments), "", None
+    if overrides and not overrides[0].startswith("-") and not overrides[0].endswith(".toml"):
+        adapter = overrides.pop(0)
     else:
-        file, words = split_arguments(words)
+        file, overrides = split_arguments(overrides)
     tables, hint = registered_tables(plugins), partial(table_hint, plugins)
-    config, problems = load_config(file, tables=tables, arguments=words, environ=os.environ, table_hint=hint)
+    config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
     if problems:
         raise ConfigError(*problems)
     settings = config.table("squeeze", SqueezeTable)
@@ -114,11 +113,11 @@ def understand(arguments: Sequence[str], plugins: Plugins) -> Asked:
         fix = "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
         raise ConfigError(Problem(where="command line", what="no adapter is named", fix=fix))
     adapter = local_copy(adapter or config.logging.log_dir, config, plugins)
-    return Asked(adapter=adapter, settings=settings, config=config, overrides=tuple(words))
+    return Request(adapter=adapter, settings=settings, config=config, overrides=tuple(overrides))
 
 
 def _named(config: Config, settings: SqueezeTable) -> str:
-    """The adapter that a configuration names, "" if none; ConfigError with the place of the key if it is not there."""
+    """The adapter that a configuration names, "" if none; ConfigError with the key's location if it does not exist."""
     for path, adapter in (
         ("squeeze.adapter_path", settings.adapter_path),
         ("backend.adapter_path", config.backend.adapter_path),
@@ -130,21 +129,21 @@ def _named(config: Config, settings: SqueezeTable) -> str:
         try:
             return str(locate_adapter(adapter))
         except ConfigError as error:
-            place = config.place(path)
-            raise ConfigError(*(replace(p, where=f"{place}: {p.where}") for p in error.problems)) from None
+            where = config.place(path)
+            raise ConfigError(*(replace(p, where=f"{where}: {p.where}") for p in error.problems)) from None
     return ""
 
 
-def _measure(asked: Asked, result: SqueezeResult, run: Path | None, plugins: Plugins) -> Measured:
-    from retrain.rooms.squeeze.run_eval import evaluator, run_of  # the loop, and what it needs
+def _measure(request: Request, result: SqueezeResult, run: Path | None, plugins: Plugins) -> Measured:
+    from retrain.rooms.squeeze.run_eval import evaluator, run_of  # imports the training loop
 
     source = result.analysis.adapter
-    rank = rank_to_keep(result.analysis, asked.settings)
+    rank = rank_to_keep(result.analysis, request.settings)
     with tempfile.TemporaryDirectory(prefix="retrain-squeeze-") as scratch:
         small = result.compressed.path if result.compressed else Path(scratch) / "small"
         if result.compressed is None:
-            compress_adapter(source, small, rank, device=asked.settings.device)
-        with evaluator(run or run_of(source), plugins, asked.overrides) as evaluate:
+            compress_adapter(source, small, rank, device=request.settings.device)
+        with evaluator(run or run_of(source), plugins, request.overrides) as evaluate:
             return measure(source, small, evaluate, Path(scratch) / "checkpoint")
 
 

@@ -14,17 +14,16 @@ import numpy as np
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.files import write_folder, write_json
 from retrain.rooms.squeeze.adapter import WEIGHTS_FILE, Adapter, LoraPair, read_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.lora_config import CONFIG_FILE
 from retrain.rooms.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
-from retrain.rooms.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, write_tensor_file
+from retrain.rooms.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, unusable, write_tensor_file
 
-MARK = "squeeze.json"  # tells a folder of ours, which may be replaced, from anybody else's
+MARK = "squeeze.json"  # marks a folder that we wrote and may replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedLayer:
-    """One module after compression; `kept` is V(rank), None where there was no update."""
+    """One module after compression; `kept` is V(rank), None if there was no update."""
 
     module: str
     rank: int
@@ -61,7 +60,7 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
     ConfigError when the adapter or the folder cannot be used. Algorithm 2 of arXiv:2602.10993.
     """
     if rank < 1:
-        raise unusable("rank", f"{rank} is no rank", fix="give a whole number from 1")
+        raise unusable("rank", f"{rank} is not a rank", fix="give a whole number from 1")
     adapter = read_adapter(path)
     folder = Path(output).expanduser()
     _refuse_output(folder, adapter.folder)
@@ -95,14 +94,14 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
             write_folder(folder, fill)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise unusable(folder, what, fix="choose a folder that you may write, with room") from error
+        raise unusable(folder, what, fix="choose a writable folder with enough space") from error
     return result()
 
 
 def _refuse_output(folder: Path, source: Path) -> None:
     fix = "choose a folder that does not exist yet"
     if source.resolve().is_relative_to(folder.resolve()):
-        raise unusable(folder, "is the adapter to compress, or holds it", fix=fix)
+        raise unusable(folder, "is the adapter to compress, or contains it", fix=fix)
     if folder.exists() and not folder.is_dir():
         raise unusable(folder, "is a file", fix=fix)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
@@ -110,7 +109,7 @@ def _refuse_output(folder: Path, source: Path) -> None:
 
 
 class _Writer:
-    """Hands out the tensors of the new file; a pair is computed when its first factor is asked for."""
+    """Supplies the tensors of the new file; a pair is computed when its first factor is requested."""
 
     def __init__(self, adapter: Adapter, rank: int, solver: Solver) -> None:
         self._adapter = adapter
@@ -149,7 +148,9 @@ class _Writer:
             small_a, small_b = a[:rank], np.zeros((b.shape[0], rank))
         kept = float(variance_kept(s)[rank - 1]) if s.any() else None
         layer = CompressedLayer(module=pair.module, rank=rank, source_rank=pair.rank, kept=kept)
-        if layer not in self.layers:  # factors of two dtypes stand apart in the file, so the pair comes twice
+        if (
+            layer not in self.layers
+        ):  # factors of different dtypes are not adjacent in the file, so a pair may be computed twice
             self.layers.append(layer)
         self._last = (pair.module, small_a, small_b)
         return small_a, small_b

@@ -1,4 +1,4 @@
-"""What squeezing costs: the same evaluation of the source adapter and of the smaller one."""
+"""Measures the cost of squeezing: the same evaluation of the source adapter and of the smaller one."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def measure(source: Path, compressed: Path, evaluate: Evaluate, scratch: Path) -
 
 
 def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
-    """`big`'s checkpoint with the weights of `small`, filled up with zeros to the shapes of `big`.
+    """`big`'s checkpoint with the weights of `small`, padded with zeros to the shapes of `big`.
 
-    A backend loads adapters of the rank that its run has; zero rows of A and columns of B change no product, and
-    compression keeps alpha / r, so this policy is exactly that of `small`.
+    A backend loads adapters of the rank that its run has; zero rows of A and columns of B do not change the product,
+    and compression keeps alpha / r, so this policy is exactly that of `small`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in big.folder.iterdir():
         if file.is_file() and file.name != WEIGHTS_FILE:
-            _place(file, folder / file.name)
+            _link_or_copy(file, folder / file.name)
 
     def contents(info: TensorInfo) -> Iterable[bytes]:
         if small.file.tensors[info.name].shape == info.shape:
@@ -73,8 +73,8 @@ def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
     write_tensor_file(folder / WEIGHTS_FILE, tensors, contents, dict(big.file.metadata))
 
 
-def _place(source: Path, target: Path) -> None:
-    """A link where the file system can, for optimizer states are large; a copy elsewhere."""
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link the file, since optimizer states are large; copy it if the file system has no links."""
     with suppress(OSError):
         os.link(source, target)
         return

@@ -1,4 +1,4 @@
-"""What `[squeeze]` asks for, done: analysis, records of it, and the compressed adapter if one is wanted."""
+"""Executes `[squeeze]`: the analysis, its records, and the compressed adapter if one is requested."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from retrain.rooms.session.records.files import write_json
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis, analyze_adapter
 from retrain.rooms.squeeze.compress import CompressedAdapter, compress_adapter
-from retrain.rooms.squeeze.faults import unusable
 from retrain.rooms.squeeze.plot import write_plot
 from retrain.rooms.squeeze.show import analysis_lines, compressed_lines
 from retrain.rooms.squeeze.table import SqueezeTable
+from retrain.rooms.squeeze.tensor_file import unusable
 from retrain.rooms.squeeze.wandb_records import record_analysis
 
 LOG = logging.getLogger("retrain")
@@ -23,7 +23,7 @@ DATA_FILE, PLOT_FILE = "spectrum.json", "spectrum.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqueezeResult:
-    """What a job did; `report` is the folder of `spectrum.json` and `spectrum.html`."""
+    """The result of a job; `report` is the folder of `spectrum.json` and `spectrum.html`."""
 
     analysis: SqueezeAnalysis
     compressed: CompressedAdapter | None
@@ -37,7 +37,7 @@ class SqueezeResult:
         return data
 
     def lines(self, *, framed: bool = False) -> list[str]:
-        """What a person is shown."""
+        """The result as text."""
         lines = analysis_lines(self.analysis, framed=framed)
         if self.compressed is not None:
             lines += compressed_lines(self.compressed)
@@ -78,7 +78,7 @@ def rank_to_keep(analysis: SqueezeAnalysis, settings: SqueezeTable) -> int:
     """`compress_to`, or the recommended rank; ConfigError when there is neither."""
     rank = settings.compress_to or analysis.recommended_rank
     if rank is None:
-        reason = "it has learned no update" if analysis.learned_nothing else "no tested rank keeps enough variance"
+        reason = "the adapter learned no update" if analysis.learned_nothing else "no tested rank keeps enough variance"
         what = f"no rank is recommended: {reason}"
         raise unusable(analysis.adapter, what, fix="set [squeeze] compress_to (--squeeze-compress-to)")
     return rank
@@ -89,8 +89,8 @@ def auto_squeeze(
 ) -> dict[str, Any]:
     """Squeeze the adapter of a campaign's first run: framed table on the console, report in `out_folder`/squeeze.
 
-    Returns what belongs into the manifest (`recommended_rank` is None when none can be given). RetrainError when the
-    adapter cannot be used; a campaign tells it and goes on.
+    Returns the entry for the manifest (`recommended_rank` is None if there is none). RetrainError if the adapter cannot
+    be used; a campaign logs it and continues.
     """
     result = run_job(adapter, settings, Path(out_folder) / "squeeze", wandb=wandb)
     for line in result.lines(framed=True):

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.squeeze.faults import unusable
+from retrain.rooms.squeeze.tensor_file import unusable
 
 CONFIG_FILE = "adapter_config.json"
-# Their factors hold a part of the base model's weights, so neither their spectrum nor a truncation means the update.
+# These initialisations move base weights into the factors: their spectrum is not that of the update.
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 REFUSED = {
-    "use_dora": "DoRA divides by a column norm of base weight plus update, which is not at hand here",
+    "use_dora": "DoRA divides by a column norm of base weight plus update, and the base weights are not available here",
     "target_parameters": "fused expert parameters stack one adapter per expert in each factor",
     "use_bdlora": "block-diagonal factors do not multiply to the update",
 }
@@ -39,11 +39,11 @@ class LoraConfig:
         return self.ranks.get(_match(self.ranks, module), self.rank)
 
     def alpha_of(self, module: str) -> float:
-        """Alpha of one module, likewise."""
+        """Alpha of one module, by the same rule."""
         return self.alphas.get(_match(self.alphas, module), self.alpha)
 
     def scale(self, alpha: float, rank: int) -> float:
-        """The factor that stands before B A."""
+        """The factor in front of B A."""
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def alpha_at(self, alpha: float, rank: int, smaller: int) -> float:
@@ -58,7 +58,9 @@ class LoraConfig:
         alpha = self.alpha_at(self.alpha, self.rank, rank)
         ranks: dict[str, int] = {}
         alphas: dict[str, float] = {}
-        for module, smaller in sorted(modules, key=lambda pair: -len(pair[0])):  # a name may be another's ending
+        for module, smaller in sorted(
+            modules, key=lambda pair: -len(pair[0])
+        ):  # longest first: one name may be the ending of another
             pattern = f"^{re.escape(module)}"
             own = self.alpha_at(self.alpha_of(module), self.rank_of(module), smaller)
             if smaller != rank:
@@ -70,7 +72,7 @@ class LoraConfig:
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """The configuration of the adapter in `folder`; ConfigError when it is none, or not one of plain LoRA."""
+    """The configuration of the adapter in `folder`; ConfigError if there is none, or it is not plain LoRA."""
     path = folder / CONFIG_FILE
     document = _read(path)
     if (kind := document.get("peft_type")) != "LORA":
@@ -114,7 +116,7 @@ def _patterns(path: Path, document: Mapping[str, Any], name: str) -> list[tuple[
         try:
             re.compile(pattern)
         except re.error as error:
-            raise unusable(path, f"{name} {pattern!r} is no pattern: {error}", fix="correct it") from None
+            raise unusable(path, f"{name} {pattern!r} is not a valid pattern: {error}", fix="correct it") from None
     return list(patterns.items())
 
 
@@ -131,5 +133,5 @@ def _alpha(path: Path, name: str, value: object) -> float:
 
 
 def _match(patterns: Iterable[str], module: str) -> str:
-    """The pattern that holds for a module, by PEFT's rule: it must match the end of the name, from a dot on."""
+    """The pattern that applies to a module by PEFT's rule: it must match the end of the name, starting at a dot."""
     return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)

@@ -10,7 +10,7 @@ from retrain.rooms.session.records.files import write_text
 from retrain.rooms.squeeze.analysis import LayerSpectrum, SqueezeAnalysis
 from retrain.rooms.text.terminal_text import printable
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")  # Okabe-Ito, but for its yellow
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31")  # Okabe-Ito without yellow
 GREY = "#888888"
 PAGE = """<!doctype html>
 <html lang="en">
@@ -50,17 +50,17 @@ def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
     )
     title = f"Spectrum of {_text(analysis.adapter.name)}"
     share = f"{100 * analysis.min_variance_retention:.6g} %"
-    wanted = f"Recommended rank: {analysis.recommended_rank} of {analysis.source_rank} ({share} of the variance)."
+    result = f"Recommended rank: {analysis.recommended_rank} of {analysis.source_rank} ({share} of the variance)."
     if analysis.learned_nothing:
-        wanted = "No update learned."
+        result = "No update learned."
     elif analysis.recommended_rank is None:
-        wanted = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
-    summary = f"{_text(str(analysis.adapter))}: {len(analysis.layers)} layers. {wanted}"
+        result = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
+    summary = f"{_text(str(analysis.adapter))}: {len(analysis.layers)} layers. {result}"
     write_text(path, PAGE.format(title=title, summary=summary, table=_table(analysis), figure=figure))
 
 
 def spectrum_figure(analysis: SqueezeAnalysis) -> Any:
-    """The plotly figure; names of modules are untrusted and shown as text."""
+    """The plotly figure; names of modules are untrusted and escaped."""
     from plotly.subplots import make_subplots
 
     heads = ("Variance kept at each rank", "Rank that each layer needs")
@@ -83,7 +83,7 @@ def spectrum_figure(analysis: SqueezeAnalysis) -> Any:
 
 
 def _add_layers(figure: Any, analysis: SqueezeAnalysis) -> None:
-    """All modules as one line trace with gaps: hundreds of traces would make the page slow."""
+    """All modules as one trace with gaps, since hundreds of traces would make the page slow."""
     x: list[int | None] = []
     y: list[float | None] = []
     names: list[str] = []
@@ -105,7 +105,7 @@ def _add_layers(figure: Any, analysis: SqueezeAnalysis) -> None:
 
 
 def _shown_ranks(rank: int, analysis: SqueezeAnalysis) -> list[int]:
-    """All ranks up to 16, then in steps of an eighth, and those that were tested."""
+    """All ranks up to 16, then in steps of an eighth, and the tested ones."""
     shown, k = {row.rank for row in analysis.rows if row.rank <= rank} | {rank}, 1
     while k <= rank:
         shown.add(k)
@@ -130,7 +130,7 @@ def _add_means(figure: Any, analysis: SqueezeAnalysis) -> None:
 
 
 def _add_needs(figure: Any, analysis: SqueezeAnalysis) -> None:
-    """Points by kind of module (`q_proj`), so that a kind that needs more stands out."""
+    """Points by kind of module (`q_proj`), so that a kind that needs a higher rank stands out."""
     kinds: dict[str, list[tuple[int, LayerSpectrum]]] = {}
     for number, layer in enumerate(analysis.layers):
         if layer.rank_needed is not None:

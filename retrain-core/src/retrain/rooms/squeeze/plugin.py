@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
     from retrain.rooms.session.report_parts import ReportSection
 
-TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these is no file for squeezing alone
+TRAINING_TABLES = ("training", "algorithm", "campaign")  # a file with one of these does more than squeeze
 
 
 @hookimpl
@@ -35,7 +35,7 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
-    """A file with `[squeeze] adapter_path` and nothing to train or to sweep is a squeeze."""
+    """Claim a file with `[squeeze] adapter_path` and nothing to train or sweep."""
     table = document.get("squeeze")
     if not isinstance(table, dict) or not table.get("adapter_path") or set(TRAINING_TABLES) & set(document):
         return None
@@ -46,7 +46,7 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 def retrain_campaign_run_done(
     config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
 ) -> Mapping[str, Any] | None:
-    """Squeeze the adapter of the first run that is done, when the campaign's file has `[squeeze]`."""
+    """Squeeze the adapter of the first finished run if the campaign's file has `[squeeze]`."""
     if not is_first or "squeeze" not in tables:
         return None
     from retrain.rooms.squeeze.campaign_run import squeeze_run
@@ -56,7 +56,7 @@ def retrain_campaign_run_done(
 
 @hookimpl
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, ReportSection] | None:
-    """The spectrum of the adapter, where one was analysed."""
+    """The spectrum of the adapter, if it was analysed."""
     from retrain.rooms.squeeze.report_section import report_section
 
     section = report_section(run.folder, campaign)

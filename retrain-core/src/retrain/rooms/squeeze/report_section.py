@@ -19,7 +19,7 @@ MAX_LAYERS = 2000
 
 
 def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
-    """Variance kept by rank, and the rank that each layer needs; None when no adapter was analysed."""
+    """Variance kept by rank, and the rank that each layer needs; None if no adapter was analysed."""
     content, file = _of_campaign(campaign) if campaign else _of_run(run)
     if content is None:
         return None
@@ -33,7 +33,7 @@ def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
 
 
 def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
-    """The spectrum with its layers, or what the manifest has of it, or nothing."""
+    """The spectrum file, else the summary in the manifest, else nothing."""
     try:
         manifest = read_object(campaign / "manifest.json").get("squeeze")
     except ConfigError:
@@ -48,7 +48,7 @@ def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
 
 
 def _of_run(run: Path) -> tuple[Record | None, Path | None]:
-    """The spectrum beside a run, unless it is that of another one."""
+    """The spectrum file beside a run, unless it is about another run's adapter."""
     for file in (run / FOLDER / DATA_FILE, run.parent / FOLDER / DATA_FILE):
         adapter = (content := _read(file) or {}).get("adapter")
         if isinstance(adapter, str) and Path(adapter).resolve().is_relative_to(run.resolve()):
@@ -70,7 +70,7 @@ def _recommendation(content: Record) -> str:
     if rank is None:
         return f"No tested rank below {source:g} keeps {share}." if source else f"No tested rank keeps {share}."
     of = f" of {source:g}" if source else ""
-    return f"Rank {rank:g}{of} keeps {share}, averaged over layers. A spectrum is no measure of quality: evaluate."
+    return f"Rank {rank:g}{of} keeps {share}, averaged over layers. A spectrum does not measure quality: evaluate."
 
 
 def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> ReportPlot:

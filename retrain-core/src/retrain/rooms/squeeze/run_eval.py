@@ -1,4 +1,4 @@
-"""The evaluation of a run, for any checkpoint of it: its model, its held-out examples, its verifier."""
+"""Evaluates any checkpoint of a run with the run's model, held-out examples and verifier."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
 
 CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
-SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # nothing of this belongs to the run
+SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # the evaluation is not part of the run
 
 
 def run_of(adapter: Path) -> Path:
-    """The run that an adapter was saved by: the nearest folder above it with a `run.json`; ConfigError if none."""
+    """The run that saved an adapter: the nearest parent folder with a `run.json`; ConfigError if there is none."""
     for folder in adapter.resolve().parents:
         if (folder / MANIFEST_FILE).is_file():
             return folder
-    what = "no run folder stands above this adapter, so nobody knows what it is to be evaluated on"
+    what = "no parent folder is a run, so it is unknown what to evaluate the adapter on"
     raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))
 
 
@@ -40,7 +40,7 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
     manifest = read_manifest(run)
     checked = load_checked([str(run / CONFIG_FILE), *overrides, *_silent(plugins)], plugins)
     if not checked.config.eval.examples:
-        why = "every example may have been trained on, and a rate on those says nothing"
+        why = "every example may have been trained on, and a rate on those is meaningless"
         fix = "train with [eval] examples, for instance --eval-examples 64"
         raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
     parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts

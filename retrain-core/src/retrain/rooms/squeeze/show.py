@@ -11,7 +11,7 @@ from retrain.rooms.text.terminal_text import printable
 FRAME = "=" * 60
 COLUMNS = ("Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%")
 MARKER = "<--"
-NO_PROMISE = "A spectrum is no measure of quality: `retrain squeeze ... --eval` measures the smaller adapter."
+NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` measures the smaller adapter."
 
 
 def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:
@@ -30,7 +30,7 @@ def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[s
 
 
 def compressed_lines(compressed: CompressedAdapter) -> list[str]:
-    """Where the compressed adapter is, and how small it became."""
+    """Path and size of the compressed adapter."""
     before, after = compressed.source_bytes / 2**20, compressed.num_bytes / 2**20
     alpha = f"alpha {compressed.alpha:g}"
     sizes = f"{before:.1f} -> {after:.1f} MiB"
@@ -60,15 +60,17 @@ def _percent(values: Sequence[float]) -> list[str]:
 
 
 def _recommendation(analysis: SqueezeAnalysis) -> list[str]:
-    wanted = f">= {_share(analysis.min_variance_retention)} variance retained"
+    threshold = f">= {_share(analysis.min_variance_retention)} variance retained"
     if analysis.learned_nothing:
         return ["No update learned: B A is zero in every layer, so no rank can be recommended."]
     if analysis.recommended_rank is None:
-        return [f"Recommended rank: none of the tested ones ({wanted}); source rank {analysis.source_rank} keeps all"]
+        return [
+            f"Recommended rank: none of the tested ones ({threshold}); source rank {analysis.source_rank} keeps all"
+        ]
     row = next(row for row in analysis.rows if row.rank == analysis.recommended_rank)
-    lines = [f"Recommended rank: {row.rank} ({wanted})"]
+    lines = [f"Recommended rank: {row.rank} ({threshold})"]
     if row.min_variance < analysis.min_variance_retention:
-        lines.append(f"Least is kept in {printable(row.worst_module)}: {100 * row.min_variance:.2f}%")
+        lines.append(f"Least variance is kept in {printable(row.worst_module)}: {100 * row.min_variance:.2f}%")
     return [*lines, NO_PROMISE]
 
 

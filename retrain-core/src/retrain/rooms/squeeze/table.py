@@ -1,4 +1,4 @@
-"""`[squeeze]`: rank analysis of a trained adapter; in a training file it changes nothing about the training."""
+"""`[squeeze]`: rank analysis of a trained adapter; in a training file it does not affect training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The safetensors format, tensor by tensor: one is in memory at a time, in bfloat16 too, which numpy lacks.
+"""Reads and writes safetensors files one tensor at a time, including bfloat16, which numpy lacks.
 
 https://huggingface.co/docs/safetensors/index#format: length of the header (8 bytes), header (JSON), tensors.
 """
@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
-from retrain.rooms.squeeze.faults import unusable
+from retrain.rooms.text.terminal_text import printable
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # the dtypes that an adapter's factors may have
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # dtypes allowed for the factors of an adapter
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 CHUNK = 2**22
 ALIGNMENT = 8
@@ -32,7 +33,7 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
-    start: int = 0  # within its file
+    start: int = 0  # offset in its file
 
 
 class TensorFile:
@@ -49,7 +50,7 @@ class TensorFile:
         except FileNotFoundError:
             raise unusable(path, "file not found", fix=FIX) from None
         except (OSError, ValueError, SafetensorError) as error:
-            raise unusable(path, f"is no readable safetensors file: {error}", fix=FIX) from error
+            raise unusable(path, f"is not a readable safetensors file: {error}", fix=FIX) from error
         self.metadata: Mapping[str, str] = header.pop(METADATA, None) or {}
         self.tensors = {
             name: TensorInfo(
@@ -75,12 +76,12 @@ class TensorFile:
         bad_K = np.flatnonzero(~np.isfinite(values_N))
         if len(bad_K):
             what = f"{name} holds {len(bad_K)} numbers that are not finite, the first at {int(bad_K[0])}"
-            fix = "take an earlier checkpoint: this one cannot be used for anything"
+            fix = "use an earlier checkpoint: this one is unusable"
             raise unusable(self.path, what, fix=fix)
         return values_N.reshape(info.shape)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a tensor as they are, piece by piece; ConfigError when the file has shrunk meanwhile."""
+        """The bytes of a tensor, unchanged, in chunks; ConfigError if the file has shrunk meanwhile."""
         info = self.tensors[name]
         left = info.num_bytes
         with self.path.open("rb") as stream:
@@ -115,9 +116,9 @@ def write_tensor_file(
     contents: Callable[[TensorInfo], Iterable[bytes]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a safetensors file; `contents` is asked for the bytes of each tensor in turn, neighbours by name together.
+    """Write a safetensors file; `contents` supplies the bytes of each tensor, in order of names within a dtype.
 
-    Wider dtypes come first, as in the files of the library, so that every tensor is aligned.
+    Wider dtypes come first, as the library writes them, so that every tensor is aligned.
     """
     ordered = sorted(tensors, key=lambda info: (-ITEM_BYTES.get(info.dtype, ALIGNMENT), info.name))
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
@@ -133,5 +134,10 @@ def write_tensor_file(
         stream.write(text)
         for info in ordered:
             written = sum(stream.write(chunk) for chunk in contents(info))
-            if written != info.num_bytes:  # the header promises it: better no file than a file that lies
+            if written != info.num_bytes:  # the file would contradict its header
                 raise ValueError(f"{info.name}: {written} bytes instead of {info.num_bytes}")
+
+
+def unusable(path: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:
+    """The error for an adapter or an output folder that cannot be used, with untrusted names made printable."""
+    return ConfigError(Problem(where=printable(str(path)), what=printable(what), why=printable(why), fix=fix))

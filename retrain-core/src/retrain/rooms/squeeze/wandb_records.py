@@ -16,8 +16,8 @@ LOG = logging.getLogger("retrain")
 RUN_NAME = "squeeze-analysis"
 VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
 MAX_REASON_CHARS = 300
-FINISH_TIMEOUT_S = 300.0  # a server that is gone must not keep a finished command waiting for ever
-# As for training runs: nothing is sent but what stands here.
+FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
+# As for training runs, nothing is sent but what this module logs.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
@@ -30,13 +30,13 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
         return ""
     try:
         return _record(analysis, table, folder)
-    except Exception as error:  # no package, no disk, no server: the analysis itself stands
+    except Exception as error:  # no package, disk or server: the analysis itself is complete
         LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
         return ""
 
 
 def run_arguments(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What `wandb.init` is called with."""
+    """The arguments of `wandb.init`."""
     own = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
     rank = [] if analysis.recommended_rank is None else [f"rank-{analysis.recommended_rank}"]
     config: Mapping[str, Any] = hide({k: v for k, v in analysis.as_data().items() if k != "ranks"})
@@ -70,7 +70,7 @@ def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) 
 
 
 def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
-    """The run, offline when the server cannot be had."""
+    """The run, offline if the server is unreachable."""
     settings: dict[str, Any] = dict(SETTINGS)
     if "WANDB_FINISH_TIMEOUT" not in os.environ:
         settings |= {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
@@ -80,7 +80,7 @@ def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
         if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
         return wandb.init(**arguments, settings=wandb.Settings(**settings))
-    except Exception as error:  # no key, no network, no such entity: what there is can still be kept
+    except Exception as error:  # no key, network or entity: keep the records on disk
         run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
         LOG.warning("wandb works offline (%s). Upload with: wandb sync %s", _reason(error), Path(run.dir).parent)
         return run

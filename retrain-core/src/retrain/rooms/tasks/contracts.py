@@ -1,4 +1,4 @@
-"""Where tasks come from and who judges the rollouts: data source, reward, environment, and the verifier of a run."""
+"""The contracts of tasks and their verifiers: data source, reward, environment, and the verifier of a run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Reward(Protocol):
 
     Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
     `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
-    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, asked once per step;
+    `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
+    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per step;
     `concurrency: int` of an async reward, 16 when absent.
     """
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion. A number will do for a Score; an exception becomes a failed score, never a number."""
+        """Score one completion; a number will do for a Score. An exception becomes a failed score, never a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedData:
-    """What a data source found: the examples, lines worth telling the user, and its own verifier if it has one."""
+    """What a data source found: examples, notes for the user, and a verifier of its own if it has one."""
 
     examples: tuple[Example, ...]
     notes: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ class DataSource(Protocol):
     """Where tasks come from."""
 
     def load(self) -> LoadedData:
-        """All examples, in a fixed order. Called once per run, before the model loads; ConfigError on bad data."""
+        """All examples, in a fixed order; called once per run, before the model loads. ConfigError on bad data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

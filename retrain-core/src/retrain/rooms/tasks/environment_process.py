@@ -7,8 +7,7 @@ from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Score
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
-from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildTimeout
 from retrain.rooms.tasks.contracts import Action, Environment, EpisodeResult, LoadedData, Observation
 
 LOAD_TIMEOUT_S = 1800.0  # it may install a package and fetch a data set

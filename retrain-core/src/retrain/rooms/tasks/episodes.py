@@ -1,4 +1,4 @@
-"""Plays the episodes of an environment: all that wait for the policy, of all groups, are sampled together each turn."""
+"""Rollouts of many turns: each turn, all episodes that wait for the policy are sampled together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Completions by the turns of an environment, which also scores them."""
+    """Rollouts that are episodes of an environment, which also scores them."""
 
     backend: Backend
     tokenizer: Any
@@ -34,7 +34,7 @@ class Episodes:
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
-        """See `Rollouts.batch`; episodes that are still open when the block is left early, the next batch drops."""
+        """See `Rollouts.batch`; episodes that are left open are dropped by the next batch."""
         yield _EpisodeBatch(self)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class _EpisodeBatch:
         return waiting, actions
 
     def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
-        """One answer of every episode that waits, sampled together; equal contexts of a group share their request."""
+        """One action for every episode that waits, sampled together; equal contexts of a group share a request."""
         shared: dict[tuple[int, bytes], list[tuple[int, _Episode]]] = {}
         for number, episode in waiting:
             context_T = episode.transcript.context_T

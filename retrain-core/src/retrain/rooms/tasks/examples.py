@@ -1,8 +1,8 @@
-"""Which of a data source's examples can be trained on: each a task of its own, with whatever its scoring needs."""
+"""Which examples of a data source can be trained on: each a different task, with a reference where one is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.errors import ConfigError, PluginError, Problem
@@ -11,18 +11,17 @@ from retrain.rooms.tasks.contracts import LoadedData
 from retrain.rooms.text.chat import prompt_text
 from retrain.rooms.text.terminal_text import printable
 
-# Rewards that compare with the reference: an empty one would make silence, or an empty box, correct.
-COMPARING = frozenset({"match", "math"})
 HEAD_CHARS = 60
 
 
 def usable_examples(
-    data: LoadedData, config: Config, *, is_environment: bool = False
+    data: LoadedData, config: Config, *, comparing: Collection[str] = (), is_environment: bool = False
 ) -> tuple[list[Example], tuple[str, ...]]:
-    """The examples without repeated ones and without those that the reward cannot judge, and notes on both.
+    """The examples without repeated ones and without those that the rewards cannot score, and notes on both.
 
-    ConfigError when equal ids stand for different tasks, when nothing is left, or when `[reward]` compares with
-    references that a source with a verifier of its own does not give. PluginError on what is no example.
+    `comparing` names the rewards in use that compare with the reference. ConfigError when equal ids stand for different
+    tasks, when nothing is left, or when such a reward replaces a source's own verifier and references are missing.
+    PluginError when the source gives something other than an Example.
     """
     source = config.data.source
     examples, repeated = _unique(data.examples, source)
@@ -31,8 +30,8 @@ def usable_examples(
     if is_environment or uses_own_verifier(data, config) or not without:
         return examples, tuple(notes)
     head = f"{len(without)} of {len(examples)} examples have no reference answer (first: {_shown(without[0].id)})"
-    names = sorted(reward_names(config) & COMPARING)
-    if not names:  # a judge or the user's own function may do without
+    names = sorted(comparing)
+    if not names:  # a judge or the user's own function may need none
         return examples, (*notes, f"{source}: {head}")
     if data.reward is not None:
         where = config.place("reward.weights" if config.value("reward.weights", {}) else "reward.type")
@@ -43,23 +42,17 @@ def usable_examples(
         fix = "give every task a reference, or use a [reward] that needs none"
         raise ConfigError(Problem(where=config.place("data.source"), what=head, fix=fix))
     left = [example for example in examples if example.reference.strip()]
-    return left, (*notes, f"{source}: {head}: left out, since {names[0]!r} would take silence for an answer")
+    return left, (*notes, f"{source}: {head}: left out, since {names[0]!r} would score silence as correct")
 
 
 def uses_own_verifier(data: LoadedData, config: Config) -> bool:
-    """Whether the source's own verifier scores: it brings one, and the user asked for no other."""
+    """Whether the source's own verifier scores: it brings one, and the user named no other."""
     return data.reward is not None and not names_a_reward(config)
 
 
 def names_a_reward(config: Config) -> bool:
-    """Whether the user asked for rewards, so that they take the place of a source's own verifier."""
+    """Whether the user named rewards, which then replace a source's own verifier."""
     return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.value("reward.weights", {}))
-
-
-def reward_names(config: Config) -> set[str]:
-    """The rewards that the configuration names: those with a weight, else `type`."""
-    weights: Mapping[str, float] = config.value("reward.weights", {})
-    return set(weights) or {config.value("reward.type", "match")}
 
 
 def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], int]:
@@ -67,7 +60,7 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
     repeated = 0
     for number, example in enumerate(examples):
         if fault := _fault(example):
-            what = f"data source {source!r} gave as example {number} {fault}"
+            what = f"example {number} of data source {source!r} is {fault}"
             raise PluginError(Problem(where="[data] source", what=what, fix="repair the plugin that brings it"))
         first = unique.setdefault(example.id, example)
         if first is example:
@@ -75,20 +68,20 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
         if _content(first) != _content(example):
             what = f"two different examples have the id {_shown(example.id)}"
             why = f"{_shown(prompt_text(first))!r} and {_shown(prompt_text(example))!r}"
-            fix = "held-out split and records go by the id: give every task its own"
+            fix = "give every task its own id: the held-out split and the records go by it"
             raise ConfigError(Problem(where=f"data source {source!r}", what=what, why=why, fix=fix))
         repeated += 1
     return list(unique.values()), repeated
 
 
 def _fault(example: object) -> str:
-    """What is wrong with something that should be an example; empty when nothing is."""
+    """What is wrong with an object that should be an example, as "is ..."; empty when nothing is."""
     if not isinstance(example, Example):
         return f"a {type(example).__name__}, not an Example"
     if not isinstance(example.id, str) or not example.id:
-        return f"one whose id is no text: {_shown(repr(example.id))}"
+        return f"one whose id is not text: {_shown(repr(example.id))}"
     if not isinstance(example.reference, str):
-        return f"one whose reference is no text: {_shown(repr(example.reference))}"
+        return f"one whose reference is not text: {_shown(repr(example.reference))}"
     prompt = example.prompt
     if isinstance(prompt, str):
         return ""

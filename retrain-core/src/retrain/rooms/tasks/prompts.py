@@ -1,8 +1,8 @@
-"""Tasks become prompts: the tokens that the policy is asked with, held-out split, and seeded order."""
+"""Tasks become prompts: their tokens, the held-out split, and the seeded order of training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from retrain.rooms.text.context import fit_context
 
 @dataclass(slots=True)
 class PromptPool:
-    """Training prompts in a seeded order that is new in each epoch, and the held-out ones.
+    """Training prompts, shuffled anew in each epoch, and the held-out ones; see `Prompts`.
 
-    The order depends on the seed and the epoch only; position `cursor` of the endless sequence is the same whatever
-    the batch size. A pool smaller than a batch is passed over more than once in a step.
+    The order depends on the seed and the epoch only, so position `cursor` of the endless sequence is the same prompt
+    whatever the batch size. A step goes through a pool smaller than its batch more than once.
     """
 
     train: Sequence[Prompt]
@@ -32,7 +32,7 @@ class PromptPool:
     seeds: Seeds
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The `count` prompts from position `cursor` on."""
+        """The `count` prompts from position `cursor`."""
         size = len(self.train)
         drawn = []
         for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
@@ -51,15 +51,16 @@ def build_pool(
     seeds: Seeds,
     *,
     context_length: int | None = None,
+    comparing: Collection[str] = (),
     is_environment: bool = False,
 ) -> tuple[PromptPool, tuple[str, ...]]:
     """The prompts of a run, and notes on what was left out and why.
 
-    What cannot be used goes first (see `usable_examples`), then prompts that leave no room for an answer in
-    `context_length` tokens, and only then some are held out, so that exactly `[eval] examples` are. `is_environment`:
-    the tasks bring their own scoring, so a reference is nobody's business here. ConfigError when nothing is left.
+    First the unusable examples go (see `usable_examples`), then the prompts that leave no room for an answer in
+    `context_length` tokens; some of the rest are held out, so that exactly `[eval] examples` are. `is_environment`: the
+    tasks bring their own scoring, which may need no reference. ConfigError when nothing is left.
     """
-    examples, notes = usable_examples(data, config, is_environment=is_environment)
+    examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
     notes += check_template_args(tokenizer, config)
     chats = sum(not isinstance(example.prompt, str) for example in examples)
     if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
@@ -82,9 +83,9 @@ def split_examples(
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Training and held-out examples: no example, and no prompt text, is on both sides.
 
-    Without `by_text` prompts may be alike: an environment often opens all its episodes with the same words.
-    Held-out examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and
-    the ids alone, not on order or run seed. `max_examples` then keeps a seeded sample of the training side.
+    Without `by_text` prompts may repeat: an environment often opens all its episodes with the same words. The held-out
+    examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and the ids
+    alone, not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
     """
     unique = {example.id: example for example in examples}
     if not unique:
@@ -117,24 +118,19 @@ def _split_notes(total: int, train: Sequence[Example], held_out: Sequence[Exampl
     if limit == 0 and (twins := total - len(train) - len(held_out)):
         notes.append(f"{twins} training examples left out: a held-out one has the same prompt")
     if len(train) < batch_size:
-        notes.append(f"{len(train)} training examples for batch_size = {batch_size}: a step draws some more than once")
+        notes.append(f"{len(train)} training examples for batch_size = {batch_size}: a step uses some more than once")
     return notes
 
 
 def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) -> list[Tokens]:
     """Token ids of the prompts, through the chat template where the tokenizer has one.
 
-    A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError naming
+    A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError names
     the example whose prompt the template or the tokenizer refuses.
     """
     chats = [_messages(example, config) for example in examples]
     ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
     return [np.asarray(row, dtype=np.int64) for row in ids]
-
-
-def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Tokens:
-    """Token ids of one example's prompt; see `encode_prompts`."""
-    return encode_prompts([example], tokenizer, config)[0]
 
 
 def _messages(example: Example, config: Config) -> list[Mapping[str, Any]]:

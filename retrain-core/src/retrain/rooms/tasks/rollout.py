@@ -1,4 +1,4 @@
-"""Samples a group of completions for each prompt, and has each scored while others are still being sampled."""
+"""Rollouts of one answer each: groups are sampled, and each completion is scored while others are being sampled."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _SingleTurnBatch:
 
         names = [f"example {prompt.example.id}" for prompt in prompts]
         samples = draw_samples(self._owner.backend, requests, self._owner.params, names, deliver)
-        for group, index in _places(samples):
+        for group, index in _indices(samples):
             if (group, index) not in submitted:
                 deliver(group, index, samples[group][index])
         self._tickets = [[submitted[group, i][0] for i in range(group_size)] for group in range(len(prompts))]
@@ -82,10 +82,10 @@ def draw_samples(
     names: Sequence[str],
     deliver: Deliver | None = None,
 ) -> list[list[Sample]]:
-    """What the backend samples, checked; `deliver` is told early where the backend can do that.
+    """The backend's samples, checked; `deliver` gets each sample early where the backend can do that.
 
-    `names` say whose each request is. BackendError on a wrong number of samples, NonFiniteError on numbers that no
-    distribution has.
+    `names` label the requests in messages. BackendError on a wrong number of samples, NonFiniteError on
+    log-probabilities or entropies that are not finite.
     """
 
     def take(group: int, index: int, sample: Sample) -> None:
@@ -101,7 +101,7 @@ def draw_samples(
     if [len(group) for group in samples] != counts:
         what = f"asked for groups of {counts} completions, got groups of {[len(group) for group in samples]}"
         raise BackendError(Problem(where="sampling", what=what, fix="the backend must return one sample per seed"))
-    for group, index in _places(samples):
+    for group, index in _indices(samples):
         check_sample(samples[group][index], names[group])
     return samples
 
@@ -111,28 +111,28 @@ def check_sample(sample: Sample, name: str) -> None:
     for field, values in (
         ("log-probability", sample.logprobs_T),
         ("entropy", sample.entropies_T),
-        ("log-probability of the engine's own", sample.engine_logprobs_T),
+        ("log-probability of the engine itself", sample.engine_logprobs_T),
     ):
         if values is not None and (len(values) != len(sample.tokens_T) or not np.isfinite(values).all()):
             what = f"sampler returned a {field} that is not finite, or not one per token, for {name}"
             raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
 
 
-def _places(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
+def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
     return [(group, index) for group, drawn in enumerate(samples) for index in range(len(drawn))]
 
 
 def _completion(prompt: Prompt, sample: Sample, text: str) -> Completion:
     """Prompt and sampled tokens as one row."""
-    ahead, drawn = len(prompt.tokens_T), len(sample.tokens_T)
+    prompt_len, sampled_len = len(prompt.tokens_T), len(sample.tokens_T)
 
     def after_prompt(values_T: Floats | None) -> Floats | None:
-        return None if values_T is None else np.concatenate([np.zeros(ahead), values_T])
+        return None if values_T is None else np.concatenate([np.zeros(prompt_len), values_T])
 
     return Completion(
         tokens_T=np.concatenate([prompt.tokens_T, sample.tokens_T]),
-        action_T=np.concatenate([np.zeros(ahead, np.bool_), np.ones(drawn, np.bool_)]),
-        logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
+        action_T=np.concatenate([np.zeros(prompt_len, np.bool_), np.ones(sampled_len, np.bool_)]),
+        logprobs_T=np.concatenate([np.zeros(prompt_len), sample.logprobs_T]),
         entropies_T=after_prompt(sample.entropies_T),
         engine_logprobs_T=after_prompt(sample.engine_logprobs_T),
         text=text,

@@ -14,7 +14,7 @@ from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
-from retrain.rooms.tasks.scoring.build import build_rewards
+from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
@@ -25,7 +25,7 @@ LOG = logging.getLogger("retrain")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tasks:
-    """The prompts of a run and their verifier; `notes` tell what was read and what was left out."""
+    """The prompts of a run and their verifier; `notes` say what was read and what was left out."""
 
     pool: PromptPool
     verifier: Verifier
@@ -63,7 +63,7 @@ def _from_source(context: PluginContext) -> Tasks:
     service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
     verifier = RewardVerifier(service)
     with closed_on_error(verifier):
-        tasks = _tasks(data, verifier, context, is_environment=False)
+        tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
         service.launch()
     return tasks
 
@@ -81,7 +81,14 @@ def _from_environment(provider: str, context: PluginContext) -> Tasks:
         return _tasks(environment.load(), verifier, context, is_environment=True)
 
 
-def _tasks(data: LoadedData, verifier: Verifier, context: PluginContext, *, is_environment: bool) -> Tasks:
+def _tasks(
+    data: LoadedData,
+    verifier: Verifier,
+    context: PluginContext,
+    *,
+    comparing: frozenset[str] = frozenset(),
+    is_environment: bool = False,
+) -> Tasks:
     for note in data.notes:
         LOG.info("%s", printable(note))
     LOG.info("Loaded %d examples", len(data.examples))
@@ -92,6 +99,7 @@ def _tasks(data: LoadedData, verifier: Verifier, context: PluginContext, *, is_e
         context.tokenizer,
         context.seeds,
         context_length=limit,
+        comparing=comparing,
         is_environment=is_environment,
     )
     for note in notes:

@@ -15,7 +15,7 @@ from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
 from retrain.rooms.tasks.scoring.service import ScoringService
 
-MAX_TURNS = 32  # of an episode in `score_texts`: one that goes on longer is scored as it stands
+MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it stands
 
 
 class RewardVerifier:

@@ -1,4 +1,4 @@
-"""From messages to the text and the tokens that the policy sees, through the model's own chat template."""
+"""Turns messages into the text and the tokens that the policy sees, through the model's own chat template."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Message
 from retrain.rooms.text.terminal_text import printable
 
-BATCH = 1000  # texts that the tokenizer is given at once
-# Arguments of `apply_chat_template` itself, in any version: the others go on to the template.
+BATCH = 1000  # texts in one call of the tokenizer
+# Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
         "conversation",
@@ -42,9 +42,9 @@ def chat_text(
     template_args: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The chat as text, up to where the assistant answers; the contents, one per line, when there is no template.
+    """The chat as text, up to the assistant's answer; without a template, the contents, one per line.
 
-    Whatever the template raises ("roles must alternate") passes through.
+    Exceptions of the template ("roles must alternate") pass through.
     """
     if not tokenizer.chat_template:
         return "\n".join(str(message["content"]) for message in messages)
@@ -61,10 +61,10 @@ def chat_text(
 def encode(
     chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
 ) -> list[list[int]]:
-    """Token ids of chats; ConfigError says by name which example cannot be rendered or tokenised.
+    """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised.
 
-    The tokenizer is given many texts at once: about half the time of one by one (5,000 short prompts on two cores: 0.18
-    instead of 0.33 s).
+    The tokenizer gets many texts at once, which takes about half the time of one by one (5,000 short prompts on two
+    cores: 0.18 instead of 0.33 s).
     """
     texts = [
         _rendered(chat, tokenizer, config.data.template_args, name) for chat, name in zip(chats, names, strict=True)
@@ -75,15 +75,15 @@ def encode(
         some = texts[start : start + BATCH]
         try:
             ids += tokenizer(some, add_special_tokens=special, verbose=False)["input_ids"]  # `fit_context` warns
-        except Exception:  # one of them: each library has its own error for half a surrogate pair
+        except Exception:  # find the text: each library has its own error for half a surrogate pair
             ids += [_ids(t, tokenizer, special, n) for t, n in zip(some, names[start : start + BATCH], strict=True)]
     return ids
 
 
 def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
-    """Notes on `[data] template_args` that the template does not read; ConfigError on what is not the user's to set.
+    """Notes on `[data] template_args` that the template does not read; ConfigError on those that retrain sets itself.
 
-    A template ignores what it does not know, so a misspelt name would be silent.
+    A template ignores names that it does not know, so that nobody would notice a misspelt one.
     """
     arguments = config.data.template_args
     where = config.place("data.template_args")
@@ -100,7 +100,7 @@ def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
 
 
 def prompt_text(example: Example) -> str:
-    """What tells two prompts apart: the text, or the chat's content."""
+    """Equal for equal prompts: the text, or the content of the chat."""
     if isinstance(example.prompt, str):
         return example.prompt
     return repr([sorted(message.items(), key=lambda item: item[0]) for message in example.prompt])

@@ -1,4 +1,4 @@
-"""How many tokens the model can see, and which prompts leave room for an answer."""
+"""How many tokens fit into the model's context, and which prompts leave room for an answer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one t
 
 
 def context_length(config: Config, plugins: Plugins) -> int | None:
-    """Tokens that the model can see, prompt and answer together; None when its configuration does not say.
+    """Length of the model's context in tokens, prompt and answer together; None when its configuration does not say.
 
     `max_position_embeddings` of the located folder or hub id, of the text part where a model has several.
     """
     model = config.model.model
     located = plugins.notify("retrain_locate_model", model=model) or model
     folder = Path(located).expanduser()
-    if (told := _told_plainly(folder / "config.json")) is not None:
-        return told
+    if (length := _plain_length(folder / "config.json")) is not None:
+        return length
     from transformers import AutoConfig  # heavy
 
     source = str(folder) if folder.is_dir() else located
     try:
         found = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
         limit = getattr(found.get_text_config(), "max_position_embeddings", None)
-    except Exception:  # unknown architecture, no configuration file, no network: the backend will say what it needs
+    except Exception:  # unknown architecture, no configuration file, no network: the backend reports what it needs
         return None
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
 
-def _told_plainly(path: Path) -> int | None:
-    """The length in a configuration file whose architecture takes it as it stands; None leaves it to `transformers`."""
+def _plain_length(path: Path) -> int | None:
+    """The length in the file if its architecture uses that as it is; None leaves the question to `transformers`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         is_plain = content["model_type"] in PLAIN_ARCHITECTURES and "auto_map" not in content
@@ -48,10 +48,10 @@ def _told_plainly(path: Path) -> int | None:
 def fit_context(
     lengths: Sequence[int], config: Config, context_length: int | None
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Indices of the prompts that can be asked, and notes on the others and on those with little room.
+    """Indices of the prompts that fit, and notes on the others and on those with little room.
 
-    A prompt needs one token at least, and must leave room for one. One that leaves less than `max_tokens` is kept:
-    its answers may end early. ConfigError when none can be asked.
+    A prompt needs at least one token, and must leave room for one. A prompt that leaves less than `max_tokens` is kept,
+    although its answers may end early. ConfigError when no prompt fits.
     """
     model = config.model.model
     kept = [i for i, n in enumerate(lengths) if n > 0 and (context_length is None or n < context_length)]
@@ -64,7 +64,7 @@ def fit_context(
         )
     if lengths and not kept:
         fix = "use shorter prompts ([data] system_prompt and instruction count too), or a model with a longer context"
-        what = "no prompt can be asked"
+        what = "no prompt can be used"
         raise ConfigError(Problem(where=config.place("data.source"), what=what, why="; ".join(notes), fix=fix))
     wanted = config.training.max_tokens
     rooms = [context_length - lengths[i] for i in kept] if context_length is not None else []

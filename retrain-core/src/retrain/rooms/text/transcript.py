@@ -1,4 +1,4 @@
-"""The exact tokens of an episode over its turns: what the policy was given, what it sampled, and which is which."""
+"""The exact tokens of an episode over its turns: those that the policy saw, and those that it sampled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from retrain.rooms.text.chat import chat_text
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transcript:
-    """Tokens of one episode so far; nothing that was sampled is ever tokenised again.
+    """Tokens of one episode so far; sampled tokens are never tokenised again.
 
-    A turn's prompt is rendered by the chat template. Where the rendered text continues what the policy has seen and
-    said, only the rest is tokenised and appended. Where it does not (templates that drop thoughts, environments that
-    shorten the history), the context begins afresh with the whole text: a new start, counted.
+    The chat template renders the conversation of each turn. Where the rendered text continues the context, only the
+    rest is tokenised and appended. Where it does not (templates that drop thoughts, environments that shorten the
+    history), a new context starts with the whole text, and `starts` gets its position.
     """
 
     tokenizer: Any
@@ -32,7 +32,7 @@ class Transcript:
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     _context: str = ""
-    _opening: int = 0  # tokens of the first prompt: the task, which is no part of the text
+    _opening: int = 0  # tokens of the first prompt, the task, which is not part of the text
 
     def observe(
         self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None
@@ -59,11 +59,11 @@ class Transcript:
         return has_room
 
     def take(self, sample: Sample) -> str:
-        """Append what the policy sampled; returns its text without special tokens."""
+        """Append a sample of the policy; returns its text without special tokens."""
         before = self._decoded(self.context_T)
         self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
         after = self._decoded(self.context_T)
-        # decoded with what stands before: some tokenizers write the first piece of a text in another way
+        # decoded after the context: some tokenizers write the first piece of a text differently
         said = after[len(before) :] if after.startswith(before) else self._decoded(sample.tokens_T)
         self._context += said
         self.stops.append(sample.stop_reason)
@@ -72,7 +72,7 @@ class Transcript:
 
     @property
     def context_T(self) -> Tokens:
-        """Tokens since the last start: what the policy sees."""
+        """Tokens since the last start, which are those that the policy sees."""
         return np.concatenate(self.tokens_T)[self.starts[-1] :]
 
     @property
@@ -81,7 +81,7 @@ class Transcript:
         return sum(len(part) for part in self.tokens_T)
 
     def completion(self, stop_reason: StopReason) -> Completion:
-        """The episode as one completion; after several turns its text is the whole dialogue that follows the task."""
+        """The episode as one completion; after several turns its text is the whole dialogue after the task."""
         tokens_T = np.concatenate(self.tokens_T)
         several = len(self.stops) > 1
         text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
@@ -111,6 +111,6 @@ class Transcript:
 
 
 def _joined(parts: Sequence[Floats | None]) -> Floats | None:
-    """All parts as one, or None when a turn came without."""
+    """All parts as one array, None when a turn has none."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None

@@ -1,4 +1,4 @@
-"""Advantage `{{ cookiecutter.name }}`: every completion is compared with the others of its group."""
+"""Advantage `{{ cookiecutter.name }}`: each completion against the mean of the others in its group."""
 
 from __future__ import annotations
 

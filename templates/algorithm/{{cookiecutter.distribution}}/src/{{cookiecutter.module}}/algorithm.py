@@ -7,7 +7,7 @@ from retrain.advantages import AlgorithmSpec, TransformContext, TransformOutput
 
 
 def centred(ctx: TransformContext) -> TransformOutput:
-    """A_i = r_i - mean r, without division by the deviation of the rewards (Dr. GRPO, arXiv:2503.20783)."""
+    """A_i = r_i - mean r, not divided by the standard deviation of the rewards (Dr. GRPO, arXiv:2503.20783)."""
     advantages_G = ctx.rewards_G - ctx.rewards_G.mean()
     token_advs = [
         np.full(len(logprobs_T), advantage) for advantage, logprobs_T in zip(advantages_G, ctx.logprobs_G, strict=True)

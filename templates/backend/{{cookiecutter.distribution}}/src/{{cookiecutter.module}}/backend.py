@@ -46,7 +46,7 @@ CAPABILITIES = Capabilities(
 
 
 class Options(BaseModel):
-    """`[backend.options]`: how far a logit moves in its first step."""
+    """`[backend.options]`: `step_size` is how far a logit moves in its first step."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +54,7 @@ class Options(BaseModel):
 
 
 class BigramBackend:
-    """`table_VV[a]` are the logits of the token after `a`; `published_VV` is the copy that is sampled from."""
+    """`table_VV[a]` holds the logits of the token after `a`; `published_VV` is the copy that `sample` uses."""
 
     capabilities = CAPABILITIES
 
@@ -67,15 +67,15 @@ class BigramBackend:
         self._is_open = True
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """One completion per seed, from the policy last published."""
+        """One completion per seed, from the last published policy."""
         self._expect_open()
         last_B = np.array([int(request.prompt_T[-1]) for request in requests for _ in request.seeds_G], dtype=np.int64)
         seeds = [seed for request in requests for seed in request.seeds_G]
-        drawn = iter(self._draw(last_B, seeds, params))
-        return [[next(drawn) for _ in request.seeds_G] for request in requests]
+        samples = iter(self._sample_rows(last_B, seeds, params))
+        return [[next(samples) for _ in request.seeds_G] for request in requests]
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One step of Adagrad up the policy gradient; NonFiniteError, and an unchanged table, when it is not finite."""
+        """One Adagrad step up the policy gradient; NonFiniteError, with the table unchanged, when it is not finite."""
         self._expect_open()
         previous_N, tokens_N, credit_N, sampled_N = _actions(batch)
         logp_VV = log_softmax(self._table_VV / batch.temperature)
@@ -88,21 +88,21 @@ class BigramBackend:
             row_weight_V = np.bincount(previous_N, weights=weight_N, minlength=len(gradient_VV))
             gradient_VV -= row_weight_V[:, None] * np.exp(logp_VV)
         if not (np.isfinite(sampled_N).all() and np.isfinite(gradient_VV).all()):
-            raise NonFiniteError("an advantage, a log-probability or the gradient is not finite; nothing was trained")
+            raise NonFiniteError("an advantage, a log-probability or the gradient is not finite; nothing was updated")
         self._squares_VV += gradient_VV**2
         self._table_VV += self._step_size * gradient_VV / (np.sqrt(self._squares_VV) + 1e-12)
         self._steps += 1
         return _report(logp_N, sampled_N, rho_N, credit_N, float(np.linalg.norm(gradient_VV)))
 
     def publish(self) -> int:
-        """Sample from what was trained from now on; returns the number of steps in it."""
+        """Make `sample` use the trained table; returns the number of steps in it."""
         self._expect_open()
         self._published_VV = self._table_VV.copy()
         self._version = self._steps
         return self._version
 
     def save_adapter(self, folder: Path) -> None:
-        """The table as PEFT has it: a full-rank LoRA, B = the table and A = 1, of a layer that is zero without it."""
+        """The table in PEFT's format: a full-rank LoRA, B = the table and A = 1, on a layer of zeros."""
         vocabulary = len(self._table_VV)
         layer = "base_model.model.bigram"
         weights = {
@@ -114,12 +114,12 @@ class BigramBackend:
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def save(self, folder: Path) -> None:
-        """Table, Adagrad's sums and the number of steps, unrounded."""
+        """Save the table, Adagrad's sums and the number of steps, exactly."""
         tensors = {"table": self._table_VV, "squares": self._squares_VV}
         save_file(tensors, folder / STATE, metadata={"steps": str(self._steps)})
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, and publish it; BackendError when it does not fit."""
+        """Restore what `save` wrote, and publish it; BackendError when it does not fit."""
         self._expect_open()
         try:
             with safe_open(folder / STATE, framework="numpy") as file:
@@ -129,18 +129,18 @@ class BigramBackend:
             problem = Problem(where=str(folder / STATE), what=str(error), fix="use another checkpoint")
             raise BackendError(problem) from error
         if table_VV.shape != self._table_VV.shape:
-            what = f"a table of {table_VV.shape}, the tokenizer needs {self._table_VV.shape}"
+            what = f"the table is {table_VV.shape}, and the tokenizer needs {self._table_VV.shape}"
             raise BackendError(Problem(where=str(folder / STATE), what=what, fix="resume with the same model"))
         self._table_VV, self._squares_VV, self._steps = table_VV, squares_VV, steps
         self.publish()
 
     def close(self) -> None:
-        """Let go of the tables; safe to call twice."""
+        """Release the tables; safe to call twice."""
         self._is_open = False
         self._table_VV = self._squares_VV = self._published_VV = np.zeros((0, 0))
 
-    def _draw(self, last_B: Tokens, seeds: Sequence[int], params: SamplingParams) -> list[Sample]:
-        """All completions side by side, one token at a time; each from the uniform numbers of its own seed."""
+    def _sample_rows(self, last_B: Tokens, seeds: Sequence[int], params: SamplingParams) -> list[Sample]:
+        """All completions in parallel, one token at a time; each uses uniform numbers from its own seed."""
         tokens_BT = np.zeros((len(seeds), params.max_tokens), dtype=np.int64)
         logprobs_BT, entropies_BT = np.zeros(tokens_BT.shape), np.zeros(tokens_BT.shape)
         uniforms_BT = [generator(seed).random(params.max_tokens) for seed in seeds]
@@ -150,7 +150,7 @@ class BigramBackend:
             if not going.size:
                 break
             logp_BV = log_softmax(self._published_VV[last_B[going]] / params.temperature)
-            tokens_B = _inverted(np.exp(logp_BV), np.array([uniforms_BT[b][t] for b in going]))
+            tokens_B = _inverse_sample(np.exp(logp_BV), np.array([uniforms_BT[b][t] for b in going]))
             tokens_BT[going, t] = last_B[going] = tokens_B
             logprobs_BT[going, t] = np.take_along_axis(logp_BV, tokens_B[:, None], axis=1)[:, 0]
             entropies_BT[going, t] = -(np.exp(logp_BV) * logp_BV).sum(axis=1)
@@ -173,46 +173,46 @@ class BigramBackend:
 
 
 def create(context: PluginContext) -> BigramBackend:
-    """The backend for the tokenizer of `[model] model`; ConfigError for what it cannot do."""
+    """The backend for the tokenizer of `[model] model`; ConfigError for settings that it does not support."""
     config, options = context.config, context.params if isinstance(context.params, Options) else Options()
     if config.algorithm.loss != "importance_sampling" or config.algorithm.tis_cap > 0.0:
         where, fix = config.place("algorithm.loss"), 'use loss = "importance_sampling" and tis_cap = 0.0'
-        raise ConfigError(Problem(where=where, what="this backend neither clips nor truncates ratios", fix=fix))
+        raise ConfigError(Problem(where=where, what="this backend does not clip or truncate ratios", fix=fix))
     vocabulary, end_token = len(context.tokenizer), context.tokenizer.eos_token_id
     if vocabulary > MAX_VOCABULARY or end_token is None:
         what = f"a vocabulary of {vocabulary} tokens, end token {end_token}"
-        fix = f"use a model with {MAX_VOCABULARY} tokens at most and an end token, such as builtin:tiny"
+        fix = f"use a model with at most {MAX_VOCABULARY} tokens and an end token, such as builtin:tiny"
         raise ConfigError(Problem(where=config.place("model.model"), what=what, fix=fix))
     return BigramBackend(vocabulary, int(end_token), options.step_size)
 
 
 def log_softmax(logits_BV: Floats) -> Floats:
-    """Natural logarithms of the probabilities that each row of logits stands for."""
+    """Log-probabilities of each row of logits."""
     shifted_BV: Floats = logits_BV - logits_BV.max(axis=1, keepdims=True)
     total_B1: Floats = np.exp(shifted_BV).sum(axis=1, keepdims=True)
     return shifted_BV - np.log(total_B1)
 
 
-def _inverted(probabilities_BV: Floats, uniforms_B: Floats) -> Tokens:
-    """The first token of each row whose cumulative probability exceeds the uniform's share of the total."""
+def _inverse_sample(probabilities_BV: Floats, uniforms_B: Floats) -> Tokens:
+    """Inverse sampling: the first token of each row whose cumulative probability exceeds uniform * total."""
     cumulative_BV = probabilities_BV.cumsum(axis=1)
     total_B = cumulative_BV[:, -1]
-    wanted_B = np.minimum(uniforms_B * total_B, np.nextafter(total_B, 0.0))  # the product may round up to the total
-    tokens_B: Tokens = (cumulative_BV > wanted_B[:, None]).argmax(axis=1)
+    target_B = np.minimum(uniforms_B * total_B, np.nextafter(total_B, 0.0))  # the product may round up to the total
+    tokens_B: Tokens = (cumulative_BV > target_B[:, None]).argmax(axis=1)
     return tokens_B
 
 
 def _actions(batch: TrainBatch) -> tuple[Tokens, Tokens, Floats, Floats]:
-    """Of every action token: the token before it, itself, its advantage, and its log-probability when sampled."""
-    places = [np.flatnonzero(row.action_T) for row in batch.rows]
-    if any(place.size and place[0] == 0 for place in places):
-        raise BackendError("a row begins with a sampled token: there is nothing it could depend on")
-    pairs = list(zip(batch.rows, places, strict=True))
+    """For each action token: the previous token, the token, its advantage and its behaviour log-probability."""
+    indices = [np.flatnonzero(row.action_T) for row in batch.rows]
+    if any(at.size and at[0] == 0 for at in indices):
+        raise BackendError("a row begins with a sampled token, which has no previous token")
+    pairs = list(zip(batch.rows, indices, strict=True))
     return (
-        np.concatenate([row.tokens_T[place - 1] for row, place in pairs]),
-        np.concatenate([row.tokens_T[place] for row, place in pairs]),
-        np.concatenate([row.advantages_T[place] for row, place in pairs]),
-        np.concatenate([row.logprobs_T[place] for row, place in pairs]),
+        np.concatenate([row.tokens_T[at - 1] for row, at in pairs]),
+        np.concatenate([row.tokens_T[at] for row, at in pairs]),
+        np.concatenate([row.advantages_T[at] for row, at in pairs]),
+        np.concatenate([row.logprobs_T[at] for row, at in pairs]),
     )
 
 

@@ -1,4 +1,4 @@
-"""What this distribution offers to retrain; the entry point in pyproject.toml names this module."""
+"""Registers this distribution with retrain; the entry point in pyproject.toml names this module."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 from retrain.api import PluginSpec, hookimpl
 
-# Light enough to import at every start. Move CAPABILITIES into a module of its own before yours imports torch.
+# Cheap to import at every start. Move CAPABILITIES into its own module before yours imports torch.
 from {{ cookiecutter.module }}.backend import CAPABILITIES
 
 
 @hookimpl
 def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
-    """Offer the backend `{{ cookiecutter.name }}`."""
+    """Register the backend `{{ cookiecutter.name }}`."""
     register(
         PluginSpec(
             name="{{ cookiecutter.name }}",
             summary="{{ cookiecutter.description }}",
             factory="{{ cookiecutter.module }}.backend:create",
             params="{{ cookiecutter.module }}.backend:Options",
-            traits=CAPABILITIES,  # read before the backend is built: configurations that need more are refused
+            traits=CAPABILITIES,  # read before the backend is built, to refuse configurations that need more
         )
     )

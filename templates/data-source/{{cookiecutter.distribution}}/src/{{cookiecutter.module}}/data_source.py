@@ -7,7 +7,7 @@ from retrain.api import ConfigError, Example, LoadedData, PluginContext, {% if c
 
 
 class Options(BaseModel):
-    """`[data.options]`: how large the numbers are, how many tasks, and which."""
+    """`[data.options]`: the size of the numbers, how many tasks, and which."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,15 +23,15 @@ class Carrying:
         self.options, self.where = options, where
 
     def load(self) -> LoadedData:
-        """The tasks, the same in every run with these options; ConfigError when there are not so many."""
+        """The tasks, the same in every run with these options; ConfigError when fewer exist."""
         digits, size = self.options.digits, self.options.size
-        possible = 100**digits - 55**digits  # 55 pairs of digits add up to 9 at most
+        possible = 100**digits - 55**digits  # 55 pairs of digits add up to at most 9
         if size > possible:
-            what = f"{size} tasks asked for, {possible} exist"
+            what = f"{size} tasks requested, {possible} exist"
             fix = f"size <= {possible}, or more digits"
             raise ConfigError(Problem(where=f"{self.where}.size", what=what, fix=fix))
         stream = Seeds(self.options.seed).stream("{{ cookiecutter.name }}", digits)
-        pairs: dict[tuple[int, int], None] = {}  # a set that keeps its order
+        pairs: dict[tuple[int, int], None] = {}  # an ordered set
         while len(pairs) < size:
             left, right = (int(number) for number in stream.integers(10**digits, size=2))
             if carries(left, right):
@@ -41,7 +41,7 @@ class Carrying:
 
 
 def carries(left: int, right: int) -> int:
-    """How often a digit is carried in left + right: each time, the sum's digits lose 9."""
+    """The number of carries in left + right: each one lowers the digit sum by 9."""
     return (_digit_sum(left) + _digit_sum(right) - _digit_sum(left + right)) // 9
 
 
@@ -53,7 +53,7 @@ def create(context: PluginContext) -> Carrying:
 
 def _example(left: int, right: int) -> Example:
     return Example(
-        id=f"{{ cookiecutter.name }}-{left}-{right}",  # equal for equal tasks: held-out splits go by it
+        id=f"{{ cookiecutter.name }}-{left}-{right}",  # equal for equal tasks: held-out splits rely on it
         prompt=f"What is {left} + {right}?",
         reference=str(left + right),
         task="{{ cookiecutter.name }}",

@@ -1,4 +1,4 @@
-"""What this distribution offers to retrain; the entry point in pyproject.toml names this module."""
+"""Registers this distribution with retrain; the entry point in pyproject.toml names this module."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from retrain.api import PluginSpec, hookimpl
 
 @hookimpl
 def {{ cookiecutter.hook }}(register: Callable[[PluginSpec], None]) -> None:
-    """Offer the {{ cookiecutter.kind }} `{{ cookiecutter.name }}`."""
+    """Register the {{ cookiecutter.kind }} `{{ cookiecutter.name }}`."""
     register(
         PluginSpec(
             name="{{ cookiecutter.name }}",
             summary="{{ cookiecutter.description }}",
-            # As text: it is imported only when a configuration asks for it, so every other command stays quick.
+            # A string is imported only when a configuration selects it, which keeps every other command fast.
             factory="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.factory }}",
 {% if cookiecutter.params %}
             params="{{ cookiecutter.module }}.{{ cookiecutter.file }}:{{ cookiecutter.params }}",

@@ -1,4 +1,4 @@
-"""Environment `{{ cookiecutter.name }}`: a number is guessed, with hints, in a few turns."""
+"""Environment `{{ cookiecutter.name }}`: guess a number from hints within a few turns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Game:
 
 @dataclass(slots=True)
 class GuessNumber:
-    """Many games side by side. Plain data alone, because it is sent, pickled, to a process of its own."""
+    """Many games in parallel. It holds plain data only, because it is pickled and sent to its own process."""
 
     arguments: Arguments
     max_turns: int
@@ -62,12 +62,12 @@ class GuessNumber:
         return LoadedData(examples=tuple(self._example(secret) for secret in secrets))
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        """Start one game per entry; games that are still open are dropped."""
+        """Start one game per example; unfinished games are dropped."""
         self.games = [Game(int(example.reference), _opening(example)) for example in examples]
         return self.step({})
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        """Answer every guess with a hint; returns the conversation of each game that is still open."""
+        """Answer every guess with a hint; returns the conversation of each unfinished game."""
         for number, action in actions.items():
             self._answer(self.games[number], action.text)
         open_games = [number for number, game in enumerate(self.games) if self._is_open(game)]
@@ -99,7 +99,7 @@ class GuessNumber:
     def _example(self, secret: int) -> Example:
         highest = self.arguments.highest
         question = f"I think of a whole number from 1 to {highest}. " + r"Put your guess in \boxed{}."
-        # The id tells the tasks apart: all of them open alike.
+        # The id distinguishes the tasks: all prompts are alike.
         return Example(
             id=f"{{ cookiecutter.name }}-{highest}-{secret}",
             prompt=({"role": "user", "content": question},),
@@ -109,7 +109,7 @@ class GuessNumber:
 
 
 def create(context: PluginContext) -> GuessNumber:
-    """The environment that `[environment] args` and `max_turns` describe; ConfigError for arguments that it does not have."""
+    """The environment that `[environment] args` and `max_turns` describe; ConfigError for unknown arguments."""
     config = context.config
     try:
         arguments = Arguments.model_validate(config.value("environment.args", {}))

@@ -1,4 +1,4 @@
-"""Inference engine `{{ cookiecutter.name }}`: another engine, asked for a bounded number of completions at a time."""
+"""Inference engine `{{ cookiecutter.name }}`: passes requests to another engine in portions of bounded size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_COMPLETIONS = 64
 
 
 class InPortions:
-    """Draws at most `max_completions` side by side; whole requests where they fit, so that prompts are read once."""
+    """Samples at most `max_completions` in parallel; requests that fit stay whole, so each prompt is read once."""
 
     def __init__(self, inner: Engine, max_completions: int) -> None:
         self._inner = inner
@@ -20,19 +20,19 @@ class InPortions:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
         """One list per request, one sample per seed, in order."""
-        drawn: list[list[Sample]] = [[] for _ in requests]
+        samples: list[list[Sample]] = [[] for _ in requests]
         for portion in self._portions(requests):
-            answers = self._inner.sample([request for _, request in portion], params)
-            for (number, _), samples in zip(portion, answers, strict=True):
-                drawn[number] += samples
-        return drawn
+            portion_samples = self._inner.sample([request for _, request in portion], params)
+            for (number, _), found in zip(portion, portion_samples, strict=True):
+                samples[number] += found
+        return samples
 
     def close(self) -> None:
-        """Release what the other engine holds."""
+        """Close the wrapped engine."""
         self._inner.close()
 
     def _portions(self, requests: Sequence[SampleRequest]) -> Iterator[list[tuple[int, SampleRequest]]]:
-        """Requests with their numbers, in order; a request that is larger than a portion is divided."""
+        """Requests with their indices, in order; a request larger than a portion is split."""
         portion: list[tuple[int, SampleRequest]] = []
         size = 0
         for number, request in enumerate(requests):
@@ -48,7 +48,7 @@ class InPortions:
 
 
 def create(context: PluginContext, policy: Any) -> InPortions:
-    """The engine on top of `INNER_ENGINE`; `policy` is what the backend shares with its engines."""
+    """The engine around `INNER_ENGINE`; `policy` is the policy that the backend shares with its engines."""
     where = context.config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, INNER_ENGINE, where=where)
     return InPortions(found.target(context, policy), MAX_COMPLETIONS)

@@ -1,4 +1,4 @@
-"""Launcher `{{ cookiecutter.name }}`: the runs of a campaign as processes of low priority."""
+"""Launcher `{{ cookiecutter.name }}`: runs of a campaign as low-priority processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.api import BackendError, Job, PluginContext, {% if cookiecutter.for
 
 
 class Options(BaseModel):
-    """`[campaign.launcher_options]`: how far the runs give way, in [0, 19]."""
+    """`[campaign.launcher_options]`: the niceness of the runs, in [0, 19]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -20,14 +20,14 @@ class Options(BaseModel):
 
 
 class PoliteJob:
-    """A run's process. It has a process group of its own, so that `kill` ends all that the run has started."""
+    """A run's process, in its own process group, so that `kill` ends everything the run has started."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid: int | None = process.pid
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal; None while it goes on."""
+        """Exit code, negative for a signal; None while the run is going."""
         return self._process.poll()
 
     def stop(self) -> None:
@@ -36,19 +36,19 @@ class PoliteJob:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, to its whole group."""
+        """SIGKILL to the whole group."""
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class PoliteLauncher:
-    """Starts every job behind `nice`, which every Linux and macOS has."""
+    """Starts every job under `nice`, which Linux and macOS both provide."""
 
     def __init__(self, nice: int) -> None:
         self.nice = nice
 
     def start(self, job: Job) -> PoliteJob:
-        """Start the run's process; BackendError when that is impossible now."""
+        """Start the run's process; BackendError when that fails."""
         threads = {"OMP_NUM_THREADS": str(job.num_cpus)}
         try:
             with (job.folder / "stdout.log").open("ab") as out, (job.folder / "stderr.log").open("ab") as err:
@@ -63,12 +63,12 @@ class PoliteLauncher:
                 )
         except OSError as error:
             what = f"{job.name} cannot be started: {error.strerror or error}"
-            fix = "see that the command exists, and that processes and disk are not exhausted"
+            fix = "check that the command exists and that the machine has processes and disk space left"
             raise BackendError(Problem(what=what, fix=fix)) from error
         return PoliteJob(process)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Holds no resources."""
 
 
 def create(context: PluginContext) -> PoliteLauncher:

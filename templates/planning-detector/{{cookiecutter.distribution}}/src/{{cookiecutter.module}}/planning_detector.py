@@ -1,4 +1,4 @@
-"""Planning detector `{{ cookiecutter.name }}`: sentences that ask, or that announce what comes next."""
+"""Planning detector `{{ cookiecutter.name }}`: marks questions and sentences that announce a next step."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ PLANS = re.compile(rf"\s*(?:{'|'.join(map(re.escape, OPENINGS))})\b", flags=re.I
 
 
 class QuestionDetector:
-    """Marks every token that covers a character of a planning sentence. `decode` gives the text of one token id."""
+    """Marks every token that overlaps a planning sentence. `decode` returns the text of one token id."""
 
     def __init__(self, decode: Callable[[int], str]) -> None:
         self._decode = decode
-        self._pieces: dict[int, str] = {}  # there are far fewer token ids than tokens
+        self._texts: dict[int, str] = {}  # far fewer distinct ids than tokens
 
     def masks(self, completions_G: Sequence[Tokens]) -> list[Mask]:
-        """One mask per completion, of its length."""
-        return [self._mask([self._piece(int(token)) for token in tokens_T]) for tokens_T in completions_G]
+        """One mask per completion, as long as the completion."""
+        return [self._mask([self._text(int(token)) for token in tokens_T]) for tokens_T in completions_G]
 
-    def _mask(self, pieces: Sequence[str]) -> Mask:
-        ends_T = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        starts_T = ends_T - [len(piece) for piece in pieces]
-        mask_T = np.zeros(len(pieces), dtype=np.bool_)
-        for sentence in SENTENCE.finditer("".join(pieces)):
+    def _mask(self, texts: Sequence[str]) -> Mask:
+        ends_T = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        starts_T = ends_T - [len(text) for text in texts]
+        mask_T = np.zeros(len(texts), dtype=np.bool_)
+        for sentence in SENTENCE.finditer("".join(texts)):
             if sentence.group().endswith("?") or PLANS.match(sentence.group()):
                 mask_T |= (starts_T < sentence.end()) & (ends_T > sentence.start())
         return mask_T
 
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = self._decode(token)
-        return self._pieces[token]
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = self._decode(token)
+        return self._texts[token]
 
 
 def create(context: PluginContext) -> QuestionDetector:

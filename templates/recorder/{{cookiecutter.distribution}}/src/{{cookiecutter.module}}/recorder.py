@@ -16,18 +16,18 @@ SIZE = "bytes_written"
 
 
 class LongCsv:
-    """Appends to the file, which is whole after each step; a resume cuts it back to where the checkpoint stood."""
+    """Appends to the file, which is complete after each step; a resume truncates it to its size at the checkpoint."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
         self._resumed_at: int | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue behind the lines that were there at the checkpoint."""
+        """Continue after the lines that existed at the checkpoint."""
         self._resumed_at = int(state[SIZE])
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open the run's file: a new one, or the one of the resumed run without what came after its checkpoint."""
+        """Create the run's file, or truncate that of the resumed run to its checkpoint."""
         self._file = folder / FILE
         if self._resumed_at is not None and self._file.exists():
             os.truncate(self._file, min(self._resumed_at, self._file.stat().st_size))
@@ -36,7 +36,7 @@ class LongCsv:
             csv.writer(stream).writerow(HEADER)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """One line per number; text, lists and fields without a value are left out."""
+        """Write one line per number; text, lists and empty fields are left out."""
         if self._file is None:
             return
         numbers = {name: value for name, value in metrics.items() if isinstance(value, bool | int | float)}
@@ -45,16 +45,16 @@ class LongCsv:
             csv.writer(stream).writerows((step, name, float(value)) for name, value in numbers.items())
 
     def checkpoint(self, folder: Path, name: str) -> None:
-        """Adapters are not its business."""
+        """Does nothing with adapters."""
 
     def state(self) -> Mapping[str, Any]:
-        """How long the file is."""
+        """The size of the file."""
         return {SIZE: self._file.stat().st_size if self._file is not None and self._file.exists() else 0}
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Nothing is held open."""
+        """Holds no open file."""
 
 
 def create(context: PluginContext) -> LongCsv:
-    """The recorder; `context.config` has the whole configuration, should yours need more."""
+    """The recorder; `context.config` has the whole configuration, in case yours needs it."""
     return LongCsv()

@@ -1,4 +1,4 @@
-"""Reward `{{ cookiecutter.name }}`: the number in the last box of a completion against the reference."""
+"""Reward `{{ cookiecutter.name }}`: compares the number in the last box with the reference."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from dataclasses import dataclass
 from retrain.api import Example, PluginContext, Score
 
 BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
-# Digits are bounded, so that no text a model may write makes the search or the conversion slow.
+# Digits are bounded, so that no model output can make the search or the conversion slow.
 UNSIGNED = r"(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})"
 NUMBER = re.compile(r"[+-]?" + UNSIGNED + r"(?:[eE][+-]?\d{1,3}|/" + UNSIGNED + ")?")
 
 
 @dataclass(frozen=True, slots=True)
 class CloseNumber:
-    """1.0 when the last box holds a number within `tolerance` of the reference, relative to it, else 0.0.
+    """1.0 when the last box holds a number within the relative `tolerance` of the reference, else 0.0.
 
-    It travels, pickled, to the processes that score, so it holds plain data alone.
+    It is pickled and sent to the scoring processes, so it holds only plain data.
     """
 
     tolerance: float = 1e-6
 
     def score(self, example: Example, text: str) -> Score:
-        """Judge one completion; no verdict when the reference is no number."""
-        wanted = value(example.reference)
-        if wanted is None:
-            return Score.no_verdict(f"the reference {example.reference!r} is no number")
+        """Score one completion; no verdict when the reference is not a number."""
+        expected = value(example.reference)
+        if expected is None:
+            return Score.no_verdict(f"the reference {example.reference!r} is not a number")
         boxes = BOX.findall(text)
         given = value(boxes[-1]) if boxes else None
-        return Score.of(float(given is not None and math.isclose(given, wanted, rel_tol=self.tolerance)))
+        return Score.of(float(given is not None and math.isclose(given, expected, rel_tol=self.tolerance)))
 
     def gold(self, example: Example) -> str | None:
-        """A completion that must score 1: retrain tries it before training."""
+        """A completion that must score 1; retrain tries it before training."""
         return None if value(example.reference) is None else r"\boxed{" + example.reference + "}"
 
 
 def value(text: str) -> float | None:
-    """The number that `text` is, fractions included; None when it is none, or has no finite value."""
+    """The value of `text`, which may be a fraction; None when it is not a finite number."""
     text = text.strip()
     if not NUMBER.fullmatch(text):
         return None
@@ -49,5 +49,5 @@ def value(text: str) -> float | None:
 
 
 def create(context: PluginContext) -> CloseNumber:
-    """The reward; `context.config` has the whole configuration, should yours need more."""
+    """The reward; `context.config` has the whole configuration, in case yours needs it."""
     return CloseNumber()

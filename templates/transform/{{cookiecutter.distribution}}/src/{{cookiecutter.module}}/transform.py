@@ -1,4 +1,4 @@
-"""Transform `{{ cookiecutter.name }}`: tokens the policy was sure of keep a floor of credit."""
+"""Transform `{{ cookiecutter.name }}`: confident tokens keep a minimum of credit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retrain.api import Floats{% if cookiecutter.form == "file" %}, PluginSpec{%
 
 
 class Params(BaseModel):
-    """`[algorithm.transform_params]`: the floor as a share of the completion's mean uncertainty, in [0, 1]."""
+    """`[algorithm.transform_params]`: the floor as a fraction of the completion's mean uncertainty, in [0, 1]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -18,7 +18,7 @@ class Params(BaseModel):
 
 
 def entropy_floor(uncertainty_T: Floats, floor: float) -> Floats:
-    """U'_T = max(U_T, floor * mean U): no token counts as surer than a share of the average one."""
+    """U'_T = max(U_T, floor * mean U): no token's uncertainty falls below a fraction of the mean."""
     if uncertainty_T.size == 0:
         return uncertainty_T
     lifted_T: Floats = np.maximum(uncertainty_T, floor * uncertainty_T.mean())
@@ -26,7 +26,7 @@ def entropy_floor(uncertainty_T: Floats, floor: float) -> Floats:
 
 
 def credit(ctx: TransformContext) -> TransformOutput:
-    """A_i w_T per completion, w being the GTPO weights of the lifted uncertainties."""
+    """A_i w_T for each completion i, with w the GTPO weights of the raised uncertainties."""
     floor = Params.model_validate(ctx.params).floor
     lifted_G = [entropy_floor(uncertainty_T, floor) for uncertainty_T in ctx.uncertainties_G]
     token_advs = [

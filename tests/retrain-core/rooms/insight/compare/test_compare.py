@@ -78,7 +78,7 @@ def test_one_seed_and_one_condition(campaign: Any, compare: Any, compare_json: C
     shutil.rmtree(folder)
     folder = campaign({"grpo+none": 0.0})
     assert compare_json(folder)["comparisons"] == []
-    assert "One condition: there is nothing to compare it with." in compare(folder).out
+    assert "Only one condition: there is nothing to compare it with." in compare(folder).out
 
 
 def test_runs_that_did_not_end_are_told_never_averaged(campaign: Any, compare: Any, compare_json: Compare) -> None:
@@ -96,7 +96,7 @@ def test_runs_that_did_not_end_are_told_never_averaged(campaign: Any, compare: A
     assert by_condition(content)["maxrl+gtpo"]["seeds"] == [0, 1, 4, 5, 6]
     shown = compare(folder).out
     assert "24 runs: 20 compared" in shown
-    assert "maxrl+gtpo: 6 of 8 runs are compared; those that ended early may be the worse" in shown
+    assert "maxrl+gtpo: 6 of 8 runs are compared; those that ended early may be worse" in shown
 
 
 def test_at_takes_every_run_that_got_there(campaign: Any, compare_json: Compare) -> None:
@@ -251,17 +251,17 @@ def test_what_names_hold_cannot_steer_a_terminal_or_a_page(campaign: Any, compar
         ([], "Missing argument"),
         (["nowhere"], "nowhere: no such folder"),
         (["c/runs"], "neither a campaign"),
-        (["c", "c/runs/grpo+none_s0"], "can only be compared alone"),
+        (["c", "c/runs/grpo+none_s0"], "a campaign cannot be combined with other folders"),
         (["c", "--metric", "correct_rat"], "did you mean 'correct_rate'?"),
         (["c", "--metric", "correct_rate:median"], "one of final, best, auc"),
-        (["c", "--metric", ""], "is no metric"),
-        (["c", "--baseline", "x"], "'x' is no condition here"),
+        (["c", "--metric", ""], "is not a metric"),
+        (["c", "--baseline", "x"], "'x' is not a condition here"),
         (["c", "--align", "money"], "'money' is not one of"),
         (["c", "--at", "0"], "0"),
-        (["c", "--at", "nan"], "no finite number"),
-        (["c", "--at", "inf", "--align", "tokens"], "no finite number"),
-        (["c", "--alpha", "nan"], "no finite number"),
-        (["c", "--at", "2.5"], "no whole number of steps"),
+        (["c", "--at", "nan"], "not a finite number"),
+        (["c", "--at", "inf", "--align", "tokens"], "not a finite number"),
+        (["c", "--alpha", "nan"], "not a finite number"),
+        (["c", "--at", "2.5"], "not a whole number of steps"),
         (["c", "--at", "21"], "no run can be compared"),
         (["c", "--last", "0"], "0"),
         (["c", "--alpha", "0.5"], "0.5"),

@@ -105,7 +105,7 @@ def test_conditions_that_differ_are_told(made: Any, campaign: Any, compare_json:
 def test_a_plan_that_was_changed_is_told(made: Any, campaign: Any, compare_json: Compare) -> None:
     plan = sealed(made) | {"hypothesis": "maxrl learns less"}
     content = compare_json(campaign(plan))
-    assert "hash does not fit" in reasons(content)
+    assert "hash does not match" in reasons(content)
     assert content["plan"]["intact"] is False
 
 
@@ -168,7 +168,7 @@ def test_sealing() -> None:
     assert (plan["primary_metric"], plan["baseline"], plan["seeds"]) == ("correct_rate:final", "a", [1])
     assert plan["sha256"] == seal_of(plan)
     assert plan["sha256"] != seal_plan(table, conditions=["a"], seeds=[1], max_steps=5, written="now")["sha256"]
-    with pytest.raises(ConfigError, match="'c' is no condition of this campaign"):
+    with pytest.raises(ConfigError, match="'c' is not a condition of this campaign"):
         seal_plan(PlanTable(hypothesis="h", baseline="c"), conditions=["a"], seeds=[1], max_steps=5, written="now")
 
 

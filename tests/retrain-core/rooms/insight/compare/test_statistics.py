@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from retrain.rooms.insight.compare import paired, power
-from retrain.rooms.insight.compare.family import Cause, Comparison, Pairing, Verdict, fisher, holm, judge
+from retrain.rooms.insight.compare.family import Comparison, Pairing, Verdict, VerdictReason, fisher, holm, judge
 from retrain.rooms.insight.compare.metric import Direction, parse_metric
 from retrain.rooms.insight.compare.study import Options, Study
 from retrain.rooms.insight.compare.study import compare as compare_paths
@@ -163,7 +163,7 @@ def test_holm_is_its_definition(p_M: list[float]) -> None:
 
 def test_three_seeds_cannot_tell_whatever_they_show() -> None:
     [found] = judged([10.0, 11.0, 12.0])
-    assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, Cause.TOO_FEW)
+    assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, VerdictReason.TOO_FEW)
     assert (found.p, found.smallest_p, found.least_seeds, found.detectable) == (0.25, 0.25, 6, None)
     [five], [six] = judged([10.0, 11, 12, 13, 14]), judged([10.0, 11, 12, 13, 14, 15])
     assert (five.verdict, five.p) == (Verdict.CANNOT_TELL, 0.0625)
@@ -172,7 +172,7 @@ def test_three_seeds_cannot_tell_whatever_they_show() -> None:
 
 def test_four_comparisons_need_eight_seeds() -> None:
     clear = np.arange(10.0, 17.0)
-    assert {each.cause for each in judged(*[clear] * 4)} == {Cause.TOO_FEW}
+    assert {each.cause for each in judged(*[clear] * 4)} == {VerdictReason.TOO_FEW}
     assert {each.least_seeds for each in judged(*[clear] * 4)} == {8}
     assert {each.verdict for each in judged(*[np.arange(10.0, 18.0)] * 4)} == {Verdict.BETTER}
 
@@ -180,7 +180,7 @@ def test_four_comparisons_need_eight_seeds() -> None:
 def test_a_comparison_that_could_not_be_tested_still_counts() -> None:
     clear = np.arange(10.0, 16.0)
     found, empty, single = judged(clear, [], [1.0])
-    assert (found.p_holm, found.verdict, found.cause) == (0.03125 * 3, Verdict.CANNOT_TELL, Cause.TOO_FEW)
+    assert (found.p_holm, found.verdict, found.cause) == (0.03125 * 3, Verdict.CANNOT_TELL, VerdictReason.TOO_FEW)
     for none in (empty, single):
         assert (none.p, none.p_holm, none.interval, none.d_z, none.verdict) == (None,) * 4 + (Verdict.CANNOT_TELL,)
     assert (empty.difference, single.difference) == (None, 1.0)

@@ -111,7 +111,7 @@ def test_runs_that_did_not_finish_come_first(campaign: Callable[..., Path], page
     assert text.index("did not finish") < text.index("builtin:tiny")
     assert "RewardError: the <b>verifier</b> is down" in text
     assert "<b>verifier" not in page
-    assert "those that ended early may be the worse" in text
+    assert "those that ended early may be worse" in text
 
 
 def test_only_what_differs_is_in_the_table_of_settings(made: Any, page_of: PageOf, tmp_path: Path) -> None:

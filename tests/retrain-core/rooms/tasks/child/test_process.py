@@ -17,8 +17,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildFailure, ChildTimeout
-from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 
 LONG_S = 60.0
 SHORT_S = 0.3
@@ -62,7 +61,7 @@ def test_the_child_stands_where_we_stand(targets: Any, tmp_path: Path, monkeypat
         ("generator_exit", "GeneratorExit"),
         ("allocate", "MemoryError"),
         ("recurse", "RecursionError: maximum recursion depth exceeded"),
-        ("raise_silly", "SillyError: (its text cannot be made)"),
+        ("raise_silly", "SillyError: (its text cannot be shown)"),
         ("set_value", "TypeError: a set cannot be sent to another process"),
         ("no_such_method", "AttributeError: 'Hostile' object has no attribute 'no_such_method'"),
     ],

@@ -12,7 +12,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins.manager import load_plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.tasks.scoring.build import build_rewards
+from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
+from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 
 
 class Verifier:
@@ -47,6 +48,14 @@ def test_weights_replace_both(built: Callable[..., Any]) -> None:
     wanted = {"match": ("MatchReward", 1.0), "toy": ("ToyReward", -0.5)}
     assert built(text) == built(text, Verifier()) == wanted
     assert list(built(text)) == ["match", "toy"]
+
+
+def test_rewards_that_compare_say_so_themselves() -> None:
+    class Comparing(Verifier):
+        needs_reference = True
+
+    named = [NamedReward(name="mine", reward=Comparing()), NamedReward(name="other", reward=Verifier())]
+    assert comparing_rewards(named) == {"mine"}
 
 
 def test_an_unknown_name_is_told_with_its_place(built: Callable[..., Any]) -> None:

@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_stops_nothing(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"reward": "r"}', "\x00", '{"example": 3}', "[" * 100_000])
 def test_what_is_no_record_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"a\.json: is no record of a failed score"):
+    with pytest.raises(ConfigError, match=r"a\.json: is not a record of a failed score"):
         read_failures(tmp_path)
 
 

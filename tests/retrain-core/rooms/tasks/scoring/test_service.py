@@ -16,7 +16,6 @@ from retrain.kernel.errors import PluginError, RewardError
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.tasks.scoring.failures import read_failures
 from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.scoring.task import limits_of
 
 Make = Callable[..., ScoringService]
 
@@ -84,8 +83,9 @@ def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Exa
 def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any, example: Example) -> None:
     limits = {"nap": {"timeout_s": 0.3, "retries": 0, "max_failed_frac": 1.0}}
     both = service(nap=rewards.Nap(), length=rewards.Length(), limits=limits, max_failed_frac=0.0)
-    assert limits_of(both.settings, "nap").timeout_s == 0.3
-    assert limits_of(both.settings, "length").timeout_s == 10.0
+    limits = dict(zip(both.names, both.limits, strict=True))
+    assert limits["nap"].timeout_s == 0.3
+    assert limits["length"].timeout_s == 10.0
     with both.batch() as batch:
         batch.submit(example, "100")
         (score,) = batch.collect()

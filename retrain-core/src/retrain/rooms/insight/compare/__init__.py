@@ -1,1 +1,1 @@
-"""`retrain compare`: conditions against each other, over seeds, with honest statistics."""
+"""`retrain compare`: conditions against each other, over seeds, with tests and intervals."""

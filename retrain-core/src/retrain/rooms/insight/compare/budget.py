@@ -1,4 +1,4 @@
-"""Curves on a common budget of steps, tokens or seconds, and the one number that each becomes."""
+"""Aligns curves on a common budget of steps, tokens or seconds, and summarises each as one number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOW_FRAC = 0.1
 
 
 class Align(StrEnum):
-    """What the horizontal axis counts."""
+    """Unit of the horizontal axis."""
 
     STEPS = "steps"
     TOKENS = "tokens"
@@ -27,19 +27,19 @@ COSTS = {Align.TOKENS: TOKENS, Align.SECONDS: SECONDS}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spent:
-    """A run's curves with what it had spent after each row, in units of the axis; the row before training is at 0."""
+    """A run's curves with its cost after each row, in units of the axis; the row before training is at 0."""
 
     curves: Curves
     spent_R: Floats
 
     @property
     def total(self) -> float:
-        """All that the run spent."""
+        """Total cost of the run."""
         return float(self.spent_R[-1]) if self.spent_R.size else 0.0
 
 
 def along(curves: Curves, align: Align) -> Spent | None:
-    """The curves over an axis; None when the run never recorded that cost.
+    """The curves over an axis; None if the run never recorded that cost.
 
     Steps count from 1 after the first. Tokens are all sampled tokens, seconds those in steps, without evaluations. A
     step in which nothing could be sampled cost no tokens.
@@ -55,7 +55,7 @@ def along(curves: Curves, align: Align) -> Spent | None:
 def value_at(
     spent: Spent, metric: Metric, *, budget: float, last: int | None = None, direction: Direction = Direction.HIGHER
 ) -> float | None:
-    """The metric of one run within a budget; None when the run has no number for it.
+    """The metric of one run within a budget; None if the run has no number for it.
 
     final: mean over the last `last` steps within the budget (default: a tenth of them, at least one); of a held-out
     field its last value after training began. best: the highest (lowest) mean over as many consecutive recorded steps,

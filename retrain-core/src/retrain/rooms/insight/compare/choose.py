@@ -1,4 +1,4 @@
-"""Which metrics a comparison is made of: the one that decides, and those shown of every condition."""
+"""Chooses the metrics of a comparison: the one that decides, and those shown for every condition."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from retrain.rooms.insight.compare.curves import Curves
 from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, PASS_PREFIX, Metric, Summary
 
 
-def chosen_metric(asked: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
-    """The metric asked for, ConfigError when no run has it; else held-out if every run has it, else `correct_rate`.
+def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
+    """The requested metric (ConfigError if no run has it), else held-out if every run has it, else `correct_rate`.
 
-    Held-out examples are the same for all runs and steps, training batches are not: they decide where they can.
+    Held-out examples are the same for all runs and steps, unlike training batches, and are therefore preferred.
     """
-    if asked is None:
+    if requested is None:
         return HELD_OUT if all(_is_evaluated(each) for each in curves) else CORRECT
-    if not any(each.has(asked.field) for each in curves):
+    if not any(each.has(requested.field) for each in curves):
         known = sorted({name for each in curves for name in each.values})
-        near = get_close_matches(asked.field, known, n=1)
+        near = get_close_matches(requested.field, known, n=1)
         fix = (
             f"did you mean {near[0]!r}?"
             if near
             else f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
         )
-        raise ConfigError(Problem(where=where, what=f"no run has {asked.field!r}", fix=fix))
-    return asked
+        raise ConfigError(Problem(where=where, what=f"no run has {requested.field!r}", fix=fix))
+    return requested
 
 
 def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric, ...]:
-    """What is shown of each condition: final, best and area of `correct_rate` and the held-out rate, pass@k at the end.
+    """Metrics of each condition: final, best and area of `correct_rate` and the held-out rate, pass@k at the end.
 
-    pass@1 is the held-out rate itself and left out. The metric that decides is always among them.
+    pass@1 equals the held-out rate and is left out. The deciding metric is always included.
     """
     fields = [CORRECT.field, *([HELD_OUT.field] if any(_is_evaluated(each) for each in curves) else [])]
     shown = [Metric(field, summary) for field in fields for summary in Summary]

@@ -1,4 +1,4 @@
-"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether that can be told at all."""
+"""`retrain compare CAMPAIGN | RUN...`: which condition is better, and whether the data can show it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.rooms.insight.compare.budget import Align
 from retrain.rooms.insight.compare.metric import Direction, parse_metric
 from retrain.rooms.insight.compare.study import Options, Study, compare
 
-PIPED_WIDTH = 10_000  # a file has no edge at which to fold
+PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
 Examples:
   retrain compare logs/campaign_20260301_120000
@@ -27,7 +27,7 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 
 @click.command("compare", epilog=EPILOG)
 @click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--metric", metavar="FIELD[:final|best|auc]", help="What decides; a field of metrics.jsonl.")
+@click.option("--metric", metavar="FIELD[:final|best|auc]", help="The metric that decides; a field of metrics.jsonl.")
 @click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
 @click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
 @click.option(
@@ -60,10 +60,10 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
     for name, value in (("--at", at), ("--alpha", alpha)):
-        if value is not None and not math.isfinite(value):  # a range of click lets NaN pass
-            raise click.BadParameter(f"{value} is no finite number", param_hint=name)
+        if value is not None and not math.isfinite(value):  # click's ranges accept NaN
+            raise click.BadParameter(f"{value} is not a finite number", param_hint=name)
     if at is not None and align == Align.STEPS and not at.is_integer():
-        raise click.BadParameter(f"{at} is no whole number of steps", param_hint="--at")
+        raise click.BadParameter(f"{at} is not a whole number of steps", param_hint="--at")
     options = Options(
         metric=parse_metric(metric, where="--metric") if metric is not None else None,
         baseline=baseline,

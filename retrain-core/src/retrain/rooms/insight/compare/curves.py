@@ -1,7 +1,7 @@
-"""The few numbers of a run that a comparison needs, read from `metrics.jsonl` line by line.
+"""Reads the few fields that a comparison needs from `metrics.jsonl`, line by line.
 
-A line holds some sixty fields of which a handful is wanted, and a campaign has half a million lines: the fields are
-looked up in the bytes of the line, and only a line in which that could mislead is parsed as JSON.
+A line has some sixty fields of which a handful is needed, and a campaign half a million lines: the fields are looked
+up in the bytes of the line, and only an ambiguous line is parsed as JSON.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _EVAL = re.compile(rb'[{ ]"(eval_\w+)": (-?[0-9][0-9.eE+-]*)(?=[,}])')
 _EVAL_MARK = b'"eval_'
 _STEP = b'"step"'
 _NAN = math.nan
-LARGEST = 1e100  # nothing that a run measures; beyond it, variances overflow
+LARGEST = 1e100  # beyond anything that a run measures; larger values overflow variances
 
 
 class _UnclearError(Exception):
-    """The bytes alone do not say; the line must be parsed."""
+    """The bytes are ambiguous; the line must be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curves:
     """Rows of one run in order of steps, the evaluation before training as step -1.
 
-    `values` has an array per field that occurs, of one number per row, NaN where the row has none.
+    `values` has an array per field that occurs, of one number per row, NaN if missing.
     """
 
     steps_R: Floats
@@ -49,12 +49,12 @@ class Curves:
         return int(self.steps_R[-1]) + 1 if self.steps_R.size else 0
 
     def column(self, field: str) -> Floats:
-        """The values of a field; all NaN when the run never has it."""
+        """The values of a field; all NaN if the run never has it."""
         found = self.values.get(field)
         return np.full(self.steps_R.size, _NAN) if found is None else found
 
     def has(self, field: str) -> bool:
-        """Whether any row has a number there."""
+        """Whether any row has a number in this field."""
         return field in self.values and bool(np.isfinite(self.values[field]).any())
 
 
@@ -62,13 +62,13 @@ def read_curves(file: Path, fields: Collection[str]) -> Curves:
     """`fields` and the held-out results of each line; ConfigError names the first damaged line.
 
     A last line that was cut short by a kill is left out. A field that is null, text, beyond 1e100 or absent is NaN in
-    its row; the text NaN is damage. Other fields are not looked at.
+    its row; the text NaN is damage. Other fields are ignored.
     """
-    wanted = _Wanted(fields)
-    steps, columns = array("d"), [array("d") for _ in wanted.needles]
+    lookup = _FieldLookup(fields)
+    steps, columns = array("d"), [array("d") for _ in lookup.needles]
     evaluations: list[tuple[int, Mapping[str, float]]] = []
     before = -math.inf
-    for line_number, (step, values, evaluation) in parsed_lines(file, wanted.of):
+    for line_number, (step, values, evaluation) in parsed_lines(file, lookup.of):
         if not step > before:
             raise damaged(f"{file}:{line_number}", f"step {step:.0f} comes after step {before:.0f}")
         if evaluation:
@@ -77,13 +77,13 @@ def read_curves(file: Path, fields: Collection[str]) -> Curves:
         steps.append(step)
         for column, value in zip(columns, values, strict=True):
             column.append(value)
-    arrays = {name: np.array(column) for name, column in zip(wanted.names, columns, strict=True)}
+    arrays = {name: np.array(column) for name, column in zip(lookup.names, columns, strict=True)}
     arrays |= _sparse(evaluations, len(steps))
     return Curves(steps_R=np.array(steps), values={name: a for name, a in arrays.items() if np.isfinite(a).any()})
 
 
 def _sparse(rows: Sequence[tuple[int, Mapping[str, float]]], num_rows: int) -> dict[str, Floats]:
-    """Columns of fields that few rows have."""
+    """Columns of fields that only a few rows have."""
     columns: dict[str, Floats] = {}
     for index, values in rows:
         for name, value in values.items():
@@ -93,8 +93,8 @@ def _sparse(rows: Sequence[tuple[int, Mapping[str, float]]], num_rows: int) -> d
     return columns
 
 
-class _Wanted:
-    """The fields that are looked for in each line; those of the evaluation as a group, as few lines have any."""
+class _FieldLookup:
+    """Looks up fields in each line; evaluation fields as a group, since few lines have any."""
 
     def __init__(self, fields: Collection[str]) -> None:
         self.names = tuple(name for name in dict.fromkeys(fields) if not name.startswith(EVAL_PREFIX))
@@ -102,9 +102,9 @@ class _Wanted:
         self._kept = EVAL_KEPT.union(fields)
 
     def of(self, line: bytes) -> tuple[float, list[float], Mapping[str, float]]:
-        """Step, value of each name, held-out results. ValueError for what is not a step of a run."""
+        """Step, value of each name, held-out results. ValueError if the line is not a step of a run."""
         try:
-            # A cut line may look whole, and an inner object may have a field of the same name: both are parsed.
+            # A truncated line may look complete, and a nested object may repeat a field: parse both.
             if not line.endswith(b"}\n") or line[:1] != b"{" or line.find(b"{", 1) > 0:
                 raise _UnclearError
             step = _look_up(line, _STEP)

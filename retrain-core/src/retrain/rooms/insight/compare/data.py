@@ -6,8 +6,8 @@ from typing import Any
 
 from retrain.rooms.insight.compare.family import comparison_data
 from retrain.rooms.insight.compare.registered import Plan
+from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.study import Condition, Study
-from retrain.rooms.insight.compare.words import explanation
 
 
 def study_data(study: Study) -> dict[str, Any]:

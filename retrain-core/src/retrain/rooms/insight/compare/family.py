@@ -1,4 +1,4 @@
-"""Comparisons judged together: Holm's correction, what this many seeds could have shown, and the verdict in a word."""
+"""Judges comparisons together: Holm's correction, the power of this many seeds, and the verdict."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Verdict(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
-class Cause(StrEnum):
-    """Why a verdict is what it is."""
+class VerdictReason(StrEnum):
+    """Reason for a verdict."""
 
     FOUND = "found"
-    TOO_FEW = "too few seeds"  # no data with these seeds could have given another verdict
+    TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
     NOT_SIGNIFICANT = "not significant"
     DISAGREE = "test and interval disagree"
 
@@ -34,7 +34,7 @@ class Cause(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fisher:
     """Fisher's exact test on held-out counts, all seeds together. Completions of one prompt are not independent, nor
-    are those of one run: p is far too small. It is shown, because people look for it, and never used.
+    are those of one run: p is far too small. It is shown because readers expect it, but never used.
     """
 
     right_baseline: int
@@ -63,7 +63,7 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One pairing judged; numbers that these data do not give are None.
+    """The verdict on one pairing; numbers that cannot be computed are None.
 
     `difference` is condition minus baseline with its bootstrap interval, `p_holm` the corrected p that decides,
     `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
@@ -86,13 +86,13 @@ class Comparison:
     least_seeds: int
     fisher: Fisher | None
     verdict: Verdict
-    cause: Cause
+    cause: VerdictReason
     alpha: float
     num_comparisons: int
 
     @property
     def more_seeds(self) -> int | None:
-        """Seeds to add, to find the observed difference if it is the true one."""
+        """Seeds to add to find the observed difference, if it is the true one."""
         return None if self.seeds_needed is None else max(0, self.seeds_needed - len(self.seeds))
 
 
@@ -193,15 +193,15 @@ def _verdict(
     can_decide: bool,
     alpha: float,
     direction: Direction,
-) -> tuple[Verdict, Cause]:
+) -> tuple[Verdict, VerdictReason]:
     if p_holm is None or difference is None or not can_decide:
-        return Verdict.CANNOT_TELL, Cause.TOO_FEW
+        return Verdict.CANNOT_TELL, VerdictReason.TOO_FEW
     if p_holm > alpha:
-        return Verdict.CANNOT_TELL, Cause.NOT_SIGNIFICANT
+        return Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT
     if interval is None or not (interval[0] > 0.0 if difference > 0.0 else interval[1] < 0.0):
-        return Verdict.CANNOT_TELL, Cause.DISAGREE
+        return Verdict.CANNOT_TELL, VerdictReason.DISAGREE
     is_better = (difference > 0.0) == (direction is Direction.HIGHER)
-    return (Verdict.BETTER if is_better else Verdict.WORSE), Cause.FOUND
+    return (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:

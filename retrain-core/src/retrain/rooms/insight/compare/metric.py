@@ -1,4 +1,4 @@
-"""What of a run is compared: a field of `metrics.jsonl` and how a curve of it becomes one number."""
+"""The metric of a comparison: a field of `metrics.jsonl`, and how its curve is summarised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ABSENT = "—"
 
 
 class Summary(StrEnum):
-    """How the values of a curve become one number; `retrain.rooms.insight.compare.budget` says exactly how."""
+    """How a curve is summarised as one number; `retrain.rooms.insight.compare.budget` says exactly how."""
 
     FINAL = "final"
     BEST = "best"
@@ -39,12 +39,12 @@ class Metric:
 
     @property
     def is_eval(self) -> bool:
-        """Whether it is of the held-out evaluation, which few steps have."""
+        """Whether it comes from the held-out evaluation, which few steps have."""
         return self.field.startswith(EVAL_PREFIX)
 
     @property
     def is_rate(self) -> bool:
-        """Whether it is a share, shown in percent."""
+        """Whether it is a rate, shown in percent."""
         return self.field.endswith("_rate") or self.field.startswith(PASS_PREFIX)
 
 
@@ -57,21 +57,21 @@ def parse_metric(text: str, *, where: str) -> Metric:
     field, _, summary = text.partition(":")
     known = [each.value for each in Summary]
     if not field or (summary and summary not in known):
-        what = f"{text!r} is no metric"
+        what = f"{text!r} is not a metric"
         fix = f"FIELD or FIELD:SUMMARY, a field of metrics.jsonl and one of {', '.join(known)}"
         raise ConfigError(Problem(where=where, what=what, fix=fix))
     return Metric(field, Summary(summary or Summary.FINAL))
 
 
 def shown(value: float | None, metric: Metric) -> str:
-    """A value of the metric: shares in percent."""
+    """A value of the metric, rates in percent."""
     if value is None:
         return ABSENT
     return f"{100 * value:.1f}%" if metric.is_rate else f"{value:.4g}"
 
 
 def shown_difference(value: float | None, metric: Metric, *, signed: bool = True) -> str:
-    """A difference of two values: of shares in percentage points (pp)."""
+    """A difference of two values, of rates in percentage points (pp)."""
     if value is None:
         return ABSENT
     sign = "+" if signed else ""

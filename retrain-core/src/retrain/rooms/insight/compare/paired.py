@@ -14,10 +14,10 @@ import numpy as np
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 
-EXACT_SEEDS = 12  # 4,096 sign patterns; beyond it they are drawn
+EXACT_SEEDS = 12  # 4,096 sign patterns; with more seeds, patterns are sampled
 RESAMPLES = 9_999
 MOST_RESAMPLES = 199_999
-_STREAMS = Seeds(0)  # the same comparison twice gives the same numbers
+_STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible
 
 
 def sign_flip_p(diffs_N: Floats, *, resamples: int = RESAMPLES) -> float:
@@ -35,7 +35,7 @@ def sign_flip_p(diffs_N: Floats, *, resamples: int = RESAMPLES) -> float:
         stream = _STREAMS.stream("compare", "sign flips")
         return float(permutation_test((diffs_N,), mean, **options, batch=10_000, rng=stream).pvalue)
     sums = _signs(diffs_N.size) @ diffs_N
-    slack = 1e-12 * float(np.abs(diffs_N).sum())  # patterns with the same mean differ in the last digit
+    slack = 1e-12 * float(np.abs(diffs_N).sum())  # equal means may differ in the last digit
     return float(np.mean(np.abs(sums) >= abs(diffs_N.sum()) - slack))
 
 

@@ -1,4 +1,4 @@
-"""How large a difference a number of seeds can show, and how many seeds a difference needs."""
+"""Power: the difference that a number of seeds can detect, and the seeds that a difference needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retrain.rooms.insight.compare.paired import EXACT_SEEDS
 
 POWER = 0.8
 MOST_SEEDS = 10_000
-_NEVER = 1e3  # standard deviations: no study looks for more
+_NEVER = 1e3  # standard deviations; upper end of the search
 
 
 @lru_cache(maxsize=65536)
@@ -27,7 +27,7 @@ def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
     critical, noncentrality = float(t.ppf(1 - alpha / 2, num_seeds - 1)), d_z * math.sqrt(num_seeds)
     above = float(nct.sf(critical, num_seeds - 1, noncentrality))
     below = float(nct.cdf(-critical, num_seeds - 1, noncentrality))
-    # Far from zero scipy's series gives NaN: there, one tail is certain and the other empty.
+    # Far from zero scipy returns NaN: there one tail has probability 1 and the other 0.
     chance = 1.0 if math.isnan(above) else above + (0.0 if math.isnan(below) else below)
     if num_seeds <= EXACT_SEEDS and math.floor(alpha * 2.0 ** (num_seeds - 1)) == 1:
         chance = min(chance, float(norm.cdf(d_z) ** num_seeds + norm.cdf(-d_z) ** num_seeds))

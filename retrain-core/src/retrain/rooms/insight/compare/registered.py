@@ -1,4 +1,4 @@
-"""The plan that a campaign was started with, read back from its manifest, and what departs from it."""
+"""Reads the registered plan of a campaign from its manifest, and lists departures from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A registered plan; parts that its manifest does not have, or has in another form, are None or empty."""
+    """A registered plan; parts that are missing or malformed in its manifest are None or empty."""
 
     hypothesis: str
     metric: Metric | None
@@ -35,7 +35,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """How a comparison was made, as far as a plan has a say in it. `seeds` are those compared, by condition."""
+    """The aspects of a comparison that a plan fixes. `seeds` are those compared, by condition."""
 
     metric: Metric
     alpha: float
@@ -50,7 +50,7 @@ class Analysis:
 
 
 def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
-    """The plan in a campaign's manifest, None without one. One that cannot be understood is not intact."""
+    """The plan in a campaign's manifest, None without one. A malformed one is not intact."""
     content = manifest.get("plan")
     if not isinstance(content, dict):
         return None
@@ -75,7 +75,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
 
 
 def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
-    """Why a comparison is exploratory, in sentences; empty when it is the one that was planned."""
+    """Reasons why a comparison is exploratory, as sentences; empty if it is as planned."""
     if plan is None:
         return (NO_PLAN,)
     return (*_of_the_record(plan, made), *_of_the_analysis(plan, made), *_of_the_runs(plan, made))
@@ -84,10 +84,10 @@ def departures(plan: Plan | None, made: Analysis) -> tuple[str, ...]:
 def _of_the_record(plan: Plan, made: Analysis) -> list[str]:
     found = []
     if not plan.is_intact:
-        found.append("the plan's hash does not fit its text: it was changed after it was registered")
+        found.append("the plan's hash does not match its text: it was changed after it was registered")
     if plan.written is None or made.first_start is None:
         found.append("nothing shows that the plan was written before the first step")
-    elif plan.written.replace(microsecond=0) > made.first_start:  # `run.json` has whole seconds
+    elif plan.written.replace(microsecond=0) > made.first_start:  # `run.json` stores whole seconds
         times = (each.isoformat(" ", "seconds") for each in (plan.written, made.first_start))
         found.append("the plan was written {}, after the first run began ({})".format(*times))
     return found

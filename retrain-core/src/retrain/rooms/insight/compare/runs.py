@@ -1,4 +1,4 @@
-"""The runs that are to be compared: those of a campaign, or folders given one by one."""
+"""Finds the runs to compare: those of a campaign, or individual folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.rooms.insight.status_run import MARK, read_run
 from retrain.rooms.session.records.reading import Record, read_object
 
 DONE = "done"
-# Keys by which two runs of one condition may differ: none of them changes what a step learns.
+# Keys in which runs of one condition may differ: none of them affects what a step learns.
 FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
 FREE_KEYS = frozenset(
     {
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Everything that was asked for: a campaign with its plan, or runs (then `campaign` is None)."""
+    """The requested campaign with its plan, or runs (then `campaign` is None)."""
 
     campaign: Path | None
     conditions: tuple[str, ...]
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def first_start(self) -> datetime | None:
-        """When the first run began."""
+        """Start time of the first run."""
         return min((each.started for each in self.candidates if each.started), default=None)
 
 
@@ -58,7 +58,7 @@ def find_runs(paths: Sequence[Path]) -> Source:
     """The runs of one campaign folder, or of several run folders; ConfigError for anything else."""
     campaigns = [path for path in paths if (path / CAMPAIGN_MARK).is_file() and not (path / MARK).is_file()]
     if campaigns and len(paths) > 1:
-        what = "a campaign can only be compared alone"
+        what = "a campaign cannot be combined with other folders"
         fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
         raise ConfigError(Problem(where=str(campaigns[0]), what=what, fix=fix))
     if campaigns:
@@ -120,7 +120,7 @@ def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
 
 
 def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:
-    """Labels of runs given one by one: the condition, and the settings by which runs of that name differ."""
+    """Labels of individual runs: the condition, and the settings in which runs of that condition differ."""
     settings = {folder: dict(_settings(record)) for folder, record in records.items()}
     names = {folder: _condition(record) for folder, record in records.items()}
     differing: dict[str, list[str]] = {}
@@ -155,7 +155,7 @@ def _condition(record: Record) -> str:
 def _run_record(folder: Path) -> Mapping[str, Any]:
     try:
         return read_object(folder / MARK)
-    except ConfigError:  # `read_run` tells what is wrong with it
+    except ConfigError:  # `read_run` reports what is wrong with it
         return {}
 
 

@@ -1,4 +1,4 @@
-"""A comparison for a terminal, and as Markdown."""
+"""Renders a comparison for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.rooms.insight.compare import words
+from retrain.rooms.insight.compare import sentences
 from retrain.rooms.insight.compare.family import Verdict
 from retrain.rooms.insight.compare.study import Study
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables, fisher_table
@@ -19,7 +19,7 @@ MOST_LINES = 20
 
 
 def picture(study: Study) -> RenderableType:
-    """Heads, one table per metric, the verdicts and their reasons."""
+    """Header, one table per metric, the verdicts and their reasons."""
     parts: list[RenderableType] = [Text(printable(line), style="bold" if not i else "") for i, line in _heads(study)]
     for table in condition_tables(study):
         parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
@@ -27,15 +27,15 @@ def picture(study: Study) -> RenderableType:
         parts += [Text(), Text("Verdicts", style="bold"), _rich(comparison_table(study))]
         parts += [Text(printable(line)) for line in _reasons(study)]
     else:
-        parts += [Text(), Text("One condition: there is nothing to compare it with.")]
+        parts += [Text(), Text("Only one condition: there is nothing to compare it with.")]
     if counts := fisher_table(study):
-        parts += [Text(), _rich(counts), Text(words.FISHER_NOTE, style="dim")]
+        parts += [Text(), _rich(counts), Text(sentences.FISHER_NOTE, style="dim")]
     notes = list(_notes(study))
     return Group(*parts, *([Text()] if notes else []), *(Text(printable(note), style="yellow") for note in notes))
 
 
 def markdown(study: Study) -> str:
-    """The same as Markdown."""
+    """The comparison as Markdown."""
     lines = [f"## {_escaped(title)}" if not i else f"{_escaped(title)}  " for i, title in _heads(study)]
     for table in condition_tables(study):
         lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
@@ -43,27 +43,27 @@ def markdown(study: Study) -> str:
         lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
         lines += [f"- {_escaped(line)}" for line in _reasons(study)]
     if counts := fisher_table(study):
-        lines += ["", "### Held-out counts", "", *_markdown_table(counts), "", words.FISHER_NOTE]
+        lines += ["", "### Held-out counts", "", *_markdown_table(counts), "", sentences.FISHER_NOTE]
     notes = list(_notes(study))
     return "\n".join([*lines, *([""] if notes else []), *(f"- {_escaped(note)}" for note in notes)])
 
 
 def _heads(study: Study) -> Iterator[tuple[int, str]]:
     title = f"Comparison of {study.campaign}" if study.campaign else "Comparison"
-    sentences = (words.runs_sentence, words.budget_sentence, words.metric_sentence, words.standing)
-    return enumerate([title, *(sentence(study) for sentence in sentences)])
+    parts = (sentences.runs_sentence, sentences.budget_sentence, sentences.metric_sentence, sentences.standing)
+    return enumerate([title, *(part(study) for part in parts)])
 
 
 def _reasons(study: Study) -> Iterator[str]:
     for each in study.comparisons[:MOST_LINES]:
         against = f" against {each.baseline}" if each.baseline != study.baseline else ""
-        yield f"{each.condition}{against}: {each.verdict}. {words.explanation(each, study.metric)}"
+        yield f"{each.condition}{against}: {each.verdict}. {sentences.explanation(each, study.metric)}"
     if len(study.comparisons) > MOST_LINES:
         yield f"and {len(study.comparisons) - MOST_LINES} more: --json has all of them"
 
 
 def _notes(study: Study) -> Iterator[str]:
-    yield from words.survivors(study)
+    yield from sentences.survivors(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"
     if len(study.left_out) > MOST_LINES:
@@ -87,7 +87,7 @@ def _markdown_table(content: TextTable) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is: neither control characters, nor markup, nor the bar of a table."""
+    """Text escaped for Markdown: control characters, markup and the bar of a table."""
     plain = printable(text)
     for character in "\\`*_[]<>|~#":
         plain = plain.replace(character, f"\\{character}")

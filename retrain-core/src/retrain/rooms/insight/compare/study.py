@@ -1,4 +1,4 @@
-"""Runs read, brought to a common budget, summarised by condition and compared."""
+"""Reads runs, aligns them on a common budget, summarises them by condition and compares."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from retrain.rooms.insight.compare.registered import Analysis, Plan, departures
 from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
 
 DEFAULT_ALPHA = 0.05
-MOST_COMPLETIONS = 10**9  # held-out, of all seeds: more were never sampled
+MOST_COMPLETIONS = 10**9  # held-out completions over all seeds; beyond any real number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for; None = as the plan says, or else the default.
+    """Options of a comparison; None = as planned, else the default.
 
     `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over.
     """
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A run that takes part."""
+    """A run included in the comparison."""
 
     candidate: Candidate
     seed: int
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A run that takes no part, and why."""
+    """A run that is left out, and why."""
 
     name: str
     condition: str
@@ -71,7 +71,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition: its seeds that take part, runs asked for, and every metric by name."""
+    """One condition: the seeds compared, the number of requested runs, and every metric by name."""
 
     label: str
     seeds: tuple[int, ...]
@@ -81,9 +81,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The whole comparison. `exploratory` says why it is not the planned one; empty when it is.
+    """The whole comparison. `exploratory` lists departures from the plan; empty if as planned.
 
-    `budget` is where the curves are cut, `shortest` the runs that set it when nobody asked for another.
+    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given.
     """
 
     campaign: Path | None
@@ -103,16 +103,18 @@ class Study:
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
-    """Compare a campaign, or run folders; ConfigError when nothing can be compared, or the options do not fit."""
+    """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid."""
     source = find_runs(paths)
     plan = source.plan
-    asked = options.metric or (plan.metric if plan else None)
+    requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
-    runs, left_out = _readable(source, options, fields={CORRECT.field, *costs, *([asked.field] if asked else [])})
+    runs, left_out = _readable(
+        source, options, fields={CORRECT.field, *costs} | ({requested.field} if requested else set())
+    )
     if not runs:
         raise _nothing(source, left_out)
     curves = [run.spent.curves for run in runs]
-    metric = chosen_metric(asked, curves, where="--metric" if options.metric else "plan")
+    metric = chosen_metric(requested, curves, where="--metric" if options.metric else "plan")
     direction = options.direction or (plan.direction if plan else None) or Direction.HIGHER
     alpha = options.alpha or (plan.alpha if plan else None) or DEFAULT_ALPHA
     baseline = _baseline(options, source, runs)
@@ -175,7 +177,7 @@ def _readable(source: Source, options: Options, *, fields: set[str]) -> tuple[li
 
 
 def _spent(candidate: Candidate, options: Options, fields: set[str]) -> tuple[Spent | None, str]:
-    """The run's curves over the axis, or None and why not. With a budget given, a run counts that reached it."""
+    """The run's curves over the axis, or None and why not. If a budget is given, runs that reached it are included."""
     if candidate.problem:
         return None, candidate.problem
     if candidate.folder is None or (candidate.state != DONE and options.at is None):
@@ -207,7 +209,7 @@ class _Summaries:
         self._budget, self._last, self._direction = budget, last, direction
 
     def values(self, label: str, metric: Metric) -> dict[int, float]:
-        """By seed, without the runs that have no number for it."""
+        """Values by seed, without runs that have none."""
         found = {}
         for seed, spent in self._runs.get(label, {}).items():
             value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
@@ -216,7 +218,7 @@ class _Summaries:
         return found
 
     def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
-        """A condition with its metrics."""
+        """The condition with its metrics."""
         estimates = {str(metric): _estimate(metric, self.values(label, metric)) for metric in metrics}
         return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
 
@@ -238,7 +240,7 @@ class _Summaries:
         return fisher(sides[0], sides[1]) if sides[0] and sides[1] else None
 
     def _held_out_counts(self, label: str, seeds: Sequence[int]) -> tuple[int, int] | None:
-        """Right and all completions of the last evaluation, over all seeds; None when one of them has none."""
+        """Right and all completions of the last evaluation, over all seeds; None if any seed has none."""
         right = total = 0
         for seed in seeds:
             spent = self._runs[label][seed]
@@ -257,13 +259,13 @@ def _estimate(metric: Metric, values: Mapping[int, float]) -> Estimate:
     values_N = np.array(list(values.values()))
     mean = float(values_N.mean()) if values_N.size else None
     interval = t_interval(values_N)
-    if interval and metric.is_rate:  # no share lies beyond these, so cutting there leaves the coverage as it is
+    if interval and metric.is_rate:  # rates cannot lie outside, so clipping does not change the coverage
         interval = max(interval[0], 0.0), min(interval[1], 1.0)
     return Estimate(values=values, mean=mean, interval=interval)
 
 
 def _budget(runs: Sequence[Run], options: Options) -> tuple[float, tuple[str, ...]]:
-    """Where the curves are cut, and the runs that go no further when others do."""
+    """Where the curves are cut, and the runs that end there while others go on."""
     if options.at is not None:
         return options.at, ()
     budget = min(run.spent.total for run in runs)
@@ -272,15 +274,15 @@ def _budget(runs: Sequence[Run], options: Options) -> tuple[float, tuple[str, ..
 
 
 def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:
-    """As asked, as planned, or the first condition of which a run takes part."""
+    """The requested baseline, the planned one, or the first condition with a compared run."""
     present = {run.candidate.condition for run in runs}
     first = next(label for label in source.conditions if label in present)
-    wanted = options.baseline or (source.plan.baseline if source.plan else "") or first
-    if wanted not in source.conditions:
+    baseline = options.baseline or (source.plan.baseline if source.plan else "") or first
+    if baseline not in source.conditions:
         where = "--baseline" if options.baseline else "plan"
         fix = f"one of: {', '.join(source.conditions)}"
-        raise ConfigError(Problem(where=where, what=f"{wanted!r} is no condition here", fix=fix))
-    return wanted
+        raise ConfigError(Problem(where=where, what=f"{baseline!r} is not a condition here", fix=fix))
+    return baseline
 
 
 def _pairs(labels: Sequence[str], baseline: str, *, all_pairs: bool) -> list[tuple[str, str]]:
@@ -291,7 +293,7 @@ def _pairs(labels: Sequence[str], baseline: str, *, all_pairs: bool) -> list[tup
 
 def _nothing(source: Source, left_out: Sequence[LeftOut]) -> ConfigError:
     counts = Counter(each.reason for each in left_out)
-    why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there is no run at all"
+    why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there are no runs"
     where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
-    fix = "wait until runs are done, or compare what they have reached: --at STEPS"
+    fix = "wait until runs are done, or compare unfinished ones: --at STEPS"
     return ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))

@@ -1,4 +1,4 @@
-"""The tables of a comparison as rows of text, for whatever shows them."""
+"""The tables of a comparison as rows of text, independent of the output format."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from retrain.rooms.insight.compare.family import Comparison, Verdict
 from retrain.rooms.insight.compare.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.insight.compare.sentences import probability
 from retrain.rooms.insight.compare.study import Estimate, Study
-from retrain.rooms.insight.compare.words import probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def comparison_table(study: Study) -> TextTable:
 
 
 def fisher_table(study: Study) -> TextTable | None:
-    """Held-out counts of both sides; None when there are none."""
+    """Held-out counts of both sides; None if there are none."""
     rows = tuple(
         (
             each.condition,

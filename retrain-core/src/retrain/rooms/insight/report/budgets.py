@@ -1,4 +1,4 @@
-"""Where the tokens and the time went, condition by condition."""
+"""How tokens and time were spent, by condition."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from retrain.rooms.insight.report.chart_specs import GROUPS, TIMES, Unit
+from retrain.rooms.insight.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import note, plot, section, table
-from retrain.rooms.insight.report.numbers import value_text
 from retrain.rooms.insight.report.samples import CAUSES, StepSamples
 from retrain.rooms.insight.report.text import plain, text
 from retrain.rooms.text.terminal_text import ABSENT
@@ -26,25 +25,25 @@ Samples = Mapping[str, Sequence[StepSamples]]
 
 
 def budget_section(material: Material, samples: Samples, first_number: int) -> tuple[str, list[dict[str, Any]]]:
-    """Which share of what was sampled taught anything, and why the rest did not."""
+    """Share of the samples that carried gradient, and why the rest did not."""
     groups = _by_condition(material, _group_counts)
     if not groups:
         return "", []
     figures = [_bars(groups, GROUP_NAMES, "share of groups", material)]
-    title, said = "Groups by what they could teach", "all steps that were read"
-    parts = [plot(first_number, title, said, _share_table(title, groups, GROUP_NAMES), kind="bars")]
+    title, caption = "Groups by training signal", "all steps that were read"
+    parts = [plot(first_number, title, caption, _share_table(title, groups, GROUP_NAMES), kind="bars")]
     tokens = {label: _token_counts(found) for label, found in samples.items() if found}
     if any(map(sum, tokens.values())):
         used = [index for index in range(len(CAUSES)) if any(counts[index] for counts in tokens.values())]
         names = [CAUSES[index] for index in used]
         shown = {label: [counts[index] for index in used] for label, counts in tokens.items()}
         steps = sorted({each.step for found in samples.values() for each in found})
-        title, said = (
-            "Tokens by what became of them",
+        title, caption = (
+            "Tokens by use",
             f"counted in the completions of steps {_listed(steps)}, one seed each",
         )
         figures.append(_bars(shown, names, "share of tokens", material))
-        parts.append(plot(first_number + 1, title, said, _share_table(title, shown, names), kind="bars"))
+        parts.append(plot(first_number + 1, title, caption, _share_table(title, shown, names), kind="bars"))
     body = f'<div class="plots">{"".join(parts)}</div>'
     return section("budget", "Signal budget", note(_BUDGET), body, _rates(material)), figures
 

@@ -1,4 +1,4 @@
-"""plotly.js from the installed package, compressed: the page unpacks it, and runs it only if its hash is right."""
+"""plotly.js from the installed package, compressed: the page unpacks it and runs it only if its hash matches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ LEVEL = 9  # 2.0 MB instead of 4.8
 class Bundle:
     """The library as base64 of zlib, its hash for a content security policy, its version.
 
-    `style_ids` are elements that it would make on loading, for kinds of charts that no report has: a page that has
-    them already is left alone.
+    `style_ids` are style elements that it creates on loading unless the page has them already.
     """
 
     packed: str
@@ -41,5 +40,5 @@ def plotly_bundle() -> Bundle:
 
 
 def source_hash(source: str) -> str:
-    """A script or style sheet as a content security policy names it."""
+    """The hash of a script or style sheet as a content security policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode('utf-8')).digest()).decode()}'"

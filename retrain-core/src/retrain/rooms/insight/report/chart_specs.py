@@ -1,13 +1,15 @@
-"""The curves of a report: which fields, in which order, under which titles."""
+"""The curves of a report: fields, order, titles and units."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from retrain.rooms.insight.compare.metric import HELD_OUT
 from retrain.rooms.insight.report.lines import PASS_PREFIX
+from retrain.rooms.text.terminal_text import ABSENT
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
@@ -15,7 +17,7 @@ LOW, HIGH = "eval_ci_low", "eval_ci_high"
 
 
 class Unit(StrEnum):
-    """How a value is written, and which axis it gets."""
+    """Unit of a chart: the format of its values and its axis."""
 
     SHARE = "share"
     NUMBER = "number"
@@ -24,7 +26,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSpec:
-    """One chart: the first of `fields` that the runs have. Charts of one `scale` get the same vertical axis."""
+    """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis."""
 
     title: str
     note: str
@@ -93,7 +95,7 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     ),
     UPDATE: (
         ChartSpec(title="Gradient norm", note="", fields=("grad_norm",)),
-        ChartSpec(title="Loss", note="of a policy gradient: says little", fields=("loss",)),
+        ChartSpec(title="Loss", note="of a policy gradient: not a measure of quality", fields=("loss",)),
         ChartSpec(
             title="Log-probability gap, mean", note="trainer against sampler, nats", fields=("logprob_gap_mean",)
         ),
@@ -121,3 +123,12 @@ FIELDS = tuple(
         )
     )
 )
+
+
+def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
+    """Format a value of a chart."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if unit is Unit.SHARE:
+        return f"{100 * value:.1f}%"
+    return f"{value:.3g} s" if unit is Unit.SECONDS else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""How the curves of many runs become a few lines per chart."""
+"""Aggregates the curves of many runs to a few lines per chart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SeedCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConditionCurve:
-    """A condition's curve; `is_interval` when the band is the 95 % interval of a single run's evaluations."""
+    """A condition's curve; `is_interval` if the band is the 95 % interval of a single run's evaluations."""
 
     band: Band
     is_interval: bool
@@ -40,7 +40,7 @@ class ConditionCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
-    """A chart with numbers; `constant` is the one value that all runs have at all steps, and then nothing is drawn."""
+    """A chart; `constant` is the single value of all runs at all steps, if there is one: then nothing is drawn."""
 
     group: str
     spec: ChartSpec
@@ -51,7 +51,7 @@ class Chart:
 
 
 def build_charts(material: Material, *, most_points: int) -> list[Chart]:
-    """Every chart that any run has a number for; seeds one by one only of the conditions that are shown at first."""
+    """Every chart with data; single seeds only for the conditions that are shown at first."""
     num_steps = max((run.num_steps for run in material.runs), default=0)
     grid = grid_for(num_steps, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
@@ -103,9 +103,9 @@ def _dense_curve(grid: Grid, field: str) -> Curve:
 def _eval_curve(steps_P: Floats, field: str) -> Curve:
     def curve(lines: RunLines) -> Floats:
         values_R, found_P = lines.column(field), np.full(steps_P.size, math.nan)
-        places_R = np.searchsorted(steps_P, lines.steps_R)
-        is_on_R = (places_R < steps_P.size) & (steps_P[np.minimum(places_R, steps_P.size - 1)] == lines.steps_R)
-        found_P[places_R[is_on_R]] = values_R[is_on_R]
+        indices_R = np.searchsorted(steps_P, lines.steps_R)
+        is_on_R = (indices_R < steps_P.size) & (steps_P[np.minimum(indices_R, steps_P.size - 1)] == lines.steps_R)
+        found_P[indices_R[is_on_R]] = values_R[is_on_R]
         return found_P
 
     return curve
@@ -145,7 +145,7 @@ def _spread(curve: ConditionCurve) -> bool:
 
 
 def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:
-    """The field that is drawn and the chart's title; of pass@k the largest k beyond 1."""
+    """The field and title of a chart; for pass@k with the largest k above 1."""
     if spec.fields != (PASS_PREFIX,):
         found = (field for field in spec.fields if any(field in run.lines.columns for run in runs))
         return next(found, None), spec.title
@@ -157,7 +157,7 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
 
 
 def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
-    """Every step after which a run was evaluated, or evenly many of them."""
+    """Every step after which a run was evaluated, or an even selection."""
     steps = sorted({step for run in runs for step in evaluated_steps(run)})
     if len(steps) > most:
         steps = [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]

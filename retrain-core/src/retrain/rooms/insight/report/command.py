@@ -31,7 +31,7 @@ Exit codes: 0 written; 2 usage error, or no run there.
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page (default: report.html in the campaign or run, or here for several runs).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written.")
+@click.option("--json", "as_json", is_flag=True, help="Describe what was written as JSON.")
 @click.pass_context
 def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Write a campaign, or run folders, as one self-contained page: verdicts, curves, completions, health."""
@@ -49,7 +49,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
         write_text(file, page.html)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(file), what=what, fix="choose another place: -o FILE")) from error
+        raise ConfigError(Problem(where=str(file), what=what, fix="choose another file: -o FILE")) from error
     states = Counter(run.candidate.state for run in material.runs)
     size = len(page.html.encode("utf-8"))
     if as_json:

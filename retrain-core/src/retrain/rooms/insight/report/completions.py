@@ -1,23 +1,23 @@
-"""Completions on the page: the best, the worst and random ones of a few steps, as the text that they are."""
+"""Completions on the page: the best, the worst and random ones of a few steps, as escaped text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from retrain.rooms.insight.report.chart_specs import value_text
 from retrain.rooms.insight.report.gather import Material, ReportRun, evaluated_steps
 from retrain.rooms.insight.report.markup import Links, attribute, details, note, section
-from retrain.rooms.insight.report.numbers import plural, value_text
 from retrain.rooms.insight.report.sample import Sample
 from retrain.rooms.insight.report.samples import StepSamples, read_samples, shown_steps
-from retrain.rooms.insight.report.text import long_text, text
+from retrain.rooms.insight.report.text import long_text, plural, text
 
-OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones of a step: of one run, and of each of several conditions
+OF_EACH_ALONE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, and for each of several
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}
 
 
 def read_all(material: Material) -> dict[str, tuple[ReportRun, list[StepSamples]]]:
-    """Of each condition that is shown, its first run that has completions, and what was picked from it."""
+    """For each shown condition its first run with completions, and the selection from it."""
     found = {}
     of_each = OF_EACH_ALONE if len(material.shown) == 1 else OF_EACH
     for label in material.shown:
@@ -29,7 +29,7 @@ def read_all(material: Material) -> dict[str, tuple[ReportRun, list[StepSamples]
 
 
 def completions_section(found: Mapping[str, tuple[ReportRun, list[StepSamples]]], links: Links) -> str:
-    """A fold per condition, the first one open."""
+    """A foldable part per condition, the first one open."""
     if not found:
         return ""
     folds = [
@@ -60,19 +60,19 @@ def _picked(run: ReportRun, of_each: int) -> list[StepSamples]:
 
 def _step(run: ReportRun, picked: StepSamples, links: Links) -> str:
     passed_over = f", {plural(picked.num_passed_over, 'line')} could not be read" if picked.num_passed_over else ""
-    cut = ", only the first 64 MB of the step were looked at" if picked.is_cut else ""
-    said = f"from {plural(picked.num_completions, 'completion')}{passed_over}{cut}"
+    cut = ", only the first 64 MB of the step were read" if picked.is_cut else ""
+    source = f"from {plural(picked.num_completions, 'completion')}{passed_over}{cut}"
     folder = run.candidate.folder
     file = links.to(_file(folder), "generations.jsonl") if folder else ""
     cards = "".join(_card(sample, file) for sample in picked.samples)
-    return f'<h4>Step {picked.step:,} <span class="soft">{text(said)}</span></h4><div class="cards">{cards}</div>'
+    return f'<h4>Step {picked.step:,} <span class="soft">{text(source)}</span></h4><div class="cards">{cards}</div>'
 
 
 def _card(sample: Sample, file_html: str) -> str:
     reward = "no verdict" if sample.reward is None else f"reward {sample.reward:g}"
     if sample.reward is None and sample.outcome not in ("", "no_verdict", "scored"):
         reward = sample.outcome
-    said = [
+    notes = [
         REASONS.get(sample.stop_reason, sample.stop_reason),
         _tokens(sample),
         "" if sample.trained else "not trained",
@@ -85,7 +85,7 @@ def _card(sample: Sample, file_html: str) -> str:
     name = f"{sample.kind} completion, group {sample.group}, number {sample.index}"
     where = f"group {sample.group}, completion {sample.index}, {sample.example_id}"
     head = f'<span class="kind">{text(sample.kind)}</span> <span class="reward">{text(reward)}</span>'
-    rest = text(", ".join(filter(None, said)))
+    rest = text(", ".join(filter(None, notes)))
     return "".join(
         (
             f'<article class="card"><header>{head} <span class="soft">{rest}</span></header>',
@@ -110,5 +110,5 @@ def _file(folder: Path) -> Path:
 
 
 def picks_of(found: Mapping[str, tuple[ReportRun, Sequence[StepSamples]]]) -> dict[str, Sequence[StepSamples]]:
-    """Without the runs."""
+    """The selections without their runs."""
     return {label: picked for label, (_, picked) in found.items()}

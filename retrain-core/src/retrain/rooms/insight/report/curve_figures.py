@@ -1,4 +1,4 @@
-"""The charts as sections of the page and as figures of its data."""
+"""The charts as sections of the page and as its figures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.insight.report.chart_specs import Unit
+from retrain.rooms.insight.report.chart_specs import Unit, value_text
 from retrain.rooms.insight.report.charts import Chart, ConditionCurve
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.grid import packed
 from retrain.rooms.insight.report.markup import note, plot, section, table
-from retrain.rooms.insight.report.numbers import value_text
 from retrain.rooms.insight.report.text import text
 
 
@@ -21,7 +20,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
     """The section and its figures, numbered from `first_number`."""
     if not charts:
         return section("curves", "Curves", note("No run has written a step yet.")), []
-    places = {label: index for index, label in enumerate(material.drawable)}
+    indices = {label: index for index, label in enumerate(material.drawable)}
     parts = [note(line) for line in reading_notes(material, charts)]
     figures: list[dict[str, Any]] = []
     parts.append('<div id="legend" class="legend"></div>')
@@ -31,7 +30,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
         body = []
         for chart in drawn:
             number = first_number + len(figures)
-            figures.append(_figure(chart, places, _range(chart, charts)))
+            figures.append(_figure(chart, indices, _range(chart, charts)))
             body.append(plot(number, chart.title, chart.spec.note, _numbers(chart), level=4))
         same = ", ".join(f"{chart.title} {value_text(chart.constant, chart.spec.unit)}" for chart in flat)
         grid = f'<div class="plots">{"".join(body)}</div>' if body else ""
@@ -42,7 +41,7 @@ def curve_section(material: Material, charts: Sequence[Chart], first_number: int
 
 
 def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
-    """How the curves were made, and what was left out on the way."""
+    """How the curves were aggregated, and what was left out."""
     lines = []
     if any(curve.band.num_seeds > 1 for chart in charts for curve in chart.curves.values()):
         lines.append(
@@ -75,14 +74,14 @@ def _width(charts: Sequence[Chart]) -> int:
     return round(float(dense.x_P[1] - dense.x_P[0])) if dense else 1
 
 
-def _figure(chart: Chart, places: dict[str, int], range_: list[float] | None) -> dict[str, Any]:
+def _figure(chart: Chart, indices: dict[str, int], range_: list[float] | None) -> dict[str, Any]:
     return {
         "kind": "curves",
         "unit": chart.spec.unit.value,
         "markers": chart.spec.is_eval,
         "range": range_,
         "x": [round(float(x), 1) for x in chart.x_P],
-        "curves": {str(places[label]): _curve(curve) for label, curve in chart.curves.items()},
+        "curves": {str(indices[label]): _curve(curve) for label, curve in chart.curves.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""What differs between conditions, and what should not differ at all."""
+"""Settings that differ between conditions, and versions that should not differ."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ VALUE_CHARS = 120
 
 
 def settings_section(material: Material) -> str:
-    """Settings by condition, nothing but what differs; code and packages when runs were made with several."""
+    """Differing settings by condition; code and packages if runs used several versions."""
     if len(material.runs) < 2:
         return ""
     found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})
-    same = "No setting differs but for seeds, places and what teaches nothing."
+    same = "No setting differs except for seeds, paths and settings that do not affect training."
     return section("settings", "What differs", _table(found) if found.keys else note(same), _mixed(material))
 
 
 def _table(found: Differences) -> str:
-    """The longer side is down."""
+    """The longer of both dimensions runs down."""
     labels = list(found.values)
     title = "Settings that differ"
     if len(found.keys) <= len(labels) or len(labels) > MOST_COLUMNS:
@@ -40,7 +40,7 @@ def _cell(value: str) -> str:
 
 
 def _mixed(material: Material) -> str:
-    """Runs made by different code, or with different packages, are no fair comparison."""
+    """A warning if runs used different code or packages, which makes a comparison unfair."""
     records = [run.record for run in material.runs]
     rows = [(text(name), _values(each)) for name, each in versions(records).items() if len(each) > 1]
     commits = common(records, "git.commit")

@@ -1,12 +1,11 @@
-"""Health findings, what plugins have to say, and where the files are."""
+"""Sections about health findings and files."""
 
 from __future__ import annotations
 
-from retrain.rooms.insight.report.chart_specs import Unit
+from retrain.rooms.insight.report.chart_specs import Unit, value_text
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import Links, details, note, section, table
-from retrain.rooms.insight.report.numbers import plural, value_text
-from retrain.rooms.insight.report.text import text
+from retrain.rooms.insight.report.text import plural, text
 from retrain.rooms.text.terminal_text import duration
 
 MOST_EPISODES = 200
@@ -14,7 +13,7 @@ MOST_RUNS = 2000
 
 
 def health_section(material: Material) -> str:
-    """Every episode of every run, those that lasted longest first."""
+    """Every episode of every run, the longest first."""
     found = [(run, each) for run in material.runs for each in run.lines.episodes]
     if not found:
         return section("health", "Health", note("No health finding in any run."))
@@ -29,11 +28,11 @@ def health_section(material: Material) -> str:
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    meaning = "docs/pages/health.md says what each state means and what to change."
-    said = f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"
+    meaning = "docs/pages/health.md explains each state and what to change."
+    summary = f"{plural(len(found), 'episode')} in {plural(runs, 'run')}; {meaning}"
     cut = note(f"The longest {MOST_EPISODES} are listed.") if len(found) > MOST_EPISODES else ""
     body = table("Health findings", ("state", "run", "steps", "how many"), rows, num_names=2, is_caption_shown=False)
-    return section("health", "Health", note(said), body, cut)
+    return section("health", "Health", note(summary), body, cut)
 
 
 def files_section(material: Material, links: Links, made: str) -> str:

@@ -1,4 +1,4 @@
-"""Everything that a report is made of, read once: the runs, the comparison, the lines of `metrics.jsonl`."""
+"""Reads the data of a report: the runs, the comparison, the lines of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK
 from retrain.rooms.insight.status_run import LIVE, MARK
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
-MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is
-MOST_DRAWABLE = 150  # conditions whose curves are on the page at all
-MOST_SHOWN = 8  # conditions that are drawn, and have completions shown, unless asked otherwise
+MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is parsed
+MOST_DRAWABLE = 150  # most conditions with curves on the page
+MOST_SHOWN = 8  # most conditions drawn at first, and with completions
 ERROR_CHARS = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportRun:
-    """One run: what its files say, empty where it has none. `error` is why it is not done, as far as anybody said."""
+    """One run as its files describe it; missing parts are empty. `error` says why it is not done, if known."""
 
     candidate: Candidate
     record: Record
@@ -46,14 +46,14 @@ class ReportRun:
 
     @property
     def wall_time_s(self) -> float | None:
-        """From its start to its end; None while it has not ended."""
+        """From its start to its end; None until it has ended."""
         started, ended = (_time(self.record.get(name)) for name in ("started", "ended"))
         return (ended - started).total_seconds() if started and ended else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Material:
-    """What was read. `study` is None when nothing can be compared, `no_study` says why then.
+    """The data of a report. `study` is None if nothing can be compared; then `no_study` says why.
 
     `shown` are the conditions that are drawn at first; one step in `stride` was read.
     """
@@ -72,19 +72,19 @@ class Material:
 
     @property
     def drawable(self) -> tuple[str, ...]:
-        """Conditions that have curves: those that are shown, and the first ones up to the most that a page takes."""
+        """Conditions with curves: those shown at first, and others up to the page's limit."""
         others = (label for label in self.source.conditions if label not in self.shown)
         chosen = {*self.shown, *islice(others, MOST_DRAWABLE - len(self.shown))}
         return tuple(label for label in self.source.conditions if label in chosen)
 
     def drawn(self, condition: str) -> list[ReportRun]:
-        """Those that its mean is made of: the ones that are done, or all that have records when none is."""
+        """The runs in a condition's mean: those that are done, or all with records if none is."""
         recorded = [run for run in self.of(condition) if run.lines.steps_R.size]
         return [run for run in recorded if run.is_done] or recorded
 
     @property
     def unfinished(self) -> list[ReportRun]:
-        """Runs that ended before their last step; those at work or not begun are not among them."""
+        """Runs that ended before their last step, without active and unstarted ones."""
         return [
             run for run in self.runs if not run.is_done and run.candidate.state not in (*LIVE, "not started", "queued")
         ]
@@ -124,14 +124,14 @@ def _run(candidate: Candidate, entry: Mapping[str, object], stride: int) -> Repo
     if folder is not None:
         try:
             record = read_object(folder / MARK)
-        except ConfigError:  # the candidate says what is wrong with it
+        except ConfigError:  # the candidate has the reason
             record = {}
         if (folder / "metrics.jsonl").exists():
             lines = read_lines(folder / "metrics.jsonl", FIELDS, stride=stride)
-    told = (candidate.problem, record.get("error"), entry.get("error"), lines.problem)
-    error = next((each for each in told if isinstance(each, str) and each), "")
+    errors = (candidate.problem, record.get("error"), entry.get("error"), lines.problem)
+    error = next((each for each in errors if isinstance(each, str) and each), "")
     if not error and candidate.state == "failed" and type(entry.get("returncode")) is int:
-        error = f"exit code {entry['returncode']}; its stderr.log may say more"
+        error = f"exit code {entry['returncode']}; see its stderr.log"
     return ReportRun(candidate=candidate, record=record, lines=lines, error=error[:ERROR_CHARS])
 
 
@@ -146,7 +146,7 @@ def _num_steps(candidate: Candidate) -> int:
 
 
 def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
-    """All conditions, or of many the baseline, the best five and the worst two; those without a number last."""
+    """All conditions, or if there are many the baseline, the best five and the worst two."""
     if len(source.conditions) <= MOST_SHOWN:
         return source.conditions
     if study is None:
@@ -173,6 +173,6 @@ def _time(value: object) -> datetime | None:
 
 
 def evaluated_steps(run: ReportRun) -> list[int]:
-    """Steps after which a run was evaluated; -1 is before training."""
+    """Steps after which a run was evaluated; -1 stands for before training."""
     values_R = run.lines.column(HELD_OUT.field)
     return [int(step) for step, value in zip(run.lines.steps_R, values_R, strict=True) if not math.isnan(value)]

@@ -1,4 +1,4 @@
-"""Curves of many runs on one grid of steps, and of each condition their mean, lowest and highest."""
+"""Resamples curves on a common grid of steps; mean, lowest and highest over the runs of a condition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 
-ABSENT = 65535  # of the 16 bits of a point: no number
+ABSENT = 65535  # 16-bit code of a missing number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Grid:
 
 
 def grid_for(num_steps: int, most_points: int, *, stride: int = 1) -> Grid:
-    """At most `most_points` points for `num_steps` steps of which one in `stride` was read; as fine as there is room.
+    """At most `most_points` points for `num_steps` steps of which one in `stride` was read; as fine as allowed.
 
-    Every point holds equally many of the steps that were read.
+    Every point covers the same number of steps that were read.
     """
     width = max(1, math.ceil(num_steps / max(1, most_points) / stride)) * stride
     return Grid(num_points=math.ceil(num_steps / width), width=width)
@@ -60,7 +60,7 @@ class Band:
 
 
 def band_of(curves_S: Sequence[Floats]) -> Band | None:
-    """None when no seed has a number."""
+    """Mean, lowest and highest over seeds; None if no seed has a number."""
     curves_SP = np.array([curve for curve in curves_S if np.isfinite(curve).any()])
     if not curves_SP.size:
         return None
@@ -75,7 +75,7 @@ def band_of(curves_S: Sequence[Floats]) -> Band | None:
 
 
 def packed(values_P: Floats) -> dict[str, Any]:
-    """Numbers in 16 bits each between their least and largest, as base64: a third of what text would take.
+    """Numbers quantised to 16 bits between least and largest, as base64: a third of the size of text.
 
     The error is at most (largest - least) / 131,068, far below a pixel.
     """

@@ -1,7 +1,7 @@
-"""`metrics.jsonl` of one run for a page: some of its lines as columns, every health episode, streamed.
+"""Streams `metrics.jsonl` of one run into columns and health episodes.
 
-A campaign has half a million lines and a page a few hundred points per curve. So one line in `stride` is parsed, and
-every line that has an evaluation or a health finding, and the last one.
+A campaign has half a million lines, a page a few hundred points per curve. So one line in `stride` is parsed, plus
+every line with an evaluation or a health finding, and the last one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from retrain.rooms.session.records.reading import parse_record, parsed_lines
 
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
 PASS_PREFIX = "eval_pass_at_"
-TAIL_BYTES = 1200  # of a line; evaluation and health are its last fields
-LARGEST = 1e100  # nothing that a run measures
+TAIL_BYTES = 1200  # at the end of a line: evaluation and health are its last fields
+LARGEST = 1e100  # beyond anything that a run measures
 STATE_CHARS = 60
 
 
@@ -40,7 +40,7 @@ class RunLines:
     """Rows of one run in order of steps, the evaluation before training as step -1.
 
     `columns` has an array per field that occurs, NaN where a row has no number; `steps_R` the step of each row.
-    `problem` says where reading had to end, when the file is damaged.
+    `problem` says where a damaged file ended the reading.
     """
 
     steps_R: Floats
@@ -91,7 +91,7 @@ class _Rows:
         self._episodes: list[Episode] = []
 
     def take(self, line: bytes) -> None:
-        """The next line; ValueError when it is needed and is not the record of a later step."""
+        """Add the next line, unless it is skipped; ValueError if it is not the record of a later step."""
         is_rare = line.find(EVAL_MARK, -TAIL_BYTES) >= 0 or line.find(HEALTH_MARK, -TAIL_BYTES) >= 0
         is_skipped = self._num_lines % self._stride > 0 and not is_rare
         self._num_lines += 1
@@ -103,7 +103,7 @@ class _Rows:
         record = parse_record(line, allow_nan=True, allow_overflow=True)
         step = record.get("step")
         if type(step) is not int or (self._steps and step <= self._steps[-1]):
-            raise ValueError("no step, or not one that comes next")
+            raise ValueError("no step, or not a later one")
         for field, append in self._appends:
             value = record.get(field)
             append(value if type(value) is float and -LARGEST < value < LARGEST else _number(value))
@@ -115,7 +115,7 @@ class _Rows:
         self._note_health(step, record.get("health"))
 
     def finished(self, problem: str) -> RunLines:
-        """All rows, with the last line even where it was to be skipped: the curve ends there."""
+        """All rows, including the last line even if it was skipped, because the curve ends there."""
         if self._skipped and not problem:
             with suppress(ValueError, RecursionError):  # cut by a kill
                 self._add(self._skipped)

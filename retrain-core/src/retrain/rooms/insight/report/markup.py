@@ -1,4 +1,4 @@
-"""The few forms of HTML that a report is built of. What is called `..._html` is markup, all else untrusted text."""
+"""HTML building blocks of a report. Arguments named `..._html` are markup, all others untrusted text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.rooms.insight.report.text import plain, text
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses of files relative to the folder of the page, so that both can be moved together."""
+    """Links to files, relative to the folder of the page so that both can be moved together."""
 
     folder: Path
 
@@ -26,7 +26,7 @@ class Links:
             return target.as_posix()
 
     def to(self, target: Path, label: object) -> str:
-        """A link, which can only be a path: never another scheme. `os.fsencode` keeps names that are no UTF-8."""
+        """A link to a path, never another scheme. `os.fsencode` preserves names that are not UTF-8."""
         path = self.relative(target)
         address = quote(os.fsencode(path))
         prefix = "" if path.startswith(("../", "/")) else "./"
@@ -40,7 +40,7 @@ def section(name: str, title: str, *body_html: str) -> str:
 
 
 def note(sentence: object) -> str:
-    """A sentence in small print."""
+    """A note in small print."""
     return f'<p class="note">{text(sentence, 2000)}</p>'
 
 
@@ -52,7 +52,7 @@ def table(
     num_names: int = 1,
     is_caption_shown: bool = True,
 ) -> str:
-    """Rows whose cells are markup; the first `num_names` columns hold names, the first of them heads its row."""
+    """Rows whose cells are markup; the first `num_names` columns are names, the first one is the row header."""
     head = "".join(
         f'<th scope="col"{"" if column < num_names else " class=num"}>{text(name)}</th>'
         for column, name in enumerate(heads)
@@ -66,13 +66,13 @@ def table(
 
 
 def details(summary_html: str, body_html: str, *, is_open: bool = False, kind: str = "") -> str:
-    """A part that can be folded."""
+    """A foldable part."""
     opened, named = " open" if is_open else "", f' class="{kind}"' if kind else ""
     return f"<details{named}{opened}><summary>{summary_html}</summary>\n{body_html}\n</details>"
 
 
 def facts(pairs_html: Iterable[tuple[str, str]], *, wide: frozenset[str] = frozenset()) -> str:
-    """Names and what they are; those that are `wide` have a line of their own."""
+    """Names and values; `wide` ones have a line of their own."""
     rows = "".join(
         f"<div{' class=wide' if name in wide else ''}><dt>{text(name)}</dt><dd>{value}</dd></div>"
         for name, value in pairs_html
@@ -81,19 +81,21 @@ def facts(pairs_html: Iterable[tuple[str, str]], *, wide: frozenset[str] = froze
 
 
 def attribute(value: object) -> str:
-    """Untrusted text inside of quotes."""
+    """Untrusted text as the value of an attribute."""
     return escape(plain(value), quote=True)
 
 
 def plot(number: int, title: str, note_text: str, numbers_html: str, *, kind: str = "", level: int = 3) -> str:
-    """A place for figure `number` of the page's data, the same as numbers below it; `level` is that of its heading."""
+    """Container of figure `number` of the page, with its numbers below; `level` is that of its heading."""
     label = attribute(f"Chart: {title}. " + ("The table below it has the numbers." if numbers_html else ""))
     named = f"plot {kind}".strip()
-    place = f'<div class="{named}" id="plot-{number}" data-figure="{number}" role="img" aria-label="{label}"></div>'
-    if kind == "forest":  # a row per condition, however many there are
-        place = f'<div class="window" tabindex="0" role="region" aria-label="{attribute(title)}">{place}</div>'
+    container = f'<div class="{named}" id="plot-{number}" data-figure="{number}" role="img" aria-label="{label}"></div>'
+    if kind == "forest":  # one row per condition: may be tall, so it scrolls
+        container = f'<div class="window" tabindex="0" role="region" aria-label="{attribute(title)}">{container}</div>'
     head = f'<figcaption><h{level}>{text(title)}</h{level}><span class="soft">{text(note_text)}</span></figcaption>'
-    return f"<figure>{head}{place}{details('Numbers', numbers_html, kind='numbers') if numbers_html else ''}</figure>"
+    return (
+        f"<figure>{head}{container}{details('Numbers', numbers_html, kind='numbers') if numbers_html else ''}</figure>"
+    )
 
 
 def _cells(cells_html: Sequence[str], num_names: int) -> str:

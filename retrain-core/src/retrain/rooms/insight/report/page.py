@@ -1,4 +1,4 @@
-"""The page: one file that asks for nothing. Its policy lets only our script, plotly's and our style sheets run."""
+"""The page: one file without external resources. Its policy admits only plotly and our own script and style."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEADING = re.compile(r"<h2[^>]*>(.*?)</h2>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page as text, and what it is made of, by name of the section."""
+    """The page as HTML, and the names of its sections."""
 
     html: str
     title: str
@@ -41,7 +41,7 @@ class Page:
 
 
 def render(material: Material, plugin_given: Sequence[PluginSection], *, folder: Path, made: str) -> Page:
-    """The page for a file in `folder`; `made` says when and how it was made. Everything read is untrusted text."""
+    """The page for a file in `folder`; `made` says when and how it was made. All data is untrusted."""
     links, title = Links(folder), title_of(material)
     num_seeds = sum(len(material.of(label)) for label in material.shown)
     charts = build_charts(material, most_points=points_for(len(material.drawable), num_seeds))
@@ -132,7 +132,7 @@ def _heading(part_html: str) -> str:
 
 
 def _inert(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end its element, whatever text is in it."""
+    """JSON that cannot close its script element."""
     written = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

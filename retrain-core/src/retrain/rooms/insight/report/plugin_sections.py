@@ -1,4 +1,4 @@
-"""What plugins add to a report (`retrain_report_sections`), asked for and written as HTML; all of it is escaped."""
+"""Collects the sections of plugins (`retrain_report_sections`) and writes them as HTML; everything is escaped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNDECLARED = Capabilities(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSection:
-    """A title and what a plugin gave for it; `condition` is empty when it holds for the whole report."""
+    """A titled section from a plugin; `condition` is empty if it applies to the whole report."""
 
     title: str
     body: str | ReportSection
@@ -46,7 +46,7 @@ class PluginSection:
 
 
 def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]:
-    """Sections about the first run of each condition that is shown; the error of a plugin that raises is one too."""
+    """Sections about the first run of each condition that is shown; an exception of a plugin becomes a section too."""
     found: dict[str, list[tuple[str, str | ReportSection]]] = {}
     for label in material.shown:
         run = next(iter(material.drawn(label)), None)
@@ -71,7 +71,7 @@ def plugin_sections(material: Material, plugins: Plugins) -> list[PluginSection]
 
 
 def text_section(sections: Sequence[PluginSection]) -> str:
-    """The texts of plugins, in one section."""
+    """The texts of all plugins in one section."""
     texts = [each for each in sections if isinstance(each.body, str)]
     parts = [
         f'<h3>{text(each.title)}{_of(each)}</h3><pre class="plugin" tabindex="0">{text(each.body, MAX_CHARS)}</pre>'
@@ -113,7 +113,7 @@ def _bodies(answer: object) -> Iterator[tuple[str, str | ReportSection]]:
 
 
 def _common(answers: Sequence[Sequence[tuple[str, str | ReportSection]]]) -> list[tuple[str, str | ReportSection]]:
-    """What is the same for all conditions."""
+    """The sections that are identical for all conditions."""
     first, *others = answers or [[]]
     return [pair for pair in first if all(pair in other for other in others)]
 

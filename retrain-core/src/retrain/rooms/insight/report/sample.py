@@ -1,4 +1,4 @@
-"""One stored completion, as much of it as a page shows: its texts cut to their beginning and end."""
+"""The parts of a stored completion that a page shows, with long texts shortened."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from retrain.rooms.session.records.reading import number
 
-HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers stand at the end
+HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers are at the end
 TOKENS_SHOWN = 6
 PARTS_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A text, or its beginning and end with so many characters left out between them."""
+    """A text, or its beginning and end and the number of characters left out between them."""
 
     head: str
     tail: str = ""
@@ -25,7 +25,7 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A completion and where it stands in its file; `kind` is best, worst or random. Absent numbers are None."""
+    """A completion and its offset in the file; `kind` is best, worst or random. Missing numbers are None."""
 
     kind: str
     offset: int
@@ -46,7 +46,7 @@ class Sample:
 
 
 def sample_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Sample:
-    """The parts of a line of `generations.jsonl` that are shown, whatever it holds."""
+    """The shown parts of a line of `generations.jsonl`, with tolerance for any content."""
     tokens = number(record.get("num_tokens"))
     return Sample(
         kind=kind,
@@ -69,7 +69,7 @@ def sample_of(record: Mapping[str, Any], *, kind: str, offset: int) -> Sample:
 
 
 def excerpt(value: object) -> Excerpt:
-    """Of a text; of messages, each with its role; of anything else, its JSON."""
+    """Excerpt of a text, of messages with their roles, or of the JSON of anything else."""
     whole = _as_text(value)
     left_out = len(whole) - HEAD_CHARS - TAIL_CHARS
     if left_out <= 0:

@@ -1,6 +1,6 @@
-"""The completions that a page shows: of some steps of a run the best, the worst and random ones, and the token budget.
+"""Selects the completions for a page: the best, the worst and random ones of some steps; counts tokens by use.
 
-Of a step, every line is looked at once and dropped again; what is kept are clipped texts.
+The lines of a step are streamed; only shortened texts are kept.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from retrain.rooms.insight.report.sample import Sample, sample_of
 from retrain.rooms.insight.report.step_offsets import last_step, lines_of
 from retrain.rooms.session.records.reading import number, parse_record
 
-STEP_BYTES = 64 << 20  # read of one step
+STEP_BYTES = 64 << 20  # most that is read of a step
 CAUSES = ("trained", "all right", "all wrong", "all same", "no verdict", "not trained")
-_STREAMS = Seeds(0)  # the same files always give the same page
+_STREAMS = Seeds(0)  # fixed, so that the same files give the same page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """What was picked from a step, how many completions it has, and their tokens by what became of them.
+    """The selection from a step, its number of completions, and their tokens by use.
 
-    `num_passed_over` lines could not be read; `is_cut` when the step is larger than what is read of one.
+    `num_passed_over` lines could not be read; `is_cut`: the step is larger than what is read.
     """
 
     step: int
@@ -37,7 +37,7 @@ class StepSamples:
 
 
 def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
-    """First, middle and last evaluated step that the file has, those before training as 0; else of all steps."""
+    """First, middle and last evaluated step that the file has, with before training as 0; else of all steps."""
     try:
         with file.open("rb") as stream:
             last = last_step(stream)
@@ -47,14 +47,14 @@ def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int
         return []
     candidates = sorted({max(0, step) for step in evaluated if step <= last}) if len(evaluated) > 1 else []
     candidates = candidates if len(candidates) > 1 else list(range(last + 1))
-    places = {round(index * (len(candidates) - 1) / max(1, most - 1)) for index in range(most)}
-    return [candidates[place] for place in sorted(places)]
+    indices = {round(index * (len(candidates) - 1) / max(1, most - 1)) for index in range(most)}
+    return [candidates[index] for index in sorted(indices)]
 
 
 def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSamples | None:
-    """`of_each` best, worst and random completions of a step; None when the file has none of it.
+    """`of_each` best, worst and random completions of a step; None if the file has none.
 
-    Equal rewards are put in random order, the same at every call for the same `key` and step.
+    Ties are broken at random, reproducibly for the same `key` and step.
     """
     picks = _Picks(of_each, key, step)
     num_passed_over = size = 0
@@ -92,7 +92,7 @@ class _GroupTokens:
 
 
 class _Picks:
-    """Keeps the few that are shown while all go by."""
+    """Keeps the selection while all completions are streamed."""
 
     def __init__(self, of_each: int, key: str, step: int) -> None:
         self._of_each = of_each
@@ -102,13 +102,13 @@ class _Picks:
         self.num_completions = 0
 
     def add(self, offset: int, record: Mapping[str, Any]) -> None:
-        """One completion."""
+        """Consider one completion."""
         self.num_completions += 1
-        reward, draw = number(record.get("reward")), float(self._rng.random())
+        reward, tiebreak = number(record.get("reward")), float(self._rng.random())
         if reward is not None:
-            self._rank("best", (-reward, draw), offset, record)
-            self._rank("worst", (reward, draw), offset, record)
-        self._rank("random", (draw, 0.0), offset, record)
+            self._rank("best", (-reward, tiebreak), offset, record)
+            self._rank("worst", (reward, tiebreak), offset, record)
+        self._rank("random", (tiebreak, 0.0), offset, record)
         self._count(record, reward)
 
     def chosen(self) -> tuple[Sample, ...]:
@@ -120,7 +120,7 @@ class _Picks:
         return tuple(found)
 
     def tokens(self) -> dict[str, int]:
-        """Tokens by what became of them."""
+        """Number of tokens by use."""
         counts = dict.fromkeys(CAUSES, 0)
         for group in self._groups.values():
             counts["trained"] += group.trained
@@ -151,7 +151,7 @@ class _Picks:
 
 
 def _cause(group: _GroupTokens) -> str:
-    """Why the completions of a group that have a score were not trained."""
+    """Why the scored completions of a group were not trained."""
     if len(group.rewards) != 1:
         return "not trained"
     reward = group.rewards[0]

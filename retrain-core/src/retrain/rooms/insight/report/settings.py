@@ -1,4 +1,4 @@
-"""What the runs were started with: what is the same for all, and what differs between conditions, nothing else."""
+"""Settings of the runs: those common to all, and those that differ between conditions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.rooms.insight.compare.runs import FREE_KEYS, FREE_TABLES
 from retrain.rooms.session.records.reading import Record
 
 ABSENT = "—"
-MOST_VALUES = 3  # of one key within one condition
+MOST_VALUES = 3  # shown per key and condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Differences:
 
 
 def differences(records: Mapping[str, Sequence[Record]]) -> Differences:
-    """`records` are the `run.json` of each condition's runs. Seeds, places and what teaches nothing are left out."""
+    """`records` are the `run.json` of each condition's runs. Seeds, paths and settings without effect are left out."""
     seen: dict[str, dict[str, dict[str, None]]] = {label: {} for label in records}
     for label, group in records.items():
         for record in group:

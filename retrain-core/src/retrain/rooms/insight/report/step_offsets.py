@@ -1,6 +1,6 @@
-"""Where a step begins in `generations.jsonl`, found by halving: a file of gigabytes is read at a few dozen places.
+"""Finds a step in `generations.jsonl` by bisection, with a few dozen reads even in a file of gigabytes.
 
-The lines stand in order of steps, and each begins with its step: `{"step": 12, ...`.
+Lines are ordered by step, and each begins with its step: `{"step": 12, ...`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 HEAD = re.compile(rb'\{"step": (-?\d{1,18}),')
 HEAD_BYTES = 64
 BLOCK_BYTES = 1 << 16
-LINE_BYTES = 16 << 20  # a longer line is passed over
+LINE_BYTES = 16 << 20  # longer lines are skipped
 
 
 def last_step(stream: BinaryIO) -> int | None:
@@ -29,7 +29,7 @@ def last_step(stream: BinaryIO) -> int | None:
 
 
 def first_offset(stream: BinaryIO, step: int) -> int:
-    """Where the first line of `step`, or else of a later one, begins; the end of the file when there is none."""
+    """Offset of the first line of `step` or a later one; the end of the file if there is none."""
     low, high = 0, stream.seek(0, os.SEEK_END)
     while low < high:
         middle = (low + high) // 2
@@ -65,7 +65,7 @@ def _next_line(stream: BinaryIO, position: int, end: int) -> tuple[int, int | No
     """The first line with a step that begins at `position` or later, and before `end`."""
     if position == 0:
         return 0, _step_at(stream, 0)
-    position -= 1  # a line begins after a line break
+    position -= 1  # include the line break before the first candidate
     while position < end:
         stream.seek(position)
         block = stream.read(BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""The first part of the page: what did not work, what ran, on what."""
+"""The first section of the page: failures, runs, hardware and versions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from datetime import datetime
 
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import Links, facts, note, section, table
-from retrain.rooms.insight.report.numbers import amount, plural
 from retrain.rooms.insight.report.settings import common, versions
-from retrain.rooms.insight.report.text import joined, text
+from retrain.rooms.insight.report.text import amount, joined, plural, text
 from retrain.rooms.text.terminal_text import duration
 
 MOST_FAILED = 50
@@ -18,7 +17,7 @@ MOST_LISTED = 12
 
 
 def summary_section(material: Material, links: Links, lede: str) -> str:
-    """Failed runs first, and plainly."""
+    """Failed runs first, then the facts."""
     return section(
         "summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', _failed(material, links), _facts(material)
     )
@@ -34,7 +33,7 @@ def title_of(material: Material) -> str:
 
 
 def lede_of(material: Material) -> str:
-    """What there is, in a sentence."""
+    """The scope of the report in a sentence."""
     conditions, seeds = len(material.source.conditions), len({run.candidate.seed for run in material.runs})
     states = Counter(run.candidate.state for run in material.runs)
     ended = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
@@ -60,12 +59,14 @@ def _failed(material: Material, links: Links) -> str:
     more = note(f"and {len(runs) - MOST_FAILED:,} more: see Files") if len(runs) > MOST_FAILED else ""
     body = table(
         "Unfinished runs",
-        ("run", "condition", "state", "what it said", "steps"),
+        ("run", "condition", "state", "last error", "steps"),
         rows,
         num_names=4,
         is_caption_shown=False,
     )
-    warning = "What is left of a condition that lost runs may be the luckier part." if len(material.runs) > 1 else ""
+    warning = (
+        "The remaining runs of a condition that lost some may be the luckier ones." if len(material.runs) > 1 else ""
+    )
     return f'<div class="alert"><h3>{head}</h3>{note(warning) if warning else ""}{body}{more}</div>'
 
 

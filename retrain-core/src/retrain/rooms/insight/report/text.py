@@ -1,6 +1,4 @@
-"""Untrusted text as HTML: escaped, of bounded length, with what would steer a terminal or turn the reading direction
-made visible.
-"""
+"""Untrusted text as HTML: escaped, of bounded length, with control and bidirectional characters made visible."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from html import escape
 
 from retrain.rooms.insight.report.sample import Excerpt
 
-JOINERS = frozenset("\u200c\u200d")  # letters of many languages, and emoji, are made with them
+JOINERS = frozenset("\u200c\u200d")  # part of letters in many languages, and of emoji
 LOST = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -21,7 +19,7 @@ def text(value: object, most_chars: int = 400) -> str:
 
 
 def long_text(value: Excerpt) -> str:
-    """Beginning and end, and how many characters between them are left out."""
+    """Beginning and end, and the number of characters left out between them."""
     if not value.left_out:
         return _marked(value.head)
     gap = f'<span class="cut">[{value.left_out:,} characters left out]</span>'
@@ -29,24 +27,37 @@ def long_text(value: Excerpt) -> str:
 
 
 def plain(value: object, most_chars: int = 400) -> str:
-    """The same without markup, for what a script puts on the page as text."""
+    """Text without markup, for a script to insert as text."""
     shown = str(value)[:most_chars]
     return "".join(c if _is_harmless(c) else _name(c) for c in shown)
 
 
 def joined(parts: Iterable[object], separator: str = ", ") -> str:
-    """Several names."""
+    """Several names, escaped and joined."""
     return separator.join(text(part) for part in parts)
+
+
+def amount(value: float) -> str:
+    """A count in three digits: `12.3 million`."""
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:,.0f}"
+
+
+def plural(count: int, name: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _marked(shown: str) -> str:
     if shown.isprintable():
         return escape(shown, quote=True)
-    pieces = (
+    escaped = (
         escape(c, quote=True) if _is_harmless(c) or c in "\n\t" else f'<span class="ctl">{_name(c)}</span>'
         for c in shown.replace("\r\n", "\n")
     )
-    return "".join(pieces)
+    return "".join(escaped)
 
 
 def _is_harmless(char: str) -> bool:
@@ -54,8 +65,8 @@ def _is_harmless(char: str) -> bool:
 
 
 def _name(char: str) -> str:
-    """What stands for a character that acts instead of showing."""
+    """Visible replacement of a character that would act instead of being shown."""
     code = ord(char)
-    if 0xD800 <= code <= 0xDFFF:  # half a character: no encoding has it
+    if 0xD800 <= code <= 0xDFFF:  # a lone surrogate cannot be encoded
         return LOST
     return f"[U+{code:04X}]"

@@ -1,4 +1,4 @@
-"""What can be told: the comparison of `retrain compare`, in its words."""
+"""The comparison of `retrain compare`, with the same sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 from retrain.rooms.insight.compare.family import Comparison, Verdict
 from retrain.rooms.insight.compare.metric import Metric
-from retrain.rooms.insight.compare.study import Study
-from retrain.rooms.insight.compare.tables import comparison_table, condition_tables, fisher_table
-from retrain.rooms.insight.compare.words import (
+from retrain.rooms.insight.compare.sentences import (
     FISHER_NOTE,
     budget_sentence,
     explanation,
@@ -18,10 +16,11 @@ from retrain.rooms.insight.compare.words import (
     standing,
     survivors,
 )
+from retrain.rooms.insight.compare.study import Study
+from retrain.rooms.insight.compare.tables import comparison_table, condition_tables, fisher_table
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
-from retrain.rooms.insight.report.numbers import plural
-from retrain.rooms.insight.report.text import plain, text
+from retrain.rooms.insight.report.text import plain, plural, text
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.CANNOT_TELL: "●"}
 KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.CANNOT_TELL: "open"}
@@ -29,12 +28,12 @@ MOST_EXPLAINED = 12
 
 
 def verdict_section(material: Material, number: int) -> tuple[str, dict[str, Any] | None]:
-    """The section, and the figure of differences if there is one; `number` is the one that it gets."""
+    """The section, and the figure of differences if there is one; `number` is its number."""
     study = material.study
     if study is None:
         return section("verdict", "Verdict", note(f"Nothing can be compared: {material.no_study}.")), None
     if not study.comparisons:
-        body = note("One condition: there is nothing to compare it with.") if len(material.runs) > 1 else ""
+        body = note("Only one condition: there is nothing to compare it with.") if len(material.runs) > 1 else ""
         return section("verdict", "Results", body, *_estimates(study)), None
     figure = _figure(study)
     parts = [
@@ -67,13 +66,13 @@ def headline(study: Study) -> str:
             "; ".join(f"{each.condition} against {each.baseline}: {each.verdict}" for each in study.comparisons) + "."
         )
     counts = Counter(each.verdict for each in study.comparisons)
-    told = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict if counts[verdict])
+    summary = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict if counts[verdict])
     against = f"against {study.baseline}" if len({each.baseline for each in study.comparisons}) == 1 else "in pairs"
-    return f"{plural(len(study.comparisons), 'comparison')} {against}: {told}."
+    return f"{plural(len(study.comparisons), 'comparison')} {against}: {summary}."
 
 
 def pill(verdict: Verdict) -> str:
-    """A verdict as word, mark and colour."""
+    """A verdict as text, symbol and colour."""
     return f'<span class="pill {KINDS[verdict]}"><span aria-hidden="true">{MARKS[verdict]}</span> {verdict}</span>'
 
 

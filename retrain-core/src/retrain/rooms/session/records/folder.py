@@ -95,18 +95,23 @@ def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
     path, adapters = _folders(log_dir, adapter_path)
     if (path / MARK).exists():
         RunLock(path).release()  # another process may have started here since the check: its folder must not move
-        _move_aside(path)
+        _move_records_aside(path)
     if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
-        _move_aside(adapters)
+        _move_records_aside(adapters)
     return RunFolder(path, adapters)
 
 
-def _move_aside(path: Path) -> None:
+def move_aside(path: Path) -> Path:
+    """Rename a folder to `<name>.1`, `.2`, ... and return the new path, so that nothing is overwritten."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     path.rename(aside)
-    LOG.info("Records of an earlier run in %s moved to %s", path, aside)
+    return aside
+
+
+def _move_records_aside(path: Path) -> None:
+    LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
 
 
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:

@@ -1,8 +1,8 @@
-"""Start of a child process: a guard, and below it the worker that holds the object.
+"""Entry point of a child process: a guard, and below it the worker that holds the object.
 
-The guard runs no code but ours. It kills the worker, and whatever the worker has started, as soon as the run closes
-the life line or dies, even by SIGKILL and even while user code spins in C; and it tells the run how a worker died. The
-imports up to the fork are few, so that the guard is small and single-threaded.
+The guard runs our code alone. It kills the worker, and whatever the worker has started, as soon as the run closes the
+life line or dies, even by SIGKILL and even while user code spins in C, and it reports to the run how a worker died. Few
+imports come before the fork, so that the guard is small and single-threaded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from retrain.rooms.tasks.child.system import adopt_orphans, die_with_parent, lim
 
 
 def main() -> None:
-    """`argv`: import paths as JSON (taken already), our parent, descriptors of calls and life line, bytes of memory."""
+    """`argv`: import paths as JSON (already read), our parent, descriptors of calls and life line, bytes of memory."""
     parent, calls, life_line, memory_bytes = (int(word) for word in sys.argv[2:6])
-    _stand_signals()
+    _ignore_signals()
     adopt_orphans()
     read_end, write_end = os.pipe()
     guard = os.getpid()
@@ -29,7 +29,7 @@ def main() -> None:
         os.close(write_end)
         watch(worker, life_line, read_end, parent=parent)
     die_with_parent()
-    if os.getppid() != guard:  # it died before it could take us along
+    if os.getppid() != guard:  # it died before our death was tied to its own
         os._exit(1)
     adopt_orphans()
     os.set_inheritable(calls, False)
@@ -42,14 +42,14 @@ def main() -> None:
     serve(calls)
 
 
-def _stand_signals() -> None:
-    """The run alone decides when we end. Handlers that do nothing, for ignored signals would stay ignored over exec."""
+def _ignore_signals() -> None:
+    """Only the run ends us. The handlers do nothing: signals set to SIG_IGN would stay ignored after an exec."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), lambda *_: None)
 
 
 def _redirect(output: int) -> None:
-    """Whatever user code prints goes to the guard, which keeps the end of it: never into a frame or the console."""
+    """Send the output of user code to the guard, which keeps its end; none reaches a frame or the console."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

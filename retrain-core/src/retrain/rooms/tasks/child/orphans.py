@@ -7,7 +7,7 @@ import signal
 import time
 from contextlib import suppress
 
-ROUNDS = 50  # whoever is killed may just have started another
+ROUNDS = 50  # a process may start another just before it is killed
 PAUSE_S = 0.002
 
 
@@ -34,7 +34,7 @@ def descendants(root: int) -> set[int]:
 
 
 def kill_descendants(*, but: frozenset[int] = frozenset()) -> None:
-    """Kill every process below this one, except `but` and what is below those, and reap them."""
+    """Kill and reap every process below this one, except `but` and their descendants."""
     for _ in range(ROUNDS):
         kept = set(but).union(*(descendants(pid) for pid in but)) if but else set()
         found = descendants(os.getpid()) - kept

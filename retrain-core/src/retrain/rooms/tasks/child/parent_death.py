@@ -1,4 +1,4 @@
-"""The guard of a worker: reads what it prints, waits for its end, and ends it when the run is gone."""
+"""The guard of a worker: reads its output, waits for its end, and kills it when the run is gone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from retrain.rooms.tasks.child.orphans import kill_descendants
 TAIL_BYTES = 4096
 CHUNK_BYTES = 65536
 PARENT_S = 1.0
-MAX_LAST_CHUNKS = 64  # a worker's heir may go on printing
+MAX_LAST_CHUNKS = 64  # a process that the worker left behind may keep printing
 
 
 def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
-    """Until the worker ends, which is told over the life line, or the run does; then everything below us dies.
+    """Wait until the worker or the run ends, then kill every process below us; the worker's end is reported.
 
-    The run has ended when the life line has. Copies of the run that were forked meanwhile hold it open as well, so our
-    parent is looked at now and then.
+    A closed life line means that the run has ended. Forked copies of the run hold the life line open too, so our parent
+    is checked every `PARENT_S` seconds.
     """
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -30,11 +30,11 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     tail = b""
     watched = [life_line, output, woken]
-    status = _ended(worker)  # before the handler was there
+    status = _ended(worker)  # it may have ended before the handler was installed
     while status is None:
         ready = select.select(watched, [], [], PARENT_S)[0]
         if life_line in ready or os.getppid() != parent:
-            break  # the run never writes: it closed the life line, or is dead
+            break  # the run never writes: it has closed the life line, or is dead
         if output in ready:
             chunk = os.read(output, CHUNK_BYTES)
             tail = (tail + chunk)[-TAIL_BYTES:]
@@ -45,14 +45,14 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
                 os.read(woken, CHUNK_BYTES)
             status = _ended(worker)
     if status is not None:
-        _tell(life_line, status, _drain(output, tail))
+        _report(life_line, status, _drain(output, tail))
     kill_descendants()
-    os.killpg(0, signal.SIGKILL)  # us too; members of the group that are nobody's children where none can be adopted
+    os.killpg(0, signal.SIGKILL)  # ourselves, and orphans of the group where the system lets us adopt none
     os._exit(0)
 
 
 def _ended(worker: int) -> int | None:
-    """The worker's exit code, negative for a signal, or None; adopted orphans are reaped on the way."""
+    """The worker's exit code, negative for a signal, None while it runs; reaps adopted orphans as well."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -75,7 +75,7 @@ def _drain(output: int, tail: bytes) -> bytes:
     return tail
 
 
-def _tell(life_line: int, status: int, tail: bytes) -> None:
+def _report(life_line: int, status: int, tail: bytes) -> None:
     message = json.dumps({"status": status, "output": tail.decode("utf-8", "replace")})
     with suppress(OSError):
         os.write(life_line, message.encode("ascii"))

@@ -17,10 +17,9 @@ from typing import Any
 from retrain.kernel import errors
 from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.rooms.tasks.child import wire
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildTimeout
 
 START_TIMEOUT_S = 120.0
-HANDOVER_S = 60.0  # an idle worker takes a call at once; a machine may be very busy
+HANDOVER_S = 60.0  # an idle worker takes a call at once, but the machine may be very busy
 LAST_WORDS_S = 5.0
 KILL_S = 2.0
 BOOT = (
@@ -28,30 +27,60 @@ BOOT = (
 )
 
 
+class ChildFailure(Exception):  # noqa: N818 - not always an error of ours
+    """A call, or the start, ended without a value; the text says why, fit for a record."""
+
+
+class ChildTimeout(ChildFailure):
+    """The method, or the start, took longer than it may; the process was killed."""
+
+
+class ChildDied(ChildFailure):
+    """The process ended by itself, or was killed from outside.
+
+    `has_started` says whether the method had begun: if not, the call is not to blame. `output` is the last output of
+    the process.
+    """
+
+    def __init__(self, text: str, *, has_started: bool = False, output: str = "") -> None:
+        super().__init__(text)
+        self.has_started = has_started
+        self.output = output
+
+
+class ChildError(ChildFailure):
+    """The method raised: class name and text of the exception, the user's line, and the traceback as text."""
+
+    def __init__(self, name: str, text: str, traceback: str = "", place: str = "") -> None:
+        super().__init__((f"{name}: {text}" if text else name) + place)
+        self.name = name
+        self.traceback = traceback
+
+
 class Child:
     """A process that holds `target` and answers calls of its methods, one at a time.
 
-    `target` is pickled once, from this process to its child: bytes of our own, nothing foreign is unpickled. All else
+    `target` is pickled once, from this process to its child; nothing that a child sends is unpickled, since all else
     travels as JSON (`wire.py`). The child has our import paths, folder and environment, and a session of its own; it
-    may use `memory_gb` (2**30 bytes) of address space, 0 = any. What it prints is kept for the message about its death.
-    It dies, with all it has started, when it is killed, and when this process dies in any way. `name` stands in
-    messages: "the scoring process died with signal 9". A child that is gone can be started again.
+    may use `memory_gb` (2**30 bytes) of address space, 0 = unlimited. Its last output goes into the message about its
+    death. It dies, with all the processes it has started, when it is killed and when this process dies in any way.
+    `name` is used in messages: "the scoring process died with signal 9". A child that is gone can be started again.
     """
 
     def __init__(self, target: object, *, memory_gb: float = 0.0, name: str = "child") -> None:
         self.name = name
-        self.seconds = 0.0  # of the last call, or of preparing, measured in the child
+        self.seconds = 0.0  # that the last call, or preparing, took in the child
         self._target = target
         self._memory_bytes = int(memory_gb * 2**30)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._life_line: socket.socket | None = None
-        self._is_launched = False  # the process runs, and has no target yet
+        self._is_launched = False  # the process runs, but has no target yet
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not killed; it may have died unnoticed."""
+        """Whether it was started and not killed; it may have died since."""
         return self._process is not None and not self._is_launched
 
     @property
@@ -61,17 +90,14 @@ class Child:
         return process.pid if process else 0
 
     def launch(self) -> None:
-        """Start the process and no more: `start` finds it ready sooner, while whoever launches does something else.
-
-        What is wrong is told by `start`.
-        """
+        """Start the process and return at once, so that `start` takes less time; `start` reports any fault."""
         with suppress(OSError):
             self._boot()
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the process unless it was launched, hand the target over, and let it prepare.
+        """Start the process unless it was launched, send the target, and let it prepare.
 
-        PluginError when the target cannot be pickled; ChildTimeout, ChildDied; what `prepare` raises as in `call`.
+        PluginError when the target cannot be pickled; ChildTimeout, ChildDied; exceptions of `prepare` as in `call`.
         """
         if not self._is_launched:
             self._boot()
@@ -98,7 +124,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), far_end.fileno()),
                 start_new_session=True,
-                env={"PYTHONHASHSEED": "0", **os.environ},  # whoever iterates over a set does so alike in every run
+                env={"PYTHONHASHSEED": "0", **os.environ},  # sets have the same order in every run
             )
         except BaseException:
             connection.close()
@@ -114,8 +140,8 @@ class Child:
     def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         """The value of `target.method(*arguments)`; the clock starts when the method does.
 
-        ChildTimeout past `timeout_s`, and ChildDied: the process is gone. ChildError when the method raised; an error
-        meant for users (`RetrainError`) is raised as itself. TypeError for arguments that cannot be sent.
+        After ChildTimeout (past `timeout_s`) and ChildDied the process is gone. ChildError when the method raised; an
+        error meant for users (`RetrainError`) is raised as itself. TypeError for arguments that cannot be sent.
         """
         content = wire.dumps({"method": method, "arguments": list(arguments)})
         if self._process is None:
@@ -124,7 +150,7 @@ class Child:
             self._send(content, HANDOVER_S)
             self._receive(HANDOVER_S, f"did not take a call within {HANDOVER_S:g} s")
             frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
-        except BaseException:  # an interrupt too: an answer that comes later would be taken for the next call's
+        except BaseException:  # an interrupt too: a late answer would be read as that of the next call
             self.kill()
             raise
         return self._value(frame)
@@ -138,13 +164,13 @@ class Child:
         if process is None or connection is None or life_line is None:
             return
         with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # wakes a call that goes on in another thread
-        life_line.close()  # the guard kills what is below it, what left the group included
+            connection.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
+        life_line.close()  # the guard kills all processes below it, even those that left the group
         try:
             process.wait(KILL_S)
-        except BaseException as error:  # the guard does not react, or a signal's handler raised
+        except BaseException as error:  # the guard does not react, or a signal handler raised
             with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
+                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -173,7 +199,7 @@ class Child:
             if connection is not None:
                 wire.send(connection, content, timeout_s=timeout_s)
         except TimeoutError:
-            raise ChildDied(f"the {self.name} process took no call for {timeout_s:g} s") from None
+            raise ChildDied(f"the {self.name} process accepted no call for {timeout_s:g} s") from None
         except OSError:
             raise self._death(has_started=False) from None
 
@@ -185,7 +211,7 @@ class Child:
         except TimeoutError:
             raise ChildTimeout(late) from None
         except wire.WireError as error:
-            text = f"the {self.name} process sent what is no answer: {error}"
+            text = f"the {self.name} process sent an invalid answer: {error}"
             raise ChildDied(text, has_started=has_started) from error
         except OSError:
             frame = None
@@ -204,12 +230,12 @@ class Child:
         raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
 
     def _death(self, *, has_started: bool) -> ChildDied:
-        """How the process ended, as its guard tells it; the guard may be gone as well."""
+        """How the process ended, as its guard reports; the guard may be gone as well."""
         process, life_line = self._process, self._life_line
         if process is None or life_line is None:
             return ChildDied(f"the {self.name} process was killed", has_started=has_started)
-        told = _last_words(life_line)
-        status = told.get("status")
+        report = _last_words(life_line)
+        status = report.get("status")
         if status is None:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(KILL_S)
@@ -217,7 +243,7 @@ class Child:
             text = "closed its connection"
         else:
             text = f"died with signal {-status}" if status < 0 else f"exited with code {status}"
-        return ChildDied(f"the {self.name} process {text}", has_started=has_started, output=told.get("output", ""))
+        return ChildDied(f"the {self.name} process {text}", has_started=has_started, output=report.get("output", ""))
 
 
 def _last_words(life_line: socket.socket) -> dict[str, Any]:
@@ -227,7 +253,7 @@ def _last_words(life_line: socket.socket) -> dict[str, Any]:
         while chunk := life_line.recv(wire.CHUNK_BYTES):
             content += chunk
     try:
-        told = json.loads(content)
+        report = json.loads(content)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return report if isinstance(report, dict) else {}

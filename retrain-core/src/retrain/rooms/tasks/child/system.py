@@ -1,4 +1,4 @@
-"""What only some systems offer: dying with the parent, adopting orphans, limits of memory. Elsewhere: nothing."""
+"""Features of some systems, no-ops elsewhere: dying with the parent, adopting orphans, memory limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Processes below us whose parent has died become our children (Linux), so that they can be found."""
+    """Make processes below us whose parent has died our children (Linux), so that they can be found."""
     _prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def limit_memory(size: int) -> None:
-    """At most `size` bytes of address space, 0 = any; and no core dumps."""
+    """Limit the address space to `size` bytes, 0 = unlimited, and switch core dumps off."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

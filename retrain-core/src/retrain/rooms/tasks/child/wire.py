@@ -1,8 +1,8 @@
-"""What goes between a run and its child processes: length-prefixed frames of tagged JSON.
+"""The format between a run and its child processes: length-prefixed frames of tagged JSON.
 
-JSON has no NaN, no tuple, no key but text; here they travel as themselves, because a value that was changed on the way
-could turn a failure into a number. What JSON has looks like JSON; the rest is an object with one key that starts with
-"!". Of classes, only those listed here exist: nothing that comes from a child is ever unpickled.
+JSON has no NaN, no tuples, and only text as keys; here they arrive unchanged, because a changed value could turn a
+failure into a number. Values that JSON knows look like JSON; any other is an object with one key that starts with "!".
+Only the classes listed here can be sent: nothing that comes from a child is ever unpickled.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CHUNK_BYTES = 2**20
 
 
 class WireError(Exception):
-    """A frame that cannot be read: too long, not our JSON, or an unknown tag."""
+    """A frame that cannot be read: too long, not our JSON, or with an unknown tag."""
 
 
 def dumps(value: object) -> bytes:
-    """A value as the content of a frame; TypeError names what cannot travel."""
+    """A value as the content of a frame; TypeError names a class that cannot be sent."""
     return json.dumps(encode(value)).encode("ascii")  # lone surrogates and null bytes travel as escapes
 
 
 def loads(content: bytes) -> Any:
-    """The value of a frame; WireError when it is none of ours."""
+    """The value of a frame; WireError when the frame is not ours."""
     try:
         return decode(json.loads(content))
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
@@ -50,7 +50,7 @@ def loads(content: bytes) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """A value as what `json` writes without loss; TypeError names the class that cannot travel."""
+    """A value in a form that `json` writes without loss; TypeError names a class that cannot be sent."""
     if value is None or isinstance(value, bool | str | float):
         return _plain(value)
     if isinstance(value, int):
@@ -97,7 +97,7 @@ def send(connection: socket.socket, content: bytes, *, timeout_s: float | None) 
 
 
 def receive(connection: socket.socket, *, timeout_s: float | None) -> bytes | None:
-    """Read one frame, or None when the other side is gone; TimeoutError when it is not here in time."""
+    """Read one frame, None when the other side is gone; TimeoutError when it does not arrive in time."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     header = _read(connection, HEADER_BYTES, deadline)
     if header is None:
@@ -126,7 +126,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
 
 
 def _plain(value: Any) -> Any:
-    """Subclasses (enumerations, numpy's own text) as what they derive from."""
+    """Subclasses (enumerations, numpy's strings) as their base class."""
     if isinstance(value, str):
         return str.__str__(value)
     return float(value) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""The worker: takes one object from the run, and answers calls of its methods, one after the other."""
+"""The worker: receives one object from the run, and answers calls of its methods one at a time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAX_TRACEBACK = 4000
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Unpickle the object, prepare it, and answer until the run goes away.
+    """Unpickle the object, prepare it, and answer calls until the run is gone.
 
-    Unpickling is safe here: the bytes come from the process that started this one and may do anything with it anyway.
-    Nothing travels pickled the other way.
+    Unpickling is safe here: the bytes come from the process that started this one, which controls it anyway. Nothing is
+    pickled the other way.
     """
     own = os.getpid()
     connection = socket.socket(fileno=descriptor)
@@ -55,7 +55,7 @@ def serve(descriptor: int) -> NoReturn:
         answer = _call(target, call["method"], call["arguments"])
         _stay_alone(own)
         with suppress(OSError):
-            signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm of this call must not end the next
+            signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
         if has_children():
             with suppress(OSError):
                 kill_descendants(but=helpers)
@@ -63,11 +63,11 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data, bounded, even if its own methods raise."""
+    """An exception as plain data of limited size, even if its own methods raise."""
     try:
         text = str(error)[:MAX_TEXT]
     except BaseException:  # user code again
-        text = "(its text cannot be made)"
+        text = "(its text cannot be shown)"
     try:
         trace = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))[-MAX_TRACEBACK:]
     except BaseException:
@@ -75,16 +75,16 @@ def failure(error: BaseException) -> dict[str, Any]:
     place = ""
     with suppress(BaseException):
         place = raised_at(error)
-    told: dict[str, Any] = {"error": type(error).__name__, "text": text, "place": place, "traceback": trace}
+    report: dict[str, Any] = {"error": type(error).__name__, "text": text, "place": place, "traceback": trace}
     if isinstance(error, errors.RetrainError):
         own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        told["kind"] = next(own_kinds)
-        told["problems"] = [asdict(problem) for problem in error.problems]
-    return told
+        report["kind"] = next(own_kinds)
+        report["problems"] = [asdict(problem) for problem in error.problems]
+    return report
 
 
 def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
-    """The frame to answer with: user code may raise anything, an exit included."""
+    """The frame to answer with; user code may raise anything, even SystemExit."""
     started = time.perf_counter()
     try:
         value = getattr(target, method)(*arguments)
@@ -95,7 +95,7 @@ def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
 
 
 def _stay_alone(own: int) -> None:
-    """A copy of this process that user code forked and let return here must not answer in our place."""
+    """End a copy of this process that user code forked and that returned here: it must not answer for us."""
     if os.getpid() != own:
         os._exit(0)
 
@@ -103,7 +103,7 @@ def _stay_alone(own: int) -> None:
 def _answer(connection: socket.socket, content: bytes) -> None:
     try:
         wire.send(connection, content, timeout_s=None)
-    except BaseException as error:  # user code may have closed it; nobody would hear us
+    except BaseException as error:  # user code may have closed the connection
         with suppress(BaseException):
             print(f"no answer could be sent: {error}", file=sys.stderr)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The scores of one step: handed in one by one, collected together, in order, whoever finishes first."""
+"""The scores of one step: texts are submitted one by one, and their scores collected together, in that order."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class ScoringBatch:
         self._tried: list[Task] = []
 
     def submit(self, example: Example, text: str) -> int:
-        """Have a completion scored, from now on and without waiting; returns its place in what `collect` returns."""
+        """Start scoring a completion, without waiting; returns the index of its score in what `collect` returns."""
         tasks = tuple(self._task(number, example, text) for number in range(len(self._dispatcher.rewards)))
         self._submitted.append(tasks)
         return len(self._submitted) - 1
 
     def collect(self, *, within_budget: bool = True) -> list[Score]:
-        """Wait for all scores; in the order of submission.
+        """Wait for all scores, and return them in the order of submission.
 
-        With several rewards a score is their weighted sum and its `parts` their own values. RewardError when more than
-        `max_failed_frac` of a reward's scores failed (a share equal to it is still within), unless the budget is not to
-        be held, or when an asynchronous reward blocks the event loop. An exception that a signal's handler raises ends
-        the wait.
+        With several rewards a score is their weighted sum, and its `parts` their own values. RewardError when more than
+        `max_failed_frac` of a reward's scores failed (exactly that share is still allowed; not checked without
+        `within_budget`), or when an asynchronous reward blocks the event loop. An exception that a signal handler
+        raises ends the wait.
         """
         blocked_at = ""
         while self._outstanding and not blocked_at:
@@ -81,14 +81,14 @@ class ScoringBatch:
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds that each submission's scorers took, queueing not counted; 0 for a verdict that was known."""
+        """Seconds that the rewards took for each submission, queueing not counted; 0 for a score from the cache."""
         return [math.fsum(task.last.seconds for task in tasks) for tasks in self._submitted]
 
     def metrics(self) -> dict[str, float]:
         """Fields for the step's line: `timed_out_score_count`, `score_mean_time_s`, `score_max_time_s`.
 
-        With several rewards also `reward_<name>_mean`, over the completions on which that reward has a verdict; and
-        whatever asynchronous rewards add.
+        With several rewards also `reward_<name>_mean`, over the completions for which that reward has a verdict, and
+        the fields of asynchronous rewards.
         """
         columns = list(zip(*self._submitted, strict=True))
         fields: dict[str, float] = {}
@@ -104,7 +104,7 @@ class ScoringBatch:
         return fields | self._dispatcher.reward_metrics()
 
     def cancel(self) -> None:
-        """Drop what is outstanding; nothing when all was collected."""
+        """Drop outstanding scores, if there are any."""
         if not self._outstanding:
             return
         for task in self._outstanding:
@@ -140,20 +140,20 @@ class ScoringBatch:
             failed = [score for score in scores if score.outcome is Outcome.FAILED]
             if len(failed) > limits.max_failed_frac * len(scores):
                 what = f"reward {reward.name!r} failed on {len(failed)} of {len(scores)} completions"
-                why = f"more than max_failed_frac = {limits.max_failed_frac:g} of them{self._kept_at()}"
-                fix = f"repair the reward or its data{self._replay()}, or raise [scoring] max_failed_frac"
+                why = f"more than max_failed_frac = {limits.max_failed_frac:g} of them{self._folder_note()}"
+                fix = f"repair the reward or its data{self._replay_hint()}, or raise [scoring] max_failed_frac"
                 problems.append(Problem(where="scoring", what=f"{what}; first: {failed[0].detail}", why=why, fix=fix))
         if problems:
             raise RewardError(*problems)
 
-    def _kept_at(self) -> str:
+    def _folder_note(self) -> str:
         return f"; the texts are in {self._failures}" if self._failures is not None else ""
 
-    def _replay(self) -> str:
+    def _replay_hint(self) -> str:
         return f" (`retrain score --replay {self._failures}` scores them again)" if self._failures is not None else ""
 
     def _give_up_async(self, where: str) -> None:
-        """Their scores fail; the thread cannot be ended, so that a new loop takes its place."""
+        """Fail the scores in the event loop; its thread cannot be ended, so a new loop will replace it."""
         for task in [task for task in self._outstanding if self._dispatcher.is_async(task.reward)]:
             task.is_cancelled = True
             task.last = Attempt(score=Score.failed(f"the event loop is blocked at {where}"), is_timeout=True)
@@ -164,7 +164,7 @@ class ScoringBatch:
         rewards = enumerate(self._dispatcher.rewards)
         names = ", ".join(repr(each.name) for number, each in rewards if self._dispatcher.is_async(number))
         what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
-        fix = "await there, or make it a plain `def score`, which is run in a process that can be killed"
+        fix = "await there, or make it a plain `def score`, which runs in a process that can be killed"
         return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
 
     def _keep_failures(self, folder: Path) -> None:

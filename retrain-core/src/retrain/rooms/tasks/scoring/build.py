@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
@@ -18,9 +18,9 @@ DEFAULT_REWARD = "match"
 
 
 def build_rewards(config: Config, context: PluginContext, data_reward: Reward | None) -> tuple[NamedReward, ...]:
-    """Every name of `reward.weights`, or else the one of `reward.type`.
+    """The rewards of `reward.weights`, or else the one of `reward.type`.
 
-    `data_reward`, the data source's own verifier, wins when the user set neither; it goes by the source's name.
+    `data_reward`, the data source's own verifier, is used when the user set neither, under the source's name.
     """
     weights: Mapping[str, float] = config.value("reward.weights", {})
     if weights:
@@ -38,15 +38,20 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
     )
 
 
+def comparing_rewards(rewards: Sequence[NamedReward]) -> frozenset[str]:
+    """Names of the rewards that compare with the reference, so that an empty one would make silence correct."""
+    return frozenset(each.name for each in rewards if getattr(each.reward, "needs_reference", False))
+
+
 def data_reward(config: Config, context: PluginContext) -> Reward | None:
-    """The verifier that the data source brings, if it will be used; the source is loaded for it."""
+    """The data source's own verifier if a run would use it; loads the source."""
     if names_a_reward(config):
         return None
     return verifier_of_source(config, context)
 
 
 def verifier_of_source(config: Config, context: PluginContext) -> Reward | None:
-    """The verifier that the data source brings; None when it brings none."""
+    """The data source's own verifier, None if it has none; loads the source."""
     options = config.data.options
     source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
     data: LoadedData = source.load()

@@ -1,4 +1,4 @@
-"""Verdicts that were given already."""
+"""Scores of texts that were scored before."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ Key = tuple[int, str, bytes]
 
 
 def key_of(reward: int, example: Example, text: str) -> Key:
-    """What equal questions share: the reward, the example's id, and a digest of the text."""
+    """Equal for equal scores: the reward, the example's id, and a digest of the text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return reward, example.id, digest
 
 
 class VerdictCache:
-    """The most recently used verdicts. Failures are not kept: they may pass.
+    """The most recently used verdicts; failures are not kept, since they may be temporary.
 
-    It only spares work. Nothing that it does may show in a score or a metric, or a resumed run, whose cache is empty,
-    would differ.
+    It only saves work: no score or metric may depend on it, or a resumed run, whose cache is empty, would differ.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
@@ -30,7 +29,7 @@ class VerdictCache:
         self._scores: OrderedDict[Key, Score] = OrderedDict()
 
     def get(self, key: Key) -> Score | None:
-        """The verdict, or None when there is none."""
+        """The verdict, None when there is none."""
         score = self._scores.get(key)
         if score is not None:
             self._scores.move_to_end(key)

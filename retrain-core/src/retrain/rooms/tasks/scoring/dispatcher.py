@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.errors import PluginError, Problem
-from retrain.rooms.tasks.child.errors import ChildError, ChildFailure
+from retrain.rooms.tasks.child.process import ChildError, ChildFailure
 from retrain.rooms.tasks.contracts import Reward
 from retrain.rooms.tasks.scoring.event_loop import AsyncScorers
 from retrain.rooms.tasks.scoring.pool import ScoringPool

@@ -1,7 +1,7 @@
 """Rewards with `async def score`: one event loop in a thread of the run, at most `concurrency` calls of each at a time.
 
-A call is cancelled at its time limit and not waited for, since it may ignore that. A reward that blocks the loop
-instead of awaiting cannot be cancelled: it is noticed by the heartbeat that stands still.
+A call is cancelled at its time limit and not waited for, since it may ignore the cancellation. A reward that blocks the
+loop instead of awaiting cannot be cancelled; a heartbeat that stops shows it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AsyncScorers:
 
     @property
     def standstill_s(self) -> float:
-        """Seconds for which nothing in the loop could run; around 0 while all is well."""
+        """Seconds for which nothing in the loop could run; about 0 in a healthy loop."""
         return max(0.0, time.monotonic() - self._beat - BEAT_S)
 
     def submit(self, task: Task) -> None:
@@ -66,7 +66,7 @@ class AsyncScorers:
         return (theirs or places)[0]
 
     def close(self) -> None:
-        """Cancel what goes on and end the thread; one that is blocked is left behind, it ends with the process."""
+        """Cancel all calls and end the thread; a blocked thread is left behind and ends with the process."""
         self._soon(self._stop)
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
@@ -95,14 +95,14 @@ class AsyncScorers:
     def _begin(self, task: Task) -> None:
         if task.is_cancelled:
             return
-        call = self._loop.create_task(self._judge(task))
+        call = self._loop.create_task(self._score(task))
         self._calls[task] = call
         call.add_done_callback(lambda done: self._end(task, done))
 
     def _end(self, task: Task, call: asyncio.Task[None]) -> None:
         self._calls.pop(task, None)
         if not task.is_cancelled and (call.cancelled() or call.exception() is not None):
-            while not task.settle(STRAY):  # user code cancelled what is not its own: it must not wait for ever
+            while not task.settle(STRAY):  # user code cancelled our call: the batch must not wait for it for ever
                 pass
 
     def _cancel(self) -> None:
@@ -115,10 +115,10 @@ class AsyncScorers:
             call.cancel()
         self._loop.stop()
 
-    async def _judge(self, task: Task) -> None:
+    async def _score(self, task: Task) -> None:
         is_final = False
         while not is_final:
-            async with self._slots[task.reward]:  # the clock starts when there is a place
+            async with self._slots[task.reward]:  # the clock starts when the call does
                 attempt = await self._attempt(task)
             is_final = task.settle(attempt)
 
@@ -141,11 +141,11 @@ class AsyncScorers:
 
 
 async def _guarded(reward: Any, task: Task) -> tuple[Score, str]:
-    """The verdict and, of an exception, the traceback. An exit that user code asks for must not end the loop."""
+    """The verdict, and the traceback of an exception. `sys.exit` in user code must not end the loop."""
     try:
         return verdict(await reward.score(task.example, task.text)), ""
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        told = failure(error)
-        return Score.failed(f"{told['error']}: {told['text']}{told['place']}"), told["traceback"]
+        report = failure(error)
+        return Score.failed(f"{report['error']}: {report['text']}{report['place']}"), report["traceback"]

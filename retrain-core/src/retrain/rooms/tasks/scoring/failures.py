@@ -1,4 +1,4 @@
-"""The texts on which a reward failed, one file each, so that they can be scored again."""
+"""Files with the texts on which a reward failed, one each, so that they can be scored again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAX_REPR = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A score that failed for good.
+    """A score that failed on every attempt.
 
-    `weight` is the reward's, `attempts` how often it was tried, `seconds` how long the last try took, `count` how many
-    equal completions it stood for, `report` a traceback or what the scoring process had printed.
+    `weight` is the reward's; `attempts` counts the tries, and the last one took `seconds`; `count` equal completions
+    share the record; `report` is a traceback, or the output of the scoring process.
     """
 
     reward: str
@@ -42,7 +42,7 @@ class FailureRecord:
 
 
 class FailureWriter:
-    """Writes failed scores down, and says once when a folder has no more room."""
+    """Writes failed scores, and warns once when a folder is full."""
 
     def __init__(self) -> None:
         self._has_told_full = False
@@ -55,9 +55,9 @@ class FailureWriter:
 
 
 def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
-    """Write `<folder>/<label>_<n>.json`; those of an earlier try of the same label are replaced.
+    """Write `<folder>/<label>_<n>.json`, replacing the files of an earlier attempt with the same label.
 
-    At most `MAX_FILES` stand in a folder: False when there was no room for all. A disk that refuses is told, and stops
+    A folder holds at most `MAX_FILES`: False when there was no room for all. An error of the disk is logged, and stops
     nothing.
     """
     label = re.sub(r"[^\w.-]", "_", label) or "scores"
@@ -75,7 +75,7 @@ def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -
 
 
 def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
-    """The record of a file, or all of a folder in order; ConfigError names what is none."""
+    """The record of a file, or all of a folder in order; ConfigError names a file that is not a record."""
     if not path.exists():
         raise ConfigError(Problem(where=str(path), what="does not exist", fix="give a file or folder of failed scores"))
     files = sorted(path.glob("*.json"), key=_order) if path.is_dir() else [path]
@@ -102,7 +102,7 @@ def _read(file: Path) -> FailureRecord:
             report=str(content.get("report", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"is no record of a failed score: {type(error).__name__}: {error}"
+        what = f"is not a record of a failed score: {type(error).__name__}: {error}"
         raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
 
 
@@ -123,7 +123,7 @@ def _as_json(record: FailureRecord) -> bytes:
 def _sendable(part: Any) -> Any:
     try:
         return wire.encode(part)
-    except (TypeError, RecursionError):  # that may be why it failed
+    except (TypeError, RecursionError):  # perhaps the reason why it failed
         if isinstance(part, Mapping):
             return {str(name): _sendable(each) for name, each in part.items()}
         return repr(part)[:MAX_REPR]

@@ -1,4 +1,4 @@
-"""Scoring processes: each is driven by a thread of the run, killed at the time limit, and replaced when it is gone."""
+"""Scoring processes: a thread of the run drives each, kills it at the time limit, and replaces it when it is gone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from queue import SimpleQueue
 
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.types import Score
-from retrain.rooms.tasks.child.errors import ChildDied, ChildError, ChildFailure, ChildTimeout
-from retrain.rooms.tasks.child.process import Child
+from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.rooms.tasks.contracts import Reward
 from retrain.rooms.tasks.scoring.task import NOT_TRIED, Attempt, Task
 from retrain.rooms.tasks.scoring.verdict import Scorers
@@ -20,13 +19,13 @@ JOIN_S = 10.0
 
 
 def default_workers() -> int:
-    """One less than the cores that this process may use, from 1 to 8."""
+    """One less than the cores that this process may use, between 1 and 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MAX_WORKERS, max(1, cores - 1))
 
 
 class ScoringPool:
-    """Processes that hold all synchronous rewards of a run; tasks are taken in order, and finish in any."""
+    """Processes that hold all synchronous rewards of a run; tasks start in order, and finish in any order."""
 
     def __init__(self, rewards: Mapping[int, Reward], *, workers: int, memory_gb: float) -> None:
         scorers = Scorers(rewards)
@@ -38,18 +37,18 @@ class ScoringPool:
         self._is_closing = False
 
     def launch(self) -> None:
-        """Let the first process come up while the run does something else; `start` waits for it."""
+        """Start the first process and return at once; `start` waits for it."""
         self._children[0].launch()
 
     def start(self) -> None:
-        """Start the first process, so that what is wrong with a reward is told now; the others start when needed."""
+        """Start the first process, which shows any fault of a reward at once; the others start when needed."""
         if self._threads:
             return
         self._is_closing = False
         self._tasks = SimpleQueue()
         self._children[0].start()
-        for place in range(len(self._children)):
-            thread = threading.Thread(target=self._drive, args=(place,), name=f"scoring-{place}", daemon=True)
+        for number in range(len(self._children)):
+            thread = threading.Thread(target=self._drive, args=(number,), name=f"scoring-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -58,7 +57,7 @@ class ScoringPool:
         self._tasks.put(task)
 
     def drop_cancelled(self) -> None:
-        """End the processes that work on a cancelled task; queued ones are passed over when their turn comes."""
+        """End the processes that work on a cancelled task; queued tasks are skipped when their turn comes."""
         for child, task in zip(self._children, self._running, strict=True):
             if task is not None and task.is_cancelled:
                 child.kill()
@@ -77,19 +76,19 @@ class ScoringPool:
         for thread in threads:
             thread.join(JOIN_S)
         for child in self._children:
-            child.kill()  # one that was just being replaced
+            child.kill()  # it may have been started anew meanwhile
 
-    def _drive(self, place: int) -> None:
-        child = self._children[place]
+    def _drive(self, number: int) -> None:
+        child = self._children[number]
         while (task := self._tasks.get()) is not None and not self._is_closing:
-            self._running[place] = task
+            self._running[number] = task
             if not task.is_cancelled and not task.settle(_attempt(child, task)):
                 self._tasks.put(task)
-            self._running[place] = None
+            self._running[number] = None
 
 
 def _attempt(child: Child, task: Task) -> Attempt:
-    """One try. A process that was gone before it began is replaced once more: that is not the text's fault."""
+    """One try. A process that was gone before the try began is replaced once more, for the text is not to blame."""
     attempt = _try(child, task)
     return attempt if attempt is not None else _try(child, task, is_last=True) or _not_started("it died at once")
 

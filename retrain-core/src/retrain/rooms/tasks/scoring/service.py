@@ -21,7 +21,6 @@ class ScoringService:
     """
 
     def __init__(self, rewards: Sequence[NamedReward], settings: ScoringTable) -> None:
-        self.settings = settings
         self._dispatcher = Dispatcher(rewards, settings)
         self._cache = VerdictCache() if settings.cache else None
         self._writer = FailureWriter()

@@ -1,4 +1,4 @@
-"""One text to be judged by one reward: what was asked, what came of it, and how often it may be tried."""
+"""One text to be scored by one reward: its limits, its attempts, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.kernel.types import Example, Outcome, Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one reward may do: seconds for a score, further tries of one that failed, share of a step that may fail."""
+    """Limits of one reward: seconds per score, retries of a failed score, share of a step's scores that may fail."""
 
     timeout_s: float
     retries: int
@@ -19,7 +19,7 @@ class Limits:
 
 
 def limits_of(settings: ScoringTable, name: str) -> Limits:
-    """`[scoring]`, with what `[scoring.limits.NAME]` says instead."""
+    """The limits of `[scoring]`, overridden by `[scoring.limits.NAME]`."""
     own = settings.limits.get(name)
     given = own.model_dump(exclude_none=True) if own else {}
     return Limits(
@@ -31,7 +31,7 @@ def limits_of(settings: ScoringTable, name: str) -> Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try: the score, the seconds of the scorer itself, and what the process or traceback told besides."""
+    """One try: the score, the seconds that scoring took, and a traceback or the output of the process."""
 
     score: Score
     seconds: float = 0.0
@@ -44,9 +44,9 @@ NOT_TRIED = Attempt(score=Score.failed("not scored"))
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
-    """Goes to a scorer, and into `finished` when it has its last attempt; a cancelled one goes nowhere.
+    """Goes to a scorer, and into `finished` after its last attempt; a cancelled task is dropped.
 
-    Only its scorer's thread writes to it until it is finished.
+    Until it is finished, only its scorer's thread writes to it.
     """
 
     reward: int
@@ -64,7 +64,7 @@ class Task:
         return self.last.score
 
     def settle(self, attempt: Attempt) -> bool:
-        """Take an attempt; False when it failed and may be tried again, else the task is finished."""
+        """Record an attempt; False when it failed and may be repeated, otherwise the task is finished."""
         if self.is_cancelled:
             return True
         self.last = attempt

@@ -1,4 +1,4 @@
-"""From whatever a verifier answers, or does instead, to one of the three outcomes of a score."""
+"""Turns whatever a reward returns into one of the three outcomes of a score."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ MAX_DETAIL = 1000  # characters; it is stored with every completion
 
 
 def verdict(answer: Any) -> Score:
-    """The answer as a score; what is neither a number nor a sound Score is a failure, never a number.
+    """The answer as a score; anything but a number or a valid Score is a failure, never a number.
 
-    Anything with `float()` counts as a number, True is 1.0; text, None, arrays, NaN and infinity do not.
+    Whatever `float()` takes counts as a number, and True is 1.0; text, None, arrays, NaN and infinity do not.
     """
     try:
         if isinstance(answer, Score):
-            return _sound(answer)
+            return _validated(answer)
         is_single = getattr(answer, "ndim", None) in (None, 0) and not isinstance(answer, str | bytes | bytearray)
         if not is_single or not hasattr(answer, "__float__"):
             return Score.failed(f"the reward returned {_shown(answer)}, not a number or a Score")
         return Score.of(float(answer))
     except (ValueError, TypeError, OverflowError) as error:
-        return Score.failed(f"the reward returned what is no score: {type(error).__name__}: {error}"[:MAX_DETAIL])
+        return Score.failed(f"the reward returned an invalid score: {type(error).__name__}: {error}"[:MAX_DETAIL])
 
 
 def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[float]) -> Score:
     """Several rewards as one: value = sum of weight * value.
 
-    A part that failed makes the whole failed; else a part without a verdict makes it one without a verdict. `parts`
-    holds the value of every reward that has one, unweighted, by name.
+    If one part failed, the whole failed; otherwise, if one has no verdict, neither has the whole. `parts` holds the
+    unweighted value of every reward that has one, by name.
     """
     if len(scores) == 1:
         return _weighted(scores[0], weights[0])
     parts = {name: score.value for name, score in zip(names, scores, strict=True) if score.value is not None}
     for outcome in (Outcome.FAILED, Outcome.NO_VERDICT):
-        told = _details(scores, names, outcome)
-        if told:
-            return Score(outcome=outcome, detail=told, parts=parts)
+        detail = _details(scores, names, outcome)
+        if detail:
+            return Score(outcome=outcome, detail=detail, parts=parts)
     value = sum(weight * (score.value or 0.0) for weight, score in zip(weights, scores, strict=True))
     if not math.isfinite(value):
         return Score(outcome=Outcome.FAILED, detail="the weighted sum of the rewards is not finite", parts=parts)
@@ -48,7 +48,7 @@ def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[fl
 
 
 class Scorers:
-    """The rewards of a run as the one object that a scoring process holds."""
+    """All synchronous rewards of a run: the object that a scoring process holds."""
 
     def __init__(self, rewards: Mapping[int, Reward]) -> None:
         self.rewards = dict(rewards)
@@ -61,12 +61,12 @@ class Scorers:
                 prepare()
 
     def score(self, number: int, example: Example, text: str) -> Score:
-        """The verdict of one reward; what it raises goes on to whoever asked."""
+        """The verdict of one reward; its exceptions pass through."""
         return verdict(self.rewards[number].score(example, text))
 
 
-def _sound(score: Score) -> Score:
-    """A Score may have been built by hand, past the checks of `Score.of`."""
+def _validated(score: Score) -> Score:
+    """Check a Score that may have been built without `Score.of`."""
     outcome = Outcome(score.outcome)
     detail = str(score.detail)[:MAX_DETAIL]
     parts = {str(name): float(value) for name, value in score.parts.items()}
@@ -93,10 +93,10 @@ def _weighted(score: Score, weight: float) -> Score:
 
 def _details(scores: Sequence[Score], names: Sequence[str], outcome: Outcome) -> str:
     pairs = zip(names, scores, strict=True)
-    told = [f"{name}: {score.detail}" for name, score in pairs if score.outcome is outcome]
+    details = [f"{name}: {score.detail}" for name, score in pairs if score.outcome is outcome]
     if outcome is Outcome.SCORED:
-        told = [line for line in told if not line.endswith(": ")]
-    return "; ".join(told)[:MAX_DETAIL]
+        details = [line for line in details if not line.endswith(": ")]
+    return "; ".join(details)[:MAX_DETAIL]
 
 
 def _shown(answer: object) -> str:

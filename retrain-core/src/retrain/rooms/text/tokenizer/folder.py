@@ -1,4 +1,4 @@
-"""Whether a folder's tokenizer is nothing but its `tokenizer.json`: then `transformers` takes it as it is."""
+"""Reads a tokenizer that consists of its `tokenizer.json` alone, which `transformers` would use as it is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-# `transformers` puts classes of its own in the place of a plain one for some architectures: for none of these.
+# For other architectures `transformers` may replace a plain class by one of its own; for these it does not.
 PLAIN_ARCHITECTURES = frozenset({"llama", "qwen3"})
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-INERT_KEYS = frozenset(  # of `tokenizer_config.json`: none changes an id or a text
+INERT_KEYS = frozenset(  # keys of `tokenizer_config.json` that change neither ids nor texts
     {
         "added_tokens_decoder",  # compared with those of `tokenizer.json`
         "backend",
@@ -31,7 +31,7 @@ INERT_KEYS = frozenset(  # of `tokenizer_config.json`: none changes an id or a t
         *SPECIAL_NAMES,
     }
 )
-TEMPLATE_FILE = "chat_template.jinja"  # goes before the template in `tokenizer_config.json`
+TEMPLATE_FILE = "chat_template.jinja"  # takes precedence over the template in `tokenizer_config.json`
 PLAIN_FILES = frozenset(
     {
         "tokenizer.json",
@@ -58,7 +58,7 @@ class PlainParts:
 def plain_parts(folder: Path) -> PlainParts | None:
     """The parts of the tokenizer in `folder`; None where only `transformers` knows what its files mean.
 
-    What is damaged is left to `transformers` as well, and so is telling what is wrong with it.
+    A damaged folder is left to `transformers` too, which reports the fault.
     """
     try:
         if not _has_plain_files(folder):
@@ -69,7 +69,7 @@ def plain_parts(folder: Path) -> PlainParts | None:
             return None
         path = folder / TEMPLATE_FILE
         template = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
-        from tokenizers import Tokenizer  # only who samples needs it
+        from tokenizers import Tokenizer  # only sampling needs it
 
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
         special = {name: settings[name] for name in SPECIAL_NAMES if name in settings}
@@ -81,7 +81,7 @@ def plain_parts(folder: Path) -> PlainParts | None:
 
 
 def _has_plain_files(folder: Path) -> bool:
-    """Whether no other file could have a say: templates, added tokens, vocabularies, code."""
+    """Whether the folder has no other file that could matter: templates, added tokens, vocabularies, code."""
     names = {path.name for path in folder.iterdir()}
     weights = {name for name in names if ".safetensors" in name}
     return "tokenizer.json" in names and names - weights <= PLAIN_FILES
@@ -90,7 +90,7 @@ def _has_plain_files(folder: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise TypeError(f"{path} holds no object")
+        raise TypeError(f"{path} does not hold an object")
     return content
 
 
@@ -106,15 +106,17 @@ def _is_plain(settings: Mapping[str, Any]) -> bool:
 
 
 def _fits(backend: Tokenizer, special: Mapping[str, str], added: Mapping[str, Any]) -> bool:
-    """Whether `transformers` would take `tokenizer.json` as it is."""
+    """Whether `transformers` would use `tokenizer.json` as it is."""
     if backend.truncation is not None or backend.padding is not None:
         return False
     if backend.get_vocab_size(with_added_tokens=True) > MAX_VOCABULARY:
         return False
     known = backend.get_added_tokens_decoder()
     plain = {token.content for token in known.values() if token.special and not token.normalized}
-    return set(special.values()) <= plain and all(_same(known.get(int(index)), told) for index, told in added.items())
+    return set(special.values()) <= plain and all(
+        _same(known.get(int(index)), declared) for index, declared in added.items()
+    )
 
 
-def _same(token: Any, told: Mapping[str, Any]) -> bool:
-    return token is not None and all(getattr(token, name, None) == value for name, value in told.items())
+def _same(token: Any, declared: Mapping[str, Any]) -> bool:
+    return token is not None and all(getattr(token, name, None) == value for name, value in declared.items())

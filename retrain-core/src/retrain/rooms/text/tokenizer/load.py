@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a model, by the shortest way that gives exactly what `transformers` would."""
+"""Loads the tokenizer of a model, without `transformers` where the result is exactly the same."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A tokenizer of a folder without the seconds that importing `transformers` takes.
+"""A tokenizer of a folder that saves the seconds of importing `transformers`.
 
-A run asks little of its tokenizer: ids of texts, texts of ids, one rendered chat after the other. For a folder that
-holds nothing but a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Whatever else
-is asked, or asked in any other way, goes to the real tokenizer, which is loaded then.
+A run needs little of its tokenizer: ids of texts, texts of ids, and chats rendered one at a time. For a folder that
+holds nothing but a plain `tokenizer.json`, `tokenizers` and Jinja do that exactly as `transformers` does. Any other
+call, or any other option, goes to the real tokenizer, which is loaded then.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from retrain.rooms.text.tokenizer.template import compiled, is_plain
 
 
 class QuickTokenizer:
-    """What a run asks of a `transformers` tokenizer; see the module. Outside it passes for the real one.
+    """Stands for a `transformers` tokenizer, and passes for one in `isinstance`; see the module.
 
-    Once the real one is loaded it does everything, so that what somebody changes in it holds here too.
+    Once the real tokenizer is loaded, it handles every call, so that changes made to it apply here too.
     """
 
     def __init__(self, parts: PlainParts, load: Callable[[], Any]) -> None:
-        # past `__setattr__`, which speaks to the real one
+        # not through `__setattr__`, which sets attributes of the real tokenizer
         self.__dict__.update(_backend=parts.backend, _special=parts.special, _template=parts.template)
         self.__dict__.update(_load=load, _loaded=None)
         self.__dict__.update(_compiled=compiled(parts.template, parts.special) if parts.template else None)
 
     def real(self) -> Any:
-        """The tokenizer of `transformers`, loaded now at the latest."""
+        """The tokenizer of `transformers`; loads it if that has not happened yet."""
         if self._loaded is None:
             self.__dict__["_loaded"] = self._load()
         return self._loaded
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """`isinstance` hears what this stands for."""
+        """The class of the real tokenizer, for `isinstance`."""
         return type(self.real())
 
     def __getattr__(self, name: str) -> Any:
@@ -50,7 +50,7 @@ class QuickTokenizer:
         setattr(self.real(), name, value)
 
     def __repr__(self) -> str:
-        return f"<tokenizer of {len(self)} entries>"  # a message that shows it needs no second of imports
+        return f"<tokenizer of {len(self)} entries>"  # showing it in a message must not load the real one
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.real().__reduce_ex__(protocol)
@@ -68,7 +68,7 @@ class QuickTokenizer:
 
     @property
     def backend_tokenizer(self) -> Any:
-        """The `tokenizers.Tokenizer`; who changes it changes what this gives."""
+        """The `tokenizers.Tokenizer`; changes to it apply here too."""
         return self._backend if self._loaded is None else self._loaded.backend_tokenizer
 
     def get_vocab(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ class QuickTokenizer:
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Ids of a text or of several, under `input_ids`; the rest of the encoding is made when it is asked for."""
+        """Ids of a text or of several, under `input_ids`; the rest of the encoding is made on first use."""
         if self._loaded is not None or len(texts) != 1 or not options.keys() <= {"add_special_tokens", "verbose"}:
             return self.real()(*texts, **options)
         given = texts[0]
@@ -91,27 +91,27 @@ class QuickTokenizer:
         """The text of ids."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
         are_ids = isinstance(ids, list) and all(type(token) is int for token in ids)
-        asks_little = self._loaded is None and are_ids and options.keys() <= {"clean_up_tokenization_spaces"}
-        if not asks_little or options.get("clean_up_tokenization_spaces"):
+        is_simple = self._loaded is None and are_ids and options.keys() <= {"clean_up_tokenization_spaces"}
+        if not is_simple or options.get("clean_up_tokenization_spaces"):
             return self.real().decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Any, *others: Any, **options: Any) -> Any:
-        """The tokens of ids as the vocabulary spells them."""
+        """The tokens of ids, spelt as in the vocabulary."""
         if self._loaded is not None or others or options or not isinstance(ids, list):
             return self.real().convert_ids_to_tokens(ids, *others, **options)
         return [self._backend.id_to_token(int(index)) for index in ids]
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """A chat as text; plain messages without tools or arguments of the template are rendered here."""
-        asks_little = (
+        """A chat as text; plain messages without tools or template arguments are rendered here."""
+        is_simple = (
             self._loaded is None
             and options.keys() <= {"tools", "tokenize", "add_generation_prompt"}
             and options.get("tokenize") is False
             and options.get("tools") is None
             and is_plain(conversation)
         )
-        template = self._compiled if asks_little else None
+        template = self._compiled if is_simple else None
         if template is None:
             return self.real().apply_chat_template(conversation, **options)
         return template.render(

@@ -1,4 +1,4 @@
-"""Chat templates, compiled as `transformers` compiles them, where they ask for nothing but the chat."""
+"""Chat templates that need nothing but the chat, compiled as `transformers` compiles them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESSAGE_KEYS = frozenset({"role", "content"})
 
 
 def compiled(text: str, special: Iterable[str]) -> Template | None:
-    """The template; None when it asks for more than the chat and these special tokens, or is none at all."""
+    """The template; None when it needs more than the chat and these special tokens, or is not a template."""
     from jinja2 import TemplateError, meta
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,14 +23,14 @@ def compiled(text: str, special: Iterable[str]) -> Template | None:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     try:
-        asked = meta.find_undeclared_variables(environment.parse(text))
-        return environment.from_string(text) if asked <= TEMPLATE_NAMES | set(special) else None
+        needed = meta.find_undeclared_variables(environment.parse(text))
+        return environment.from_string(text) if needed <= TEMPLATE_NAMES | set(special) else None
     except TemplateError:
         return None
 
 
 def is_plain(conversation: Any) -> bool:
-    """Whether a chat is a list of messages that have a role and a content, both text, and nothing else."""
+    """Whether a chat is a list of messages with a role and a content, both text, and nothing else."""
     return (
         isinstance(conversation, list)
         and bool(conversation)

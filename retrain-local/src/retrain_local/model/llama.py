@@ -1,0 +1,122 @@
+"""Llama-family decoder for packed rows: few operations per layer, and no GPU synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from retrain_local.decoder import Attend, Scores, Shape
+from retrain_local.model.architecture import Architecture
+from retrain_local.model.fused import fused_operations
+from retrain_local.model.operations import Operations, Turn, compiled
+from retrain_local.model.projection import Projection
+from retrain_local.model.weights import LayerWeights, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projections:
+    """The four fused projections of a layer."""
+
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+
+
+class LlamaDecoder:
+    """Llama, Qwen2, Qwen3, Mistral; see `Decoder`.
+
+    `recompute` keeps one activation per layer in a pass that is differentiated and makes the others again.
+    """
+
+    def __init__(
+        self, architecture: Architecture, weights: Weights, projections: Sequence[Projections], *, parameters: int
+    ) -> None:
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.shape = _shape(architecture, parameters)
+        self.recompute = False
+        self._operations = Operations()
+        self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
+        self._eps = architecture.norm_eps
+        frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
+        self._frequencies_P = frequencies_P.to(self.device)
+        self._layers = [
+            _Layer(at, architecture, layer, given)
+            for at, (layer, given) in enumerate(zip(weights.layers, projections, strict=True))
+        ]
+
+    def compile(self) -> None:
+        """See `TrainedDecoder`."""
+        self._operations = compiled()
+
+    def fuse(self) -> None:
+        """Use fused kernels between the products where this device has them; for decoders that only sample."""
+        self._operations = fused_operations(self.device, self.dtype, self.shape)
+
+    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """See `Decoder`."""
+        angles_N1P = (positions_N[:, None].float() * self._frequencies_P)[:, None]
+        cos_N1P = (angles_N1P.cos() * self._magnitude).to(self.dtype)
+        sin_N1P = (angles_N1P.sin() * self._magnitude).to(self.dtype)
+        x_ND = functional.embedding(ids_N, self._embedding)
+        given = cos_N1P, sin_N1P, attend, self._operations
+        again = self.recompute and torch.is_grad_enabled()
+        for layer in self._layers:
+            if again:
+                x_ND = checkpoint(layer, x_ND, *given, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_ND = layer(x_ND, *given)
+        return self._operations.rms_norm(x_ND, self._norm, self._eps)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return functional.linear(hidden_MD, self._head)
+
+
+class _Layer:
+    def __init__(self, at: int, architecture: Architecture, weights: LayerWeights, projections: Projections) -> None:
+        self._at, self._weights, self._projections = at, weights, projections
+        self._eps = architecture.norm_eps
+        self._scores = Scores(scale=architecture.head_size**-0.5, window=architecture.windows[at])
+        self._heads, self._kv_heads = architecture.heads, architecture.kv_heads
+        self._size = architecture.head_size
+
+    def __call__(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
+        weights, project = self._weights, self._projections
+        x_ND = x_ND + project.output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
+        normed_ND = do.rms_norm(x_ND, weights.inner_norm, self._eps)
+        return x_ND + project.down(do.swiglu(project.gate_up(normed_ND)))
+
+    def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
+        normed_ND = do.rms_norm(x_ND, self._weights.attention_norm, self._eps)
+        qkv = self._projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
+        turn = Turn(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            cos_N1P=cos_N1P,
+            sin_N1P=sin_N1P,
+            norm_HD=self._weights.heads_norm,
+            eps=self._eps,
+        )
+        queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, turn)
+        return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
+
+
+def _shape(architecture: Architecture, parameters: int) -> Shape:
+    return Shape(
+        layers=architecture.layers,
+        heads=architecture.heads,
+        kv_heads=architecture.kv_heads,
+        head_size=architecture.head_size,
+        value_size=architecture.head_size,
+        hidden=architecture.hidden,
+        inner=architecture.inner,
+        vocabulary=architecture.vocabulary,
+        context=architecture.context,
+        parameters=parameters,
+    )

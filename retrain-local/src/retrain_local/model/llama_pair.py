@@ -1,0 +1,83 @@
+"""The decoder pair of a Llama-family model: trainer and samplers over one set of frozen tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from retrain_local.model import projection
+from retrain_local.model.adapter import adapter_config, create_adapters
+from retrain_local.model.architecture import Architecture
+from retrain_local.model.llama import LlamaDecoder, Projections
+from retrain_local.model.model_files import Folder
+from retrain_local.model.pair import Lora, Pair, Placement
+from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
+from retrain_local.model.quantised import SampledFp8, takes_fp8
+from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
+
+
+def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
+    """The pair for a Llama-family model, see `create_pair`; imports neither transformers nor PEFT."""
+    with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
+        weights = read_weights(reader, architecture)
+    adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
+    parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
+    total = weights.count + sum(p.numel() for p in parameters.values())
+    targets = (name.rpartition(".")[2] for name in matrices(architecture))
+    is_merged = _is_merged(weights)
+    kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
+    trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], total)
+    samplers: list[LlamaDecoder] = []
+    published: list[list[Sampled]] = []
+    for device in place.samplers:
+        with folder.refusals(device):
+            there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
+            published.append([_sampled(linear, lora.rank, place, is_merged=is_merged) for linear in there])
+            theirs = weights.to(device, place.sampler_dtype)
+            samplers.append(_decoder(architecture, theirs, published[-1], total))
+            samplers[-1].fuse()
+
+    def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
+        with torch.no_grad():
+            for number, given in enumerate(adapters):
+                values = given if adapter is None else given.holding(adapter)
+                for sampled in published:
+                    sampled[number].take(values)
+
+    return Pair(
+        trained=trained,
+        samplers=tuple(samplers),
+        parameters=parameters,
+        total=total,
+        eos_ids=folder.eos_ids(),
+        adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name),
+        publish=publish,
+    )
+
+
+def _is_merged(weights: Weights) -> bool:
+    """Whether both sides compute with W + scale B A: small models in fp32, where rounding loses none of the update."""
+    adapted = sum(linear.weight.numel() for linear in _linears(weights))
+    return bool(weights.embedding.dtype == torch.float32 and adapted <= projection.MERGE_LIMIT)
+
+
+def _sampled(linear: Linear, rank: int, place: Placement, *, is_merged: bool) -> Sampled:
+    if place.is_quantised and takes_fp8(linear):
+        return SampledFp8(linear, rank)
+    if is_merged and linear.weight.dtype == torch.float32:
+        return SampledMerged(linear)
+    return SampledLowRank(linear, rank)
+
+
+def _linears(weights: Weights) -> list[Linear]:
+    return [linear for layer in weights.layers for linear in layer.linears]
+
+
+def _decoder(
+    architecture: Architecture, weights: Weights, projections: Sequence[Projection], parameters: int
+) -> LlamaDecoder:
+    grouped = zip(*[iter(projections)] * 4, strict=True)
+    layers = [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]
+    return LlamaDecoder(architecture, weights, layers, parameters=parameters)

@@ -1,0 +1,121 @@
+"""Files of a base model, from a folder or the hub's cache, with clear errors when they cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrain.api import BackendError, Config, ConfigError, Problem
+from retrain_local.locate import KEY, Source, first_line
+from retrain_local.memory import is_out_of_memory
+from retrain_local.model.weights import INDEX, SINGLE, MissingWeightsError, file_names
+
+LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """`document` is config.json; `name` is what the user wrote, `where` the place it was written."""
+
+    source: Source
+    document: dict[str, Any]
+    name: str
+    where: str
+    trust_remote_code: bool
+
+    def weights(self) -> Path:
+        """The folder that holds every safetensors file, downloaded first if it comes from the hub."""
+        first = Path(self.source.path)
+        if first.is_dir():
+            return first
+        if _fetched(self.source, INDEX, required=False) is None:
+            return _fetched_or_raise(self.source, SINGLE).parent
+        folder = _fetched_or_raise(self.source, INDEX).parent
+        for name in file_names(folder):
+            _fetched_or_raise(self.source, name)
+        return folder
+
+    def eos_ids(self) -> frozenset[int]:
+        """End-of-sequence ids of generation_config.json, or of config.json where there is none."""
+        path = _fetched(self.source, "generation_config.json", required=False)
+        document = self.document if path is None else json.loads(path.read_text(encoding="utf-8"))
+        configured = document.get("eos_token_id")
+        ids = configured if isinstance(configured, list) else [configured]
+        return frozenset(int(id_) for id_ in ids if id_ is not None)
+
+    @contextmanager
+    def refusals(self, device: torch.device) -> Iterator[None]:
+        """Turn any error while reading the model into one that says what to do."""
+        try:
+            yield
+        except (ConfigError, BackendError):
+            raise
+        except MissingWeightsError as error:
+            lacking = f"lacks {len(error.names)} weights, first {error.names[0]}; they would stay random"
+            what = f"{self.source.path} {lacking}"
+            fix = "use a complete checkpoint of a causal language model"
+            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from None
+        except Exception as error:  # whatever a reader or an architecture raises, the configured model is at fault
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                what = f"the model does not fit on {device}: {first_line(error)}"
+                raise BackendError(Problem(what=what, fix="use a smaller model or a larger GPU")) from error
+            what = f"{self.name!r} cannot be loaded: {first_line(error)}"
+            raise ConfigError(Problem(where=self.where, what=what, fix=_fix(error))) from error
+
+
+def open_folder(config: Config, source: Source) -> Folder:
+    """Read config.json; ConfigError for layers whose state is not keys and values."""
+    where, trust = config.place(KEY), config.model.trust_remote_code
+    folder = Folder(source=source, document={}, name=config.model.model, where=where, trust_remote_code=trust)
+    with folder.refusals(torch.device("cpu")):
+        document = json.loads(_fetched_or_raise(source, "config.json").read_text(encoding="utf-8"))
+    folder.document.update(document)
+    refuse_recurrent(document, where)
+    return folder
+
+
+def refuse_recurrent(document: dict[str, Any], where: str) -> None:
+    """ConfigError when a layer is not attention over all or a window of the earlier tokens."""
+    text = document.get("text_config") or document
+    kinds = set(text.get("layer_types") or ()) - LAYERS_SERVED
+    if kinds:
+        what = f"{document['model_type']} has {', '.join(sorted(kinds))} layers"
+        why = "the local backend keeps keys and values of whole rows, and no other state, between tokens"
+        raise ConfigError(Problem(where=where, what=what, why=why, fix="use a model with attention layers only"))
+
+
+def _fetched_or_raise(source: Source, name: str) -> Path:
+    path = _fetched(source, name, required=True)
+    assert path is not None
+    return path
+
+
+def _fetched(source: Source, name: str, *, required: bool) -> Path | None:
+    """A file of the folder, or of the hub's repository, downloaded unless `source` is offline."""
+    folder = Path(source.path)
+    if folder.is_dir():
+        return folder / name if required or (folder / name).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source.path, name, local_files_only=source.offline))
+    except LocalEntryNotFoundError:  # not cached, and the hub was not asked or did not answer
+        if required or not source.offline:
+            raise
+    except EntryNotFoundError:
+        if required:
+            raise
+    return None
+
+
+def _fix(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "set [model] trust_remote_code = true if you trust the code that comes with this model"
+    return "check that its files are complete and that this version of transformers knows its architecture"

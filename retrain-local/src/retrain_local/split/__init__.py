@@ -1,1 +1,0 @@
-"""Split mode: sampling and training on devices of their own, one step of overlap."""

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrain_local.attention.kernel_check import packed_fault, paged_fault
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.decoder import Scores, Shape
+
+CPU = torch.device("cpu")
+SHAPE = Shape(
+    layers=1,
+    heads=4,
+    kv_heads=2,
+    head_size=16,
+    value_size=24,
+    hidden=64,
+    inner=64,
+    vocabulary=8,
+    context=None,
+    parameters=1,
+)
+
+
+class WrongPages(PlainPages):
+    """Right but for one thing."""
+
+    def __init__(self, *, shift: int = 0, window: int = 0, value_scale: float = 1.0) -> None:
+        self.shift, self.window, self.value_scale = shift, window, value_scale
+
+    def read(
+        self, q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, scores: Scores, *scales: Any
+    ) -> Tensor:
+        window = scores.window + self.window if scores.window else None
+        seen = (lengths - self.shift).clamp(min=0)
+        wrong = Scores(scale=scores.scale, window=window)
+        return super().read(q, keys, values * self.value_scale, tables, seen, wrong, *scales)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_right_pages_are_found_right(stored: torch.dtype) -> None:
+    assert paged_fault(PlainPages(), SHAPE, CPU, torch.float32, stored) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [{"shift": 1}, {"window": 1}, {"value_scale": 1.1}, {"value_scale": torch.nan}])
+def test_wrong_pages_are_found_out(dtype: torch.dtype, wrong: dict[str, Any]) -> None:
+    assert "output off by" in str(paged_fault(WrongPages(**wrong), SHAPE, CPU, dtype, dtype))
+
+
+def test_pages_that_are_not_written_are_found_out() -> None:
+    class Forgetful(PlainPages):
+        def write(self, *given: Any) -> None:
+            """Nothing."""
+
+    assert "stored keys off by" in str(paged_fault(Forgetful(), SHAPE, CPU, torch.float32, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_attention_is_found_right(dtype: torch.dtype) -> None:
+    assert packed_fault(PaddedAttend, SHAPE, CPU, dtype) is None
+
+
+class Spoilt(PaddedAttend):
+    """Everything but one thing is right."""
+
+    spoilt = ""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        if self.spoilt == "output":
+            scores = Scores(scale=scores.scale * 1.2, window=scores.window)
+        if self.spoilt == "dk":
+            k = k.detach() + 0.5 * (k - k.detach())
+        if self.spoilt == "raises":
+            raise AssertionError("no\nkernel")
+        return super().__call__(layer, q, k, v, scores)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("output", "output off"), ("dk", "dk off"), ("raises", "AssertionError: no")]
+)
+def test_wrong_attention_is_found_out(monkeypatch: pytest.MonkeyPatch, what: str, said: str) -> None:
+    monkeypatch.setattr(Spoilt, "spoilt", what)
+    assert str(packed_fault(Spoilt, SHAPE, CPU, torch.float32)).startswith(said)
+
+
+def test_running_out_of_memory_is_not_a_fault_of_the_kernel() -> None:
+    def make(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        packed_fault(make, SHAPE, CPU, torch.float32)

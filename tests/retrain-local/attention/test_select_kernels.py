@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from retrain.api import ConfigError
+from retrain_local.attention import select_kernels, varlen
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.attention.select_kernels import Kernels, kernels_for
+from retrain_local.decoder import Shape
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
+SHAPE = Shape(heads=4, kv_heads=2, head_size=64, value_size=64, **SIZES)
+NAMES = "flash", "triton", "tk", "cutlass"
+
+
+def chosen(
+    name: str = "default",
+    *,
+    device: torch.device = GPU,
+    dtype: torch.dtype = torch.bfloat16,
+    pool: str = "auto",
+    shape: Shape = SHAPE,
+    exact: bool = True,
+) -> Kernels:
+    keys = {"inference.attention_kernel": name, "inference.kv_cache_dtype": pool}
+    config: Any = SimpleNamespace(value=keys.get, place=lambda key: f"run.toml [{key}]")
+    return kernels_for(config, device, dtype, shape, exact=exact)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with a GPU of compute capability 9.0 and triton, both made believe, and kernels that prove right."""
+    facts: dict[str, Any] = {"capability": (9, 0), "packed": None, "paged": None, "installed": {"triton"}}
+
+    class TritonPages(PlainPages):
+        def __init__(self, multiprocessors: int) -> None:
+            assert multiprocessors == 132
+
+    module = ModuleType("retrain_local.attention.paged_triton")
+    module.TritonPages = TritonPages  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(select_kernels, "find_spec", lambda name: name if name in facts["installed"] else None)
+    monkeypatch.setattr(select_kernels, "packed_fault", lambda *_: facts["packed"])
+    monkeypatch.setattr(select_kernels, "paged_fault", lambda *given: facts.update(stored=given[-1]) or facts["paged"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: facts["capability"])
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return facts
+
+
+def is_flash(make: Callable[..., Any]) -> bool:
+    return isinstance(make, partial) and make.func is varlen.VarlenAttend
+
+
+def test_a_cpu_has_plain_pytorch() -> None:
+    kernels = chosen(device=CPU, dtype=torch.float32)
+    assert kernels.packed is PaddedAttend
+    assert kernels.paged is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cpu_refuses_what_needs_cuda(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen(name, device=CPU, dtype=torch.float32)
+    (problem,) = caught.value.problems
+    assert problem.where == "run.toml [inference.attention_kernel]"
+    assert name in problem.what
+    assert "CUDA" in str(problem.why)
+    assert "default" in str(problem.fix)
+
+
+def test_default_takes_flash_and_triton(hopper: dict[str, Any]) -> None:
+    kernels = chosen()
+    assert is_flash(kernels.packed)
+    assert isinstance(kernels.paged, PlainPages)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_flash_is_as_exact_as_asked(hopper: dict[str, Any], exact: bool) -> None:
+    make = chosen(exact=exact).packed
+    assert isinstance(make, partial)
+    assert make.keywords == {"exact": exact}
+
+
+@pytest.mark.parametrize("name", ["flash", "triton"])
+def test_what_is_at_hand_is_had_by_name(hopper: dict[str, Any], name: str) -> None:
+    kernels = chosen(name)
+    assert is_flash(kernels.packed)
+    assert kernels.paged is not None
+
+
+def test_default_goes_without_what_proves_wrong_and_says_so(
+    hopper: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    hopper |= {"packed": "dk off by 3", "paged": "output off by 2"}
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        kernels = chosen()
+    assert kernels == Kernels(packed=PaddedAttend, paged=None)
+    assert "dk off by 3" in caplog.text
+    assert "output off by 2" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "fault"), [("flash", "packed"), ("triton", "paged")])
+def test_what_is_asked_for_and_proves_wrong_is_refused(hopper: dict[str, Any], name: str, fault: str) -> None:
+    hopper[fault] = "output off by 2"
+    with pytest.raises(ConfigError, match="output off by 2"):
+        chosen(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "given", "reason"),
+    [
+        ("flash", {"capability": (7, 5)}, {}, "8.0"),
+        ("flash", {}, {"dtype": torch.float32}, "16 bits"),
+        ("triton", {"capability": (7, 5)}, {}, "8.0"),
+        ("triton", {"installed": set()}, {}, "not installed"),
+        ("triton", {"capability": (8, 6)}, {"pool": "fp8"}, "8.9"),
+        ("triton", {}, {"shape": Shape(heads=71, kv_heads=1, head_size=64, value_size=64, **SIZES)}, "71 query heads"),
+        ("triton", {}, {"shape": Shape(heads=4, kv_heads=2, head_size=320, value_size=320, **SIZES)}, "320"),
+        ("tk", {"capability": (8, 9)}, {}, "9.0"),
+        ("tk", {}, {}, "thunderkittens"),
+        ("tk", {"installed": {"thunderkittens"}}, {"dtype": torch.float16}, "bfloat16"),
+        ("cutlass", {"capability": (8, 9)}, {}, "9.0"),
+        ("cutlass", {}, {}, "flash_attn.cute.interface"),
+    ],
+)
+def test_refusals_name_the_reason(
+    hopper: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    change: dict[str, Any],
+    given: dict[str, Any],
+    reason: str,
+) -> None:
+    hopper |= change
+    with pytest.raises(ConfigError, match=reason):
+        chosen(name, **given)
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        chosen(**given)
+    assert caplog.text == ""  # nothing of it is a fault
+
+
+@pytest.mark.parametrize(
+    ("pool", "stored"), [("auto", torch.bfloat16), ("int8", torch.int8), ("fp8", torch.float8_e4m3fn)]
+)
+def test_kernels_are_proven_on_the_pool_that_they_will_read(
+    hopper: dict[str, Any], pool: str, stored: torch.dtype
+) -> None:
+    chosen(pool=pool)
+    assert hopper["stored"] is stored
+
+
+def test_kittens_are_used_when_they_are_there(hopper: dict[str, Any]) -> None:
+    from retrain_local.attention.thunderkittens_attention import KittensAttend
+
+    hopper["installed"] |= {"thunderkittens"}
+    assert chosen("tk").packed is KittensAttend
+
+
+@pytest.mark.parametrize("fault", [None, "dq off by 1"])
+def test_cutlass_takes_the_place_of_flash_attention(
+    hopper: dict[str, Any], monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", calls.append)
+    monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", lambda: calls.append(None))
+    hopper["installed"] |= {select_kernels.FA4}
+    hopper["packed"] = fault
+    if fault:
+        with pytest.raises(ConfigError, match=fault):
+            chosen("cutlass")
+    else:
+        assert is_flash(chosen("cutlass").packed)
+    assert calls == (["FA4", None] if fault else ["FA4"])
+
+
+def test_a_package_that_does_not_register_is_refused(hopper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def activate(name: str) -> None:
+        raise ImportError("no module named cutlass")
+
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+    hopper["installed"] |= {select_kernels.FA4}
+    with pytest.raises(ConfigError, match="no module named cutlass"):
+        chosen("cutlass")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from retrain.api import SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend
+from retrain_local.torch_modes import ONE_THREAD_BELOW, limited_threads, pack_workers, threads_for
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    with limited_threads(3):
+        yield
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_only_small_models_on_the_cpu_get_one_thread() -> None:
+    assert threads_for(ONE_THREAD_BELOW - 1, CPU) == 1
+    assert threads_for(ONE_THREAD_BELOW, CPU) == 3
+    assert threads_for(1, GPU) == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_the_process_gets_its_number_back() -> None:
+    def fail() -> None:
+        with limited_threads(1):
+            assert torch.get_num_threads() == 1
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        fail()
+    assert torch.get_num_threads() == 3
+
+
+def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(
+    make_backend: Callable[..., LocalBackend], requests: Sequence[SampleRequest], roll: Callable[..., TrainBatch]
+) -> None:
+    reports = []
+    for threads in (1, 2):
+        with limited_threads(threads):
+            backend = make_backend()
+            reports.append([])
+            for step in range(2):
+                reports[-1].append(backend.train(roll(backend, requests, step=step)))
+                backend.publish()
+            assert torch.get_num_threads() == threads
+    assert reports[0] == reports[1]
+
+
+def test_two_packs_at_a_time_are_for_small_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert pack_workers(ONE_THREAD_BELOW - 1, CPU) == 2
+    with limited_threads(1):  # as OMP_NUM_THREADS=1 does
+        assert pack_workers(ONE_THREAD_BELOW, CPU) == 1
+    assert pack_workers(1, GPU) == 1
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert pack_workers(1, CPU) == 1
