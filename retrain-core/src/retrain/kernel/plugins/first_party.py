@@ -106,7 +106,7 @@ def install_line(distribution: str, extra: str = "") -> str:
     ]
     constraints = clone / "constraints.txt"
     options = f"-c {shlex.quote(str(constraints))} " if constraints.is_file() else ""
-    return f"pip install {options}{shlex.join(folders)}"
+    return f"pip install {options}{shlex.join(str(clone / name) for name in needed)}"
 
 
 def _missing_siblings(folder: Path) -> list[str]:
