@@ -13,8 +13,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.first_party import install_line
-from retrain.rooms.recorders.installed import require
-from retrain.rooms.recorders.names import named_metrics
+from retrain.rooms.recorders.names import named_metrics, require
 from retrain.rooms.recorders.tensorboard import TensorboardRecorder
 
 

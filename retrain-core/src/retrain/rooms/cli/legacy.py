@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tomli_w
-
 from retrain.kernel.config.legacy import moved
 
 OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
@@ -28,4 +26,6 @@ def merged_options(backend: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_block(backend: Mapping[str, Any]) -> str:
     """The table to write in their place, as TOML."""
+    import tomli_w  # only a legacy key needs it
+
     return tomli_w.dumps({"backend": {"options": merged_options(backend)}}).strip()
