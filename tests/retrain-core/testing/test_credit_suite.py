@@ -29,7 +29,7 @@ BROKEN = (
     ("transform", "one_token_short", "gives_one_finite_number_per_token", "expected 6"),
     ("transform", "over_the_mean", "gives_one_finite_number_per_token", "must be finite"),
     ("transform", "writes_marks", "leaves_its_inputs_alone", "the planning marks have changed"),
-    ("transform", "drifting", "credits_a_group_by_itself", "other credit alone"),
+    ("transform", "drifting", "credits_a_group_by_itself", "different credit alone"),
     ("transform", "ASKS_NOBODY", "names_a_controller_that_exists", "'no_such_controller'"),
     ("transform", "RAISES", "gives_one_finite_number_per_token", "KeyError: 'missing'"),
     ("uncertainty", "negative", "measures_every_token", "must not be negative"),

@@ -28,7 +28,7 @@ BROKEN = (
     ("command", "no_command", "is_a_click_command", "the factory is function"),
     ("command", "bare", "explains_itself", "--help ended with 0"),
     ("command", "bare", "documents_its_options", "no help for --many"),
-    ("config table", "LaxTable", "is_a_strict_model", "takes the unknown key"),
+    ("config table", "LaxTable", "is_a_strict_model", "accepts the unknown key"),
     ("config table", "NoDefault", "has_defaults", "Field required"),
     ("config table", "Unexplained", "explains_its_keys", "much_ado"),
     ("init template", "NOT_TOML", "is_toml", "not valid TOML"),
@@ -87,7 +87,7 @@ def test_what_a_registered_part_announces(distribution: Callable[..., object]) -
     assert "its summary is ''" in _message("advantage", "heavy", "says_what_it_is")
     heavy = _message("advantage", "heavy", "is_announced_without_heavy_imports")
     assert "announcing the plugins of retrain-heavy imports vllm" in heavy
-    assert "Lax takes the unknown option" in _message("advantage", "heavy", "refuses_unknown_options")
+    assert "Lax accepts the unknown option" in _message("advantage", "heavy", "refuses_unknown_options")
     assert "No module named 'no_such'" in _message("advantage", "gone", "is_found_by_name")
     assert "--lr is grabbing.lr and training.lr" in _message("config table", "grabbing", "has_flags_of_its_own")
 

@@ -39,7 +39,7 @@ class Step:
             sampled = self.overlap.collect(step, prompts, clock)
         except NonFiniteError as error:
             return self._reject(step, prompts, clock, error)
-        groups = sampled.groups
+        groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
         view = GroupsView(step=step, groups=groups)
         run.notify("retrain_groups_scored", groups=view)
         credit = parts.algorithm.assign(step, groups)
@@ -52,7 +52,7 @@ class Step:
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, groups, credit)
-            line |= self.overlap.staleness(groups) | clock.fields(overlapped=self.overlap.is_on)
+            line |= staleness | clock.fields(overlapped=self.overlap.is_on)
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, len(prompts), has_trained=report is not None)
             run.enter(step, "recording")

@@ -105,7 +105,9 @@ def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    """Every file and its content, without the bytecode that Python caches when it imports a plugin."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def untimed(file: Path) -> list[dict[str, Any]]:
