@@ -1,4 +1,4 @@
-"""Finds plugins through entry points, lets each register, and keeps what went wrong with the others."""
+"""Finds plugins through entry points, lets each register, and keeps the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ HOOK_OF_KIND = {
 
 @dataclass(slots=True)
 class Plugins:
-    """Everything that is plugged in: the hooks, one registry per kind, and the entry points that failed."""
+    """Everything plugged in: the hooks, one registry per kind, and the entry points that failed."""
 
     pluggy: pluggy.PluginManager
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
     failures: list[LoadFailure] = field(default_factory=list)
-    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK keep away
+    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK exclude
 
     def notify(self, hook: str, **arguments: Any) -> Any:
         """Call a life-cycle hook; HookError names the plugin that raised."""
@@ -66,11 +66,11 @@ class Plugins:
         return self.registries[kind].primary()
 
     def find(self, kind: Kind, name: str) -> list[Registered]:
-        """The owners of a name or alias: none, one, or several when they clash."""
+        """The registrations of a name or alias: none, one, or several when they clash."""
         return self.registries[kind].entries.get(name, [])
 
     def add(self, plugin: object, owner: Owner) -> None:
-        """Register one plugin object; whatever it raises disables it alone and is kept in `failures`."""
+        """Register one plugin object; an exception disables only that plugin and is kept in `failures`."""
         collected: list[tuple[Kind, PluginSpec]] = []
         try:
             self.pluggy.register(plugin, name=f"{owner.distribution}:{owner.source}")
@@ -79,7 +79,7 @@ class Plugins:
                 register = getattr(plugin, hook, None)
                 if register is not None:
                     register(register=_collector(kind, collected))
-        except Exception as error:  # any fault of a plugin is its own, and is shown with its owner
+        except Exception as error:  # a faulty plugin must not affect others; its error is shown with its owner
             self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             if self.pluggy.is_registered(plugin):
                 self.pluggy.unregister(plugin=plugin)
@@ -112,7 +112,7 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
             continue
         try:
             plugin = offer.entry.load()
-        except Exception as error:  # a broken plugin must not take the others with it
+        except Exception as error:  # a broken plugin must not affect the others
             plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             continue
         plugins.add(plugin, owner)
@@ -129,18 +129,13 @@ def _names(text: str | None) -> frozenset[str]:
 def _refuse_faulty_hooks(plugin: object) -> None:
     hooks = [n for n in dir(plugin) if n.startswith(f"{hookspecs.PROJECT}_") and callable(getattr(plugin, n))]
     if not hooks:
-        raise TypeError(
-            f"{_shown(plugin)} has no hook of retrain: its entry point must name a module with @hookimpl functions"
-        )
+        name = getattr(plugin, "__name__", None) or type(plugin).__name__
+        raise TypeError(f"{name} has no hook of retrain: its entry point must name a module with @hookimpl functions")
     for name in hooks:
         if not hasattr(hookspecs, name):
             raise TypeError(f"{name} is not a hook of retrain{_nearest_hook(name)}")
         if not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
             raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
-
-
-def _shown(plugin: object) -> str:
-    return getattr(plugin, "__name__", None) or type(plugin).__name__
 
 
 def _nearest_hook(name: str) -> str:
