@@ -10,7 +10,8 @@ import pytest
 
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.manual.metrics import described
 from retrain.rooms.manual.pages import regenerated

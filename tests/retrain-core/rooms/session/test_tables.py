@@ -13,8 +13,9 @@ from retrain.kernel.config.keys import Table, TableTraits, key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
 from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.first_party import install_line
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import missing
 from retrain.kernel.plugins.spec import Owner, PluginSpec
 from retrain.kernel.types import Kind
