@@ -33,6 +33,8 @@ from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.mlx_server import start
 
+pytestmark = pytest.mark.slow  # test_mlx_run.py has a run through the server at every change
+
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
 
@@ -98,7 +100,6 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
         assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
 
 
-@pytest.mark.slow
 def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
     process, url = start(exact_model, tmp_path)
     try:
@@ -118,7 +119,6 @@ def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
         make_backend(prefix_caching=False)
 
 
-@pytest.mark.slow
 def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
     make_backend, exact_model, mlx_url, tmp_path
 ) -> None:
@@ -163,7 +163,6 @@ def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, 
     assert body["model"] == str(exact_model)
 
 
-@pytest.mark.slow
 def test_completions_follow_the_models_distribution_whatever_the_servers_defaults(make_backend) -> None:
     """Batched requests without a seed are independent draws: the first tokens have the frequencies they should."""
     backend, engine = make_backend()
@@ -201,7 +200,6 @@ def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend,
     assert dialect.name == "mlx"
 
 
-@pytest.mark.slow
 def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
     make_backend, exact_model, mlx_url, tmp_path
 ):

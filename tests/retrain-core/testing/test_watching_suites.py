@@ -1,4 +1,4 @@
-"""The suites of controllers, pacers, health monitors, recorders and detectors tell sound parts from broken ones."""
+"""The suites of controllers, pacers, monitors, recorders and detectors distinguish sound parts from broken ones."""
 
 from __future__ import annotations
 

@@ -22,10 +22,3 @@ def merged_options(backend: Mapping[str, Any]) -> dict[str, Any]:
     given = backend.get("options", {})
     options: dict[str, Any] = moved(backend, MOVED).get("options", given)
     return dict(options if isinstance(options, Mapping) else {})
-
-
-def options_block(backend: Mapping[str, Any]) -> str:
-    """The table to write in their place, as TOML."""
-    import tomli_w  # only a legacy key needs it
-
-    return tomli_w.dumps({"backend": {"options": merged_options(backend)}}).strip()

@@ -13,9 +13,9 @@ from typing import Any
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.views import RunView
-from retrain.kernel.errors import RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
-from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Determinism
@@ -113,6 +113,11 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
     """Call the hooks of `watchers` during the block."""
     for watcher in watchers:
         kind = type(watcher)
+        try:
+            refuse_faulty_hooks(watcher, plugins.pluggy)
+        except TypeError as error:
+            what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
+            raise PluginError(Problem(what=what, fix="correct the object that retrain_watch_run returns")) from error
         plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
     try:
         yield
