@@ -1,4 +1,4 @@
-"""The public credit API: what advantage, transform, uncertainty and algorithm plugins are made of.
+"""The public credit API: the building blocks of advantage, transform, uncertainty and algorithm plugins.
 
 Credit flows in one direction. The episode advantage sees only the rewards of a group; the token transform sees only
 uncertainty and planning mask, and decides how much of that advantage each token receives:
@@ -9,8 +9,8 @@ uncertainty and planning mask, and decides how much of that advantage each token
     w_T = max(0, 1 + beta (U_T / mean U - 1))        GTPO weight, 1 when `use_gtpo` is off
     A_T = post_process(A_i w_T)                      e.g. HICRA; then the top-rho mask
 
-A plugin that wants none of these stages registers a whole `Algorithm` instead: `assign(step, groups) -> Credit`.
-All of it is a constant for the gradient. Arrays hold action tokens only; lists and numpy arrays both work in plugins.
+A plugin that needs none of these stages registers a whole `Algorithm` instead: `assign(step, groups) -> Credit`.
+No gradient flows through credit. Arrays hold action tokens only; plugins may use lists or numpy arrays.
 """
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit

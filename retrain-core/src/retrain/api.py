@@ -1,7 +1,7 @@
-"""All that a plugin may import from the kernel, beside `retrain.advantages` and `retrain.testing`; frozen by a test.
+"""Everything that a plugin may import, besides `retrain.advantages` and `retrain.testing`; frozen by a test.
 
-A name is imported when it is first asked for: a `plugin.py` that takes `PluginSpec` and `hookimpl` from here costs
-neither pydantic nor numpy, and `retrain --help`, which imports every `plugin.py`, stays quick.
+Each name is imported on first use: a `plugin.py` that takes `PluginSpec` and `hookimpl` from here imports neither
+pydantic nor numpy, so that `retrain --help`, which imports every `plugin.py`, stays fast.
 """
 
 import sys
@@ -185,7 +185,7 @@ __all__ = [
     "resolve",
 ]
 
-_HOMES = (  # a name comes from the first of these that has it; those that import nothing stand first, rooms last
+_HOMES = (  # a name comes from the first module that has it; those that import nothing come first, rooms last
     "retrain.kernel.declared",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
@@ -216,18 +216,18 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.rooms.capacity.estimate",
 )
 
-if not TYPE_CHECKING:  # a type checker reads the imports above, and tells a misspelt name
+if not TYPE_CHECKING:  # type checkers read the imports above and so find misspelt names
 
     def __getattr__(name: str) -> object:
         """The public name, imported now and kept."""
         if name in __all__:
-            for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # what is here already goes first
+            for home in sorted(_HOMES, key=lambda home: home not in sys.modules):  # loaded modules first
                 try:
                     value = getattr(import_module(home), name, None)
                 except ModuleNotFoundError as error:
                     if not home.startswith(error.name or "?"):
                         raise
-                    continue  # a room that was taken away
+                    continue  # a room that was removed
                 if value is not None:
                     globals()[name] = value
                     return value

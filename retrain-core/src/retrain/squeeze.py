@@ -1,6 +1,6 @@
-"""LoRA-Squeeze: which rank an adapter really needs, and the same adapter at a smaller one.
+"""LoRA-Squeeze: which rank an adapter really needs, and the same adapter at a smaller rank.
 
-`analyze_adapter`, `compress_adapter` and `auto_squeeze` are imported from here; nothing is loaded before one is used.
+Import `analyze_adapter`, `compress_adapter` and `auto_squeeze` from here; each loads its module on first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its module, which is imported now."""
+    """A public name from its module, which is imported now."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"retrain.rooms.squeeze.{_HOMES[name]}"), name)

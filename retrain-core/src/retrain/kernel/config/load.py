@@ -234,20 +234,17 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
     problems, values = [], config.as_dict()
     for path, origin in draft.origins.items():
         key = draft.keys[path]
-        value = values[key.table].get(key.name)  # an optional table that is absent
-        if (reason := draft.tables[key.table].traits.pending) and origin.layer is not Layer.FILE:
-            problems.append(Problem(where=draft.place(path), what=reason, fix=f"remove {origin}"))
-        elif origin.layer is Layer.COMMAND_LINE and _has_no_effect(draft, key):
+        traits = draft.tables[key.table].traits
+        value = values[key.table].get(key.name)  # None for an optional value that is absent
+        if traits.pending and origin.layer is not Layer.FILE:
+            problems.append(Problem(where=draft.place(path), what=traits.pending, fix=f"remove {origin}"))
+        elif origin.layer is Layer.COMMAND_LINE and traits.starts_runs and key.table not in draft.in_file:
             what = f"changes nothing: the file has no [{key.table}]"
             problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
         elif key.pending and value != key.default:
             fix = f"remove it, or keep the default {toml_text(key.default)}"
             problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
     return problems
-
-
-def _has_no_effect(draft: _Draft, key: Key) -> bool:
-    return draft.tables[key.table].traits.starts_runs and key.table not in draft.in_file
 
 
 def _expected(key: Key, value: Any) -> str:

@@ -18,12 +18,8 @@ class BackendTable(Table):
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ... A missing GPU falls back to the CPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
-    throttle_dir: str = key(
-        "", "Lock folder shared by runs that call one service; empty = no throttle.", free_on_resume=True
-    )
-    max_concurrent: int = key(
-        4, "Remote calls at a time by all runs with this throttle_dir.", ge=1, free_on_resume=True
-    )
+    throttle_dir: str = key("", "Lock folder shared by runs that call one service; empty = none.", free_on_resume=True)
+    max_concurrent: int = key(4, "Concurrent calls of all runs with this throttle_dir.", ge=1, free_on_resume=True)
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
 
 
@@ -54,9 +50,7 @@ class AlgorithmTable(Table):
         "importance_sampling", "importance_sampling (no clip), ppo (clipped ratio) or cispo (clipped weight)."
     )
     clip_eps: float = key(0.2, "ppo: the ratio counts from 1 - clip_eps up to 1 + clip_eps.", gt=0.0, lt=1.0)
-    clip_eps_high: float = key(
-        0.0, "ppo: another upper clip; cispo: largest weight; 0 = clip_eps, 4 for cispo.", ge=0.0
-    )
+    clip_eps_high: float = key(0.0, "ppo: upper clip; cispo: largest weight; 0 = clip_eps, 4 for cispo.", ge=0.0)
     tis_cap: float = key(0.0, "Truncate the trainer/sampler importance weight at this value; 0 = off.", ge=0.0)
     params: dict[str, Any] = key({}, "Parameters of the algorithm plugin.", flag="algorithm_params")
     advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.")

@@ -6,16 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from retrain.kernel.types import (
-    ActionRow,
-    Capabilities,
-    Floats,
-    Sample,
-    SampleRequest,
-    SamplingParams,
-    TrainBatch,
-    TrainReport,
-)
+from retrain.kernel.declared import Capabilities
+from retrain.kernel.types import ActionRow, Floats, Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 
 Deliver = Callable[[int, int, Sample], None]  # (number of the request, number of the seed, the finished sample)
 
