@@ -81,7 +81,7 @@ def saving_changes_nothing(bench: Bench) -> None:
         other.part.save_adapter(_empty(bench, f"adapter-{step}"))
     expect(
         _drawn(bench, subject) == _drawn(bench, other),
-        "a run that saves after each step draws other completions than one that does not",
+        "a run that saves after each step samples different completions from one that does not",
         why="save_every must not change the experiment",
         fix="save copies, and touch neither weights nor optimizer",
     )

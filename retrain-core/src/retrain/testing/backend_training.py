@@ -97,7 +97,7 @@ def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
         expect(
             gap is not None and ratio is not None and gap <= MAX_GAP and abs(ratio - 1.0) <= MAX_GAP,
             f"at temperature {temperature} the largest gap is {gap} nats, the mean ratio {ratio}",
-            why="otherwise every update is off-policy from the start, and nobody knows by how much",
+            why="otherwise every update is off-policy from the start, by an unknown amount",
             fix="apply batch.temperature to the trainer's logits, and load sampler and trainer in one precision",
         )
 
@@ -144,7 +144,7 @@ def publishes_when_asked(bench: Bench) -> None:
     if subject.is_repeatable:
         expect(
             before == _drawn(bench, subject),
-            "after train and before publish, sample draws other completions",
+            "after train and before publish, sample returns different completions",
             why="a step's completions must come from one policy",
             fix="let sample use what publish() froze",
         )
@@ -216,7 +216,7 @@ def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParam
         False,
         f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}",
         why="nothing can be learnt without variety",
-        fix="draw by the seeds of the request",
+        fix="sample with the seeds of the request",
     )
     raise AssertionError
 

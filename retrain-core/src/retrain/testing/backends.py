@@ -58,7 +58,7 @@ def is_closed_for_good(bench: Bench) -> None:
         expect(
             False,
             f"{name} works after close",
-            why="whoever uses a closed backend would train something that is never saved",
+            why="code that uses a closed backend would train something that is never saved",
             fix='raise BackendError("the backend is closed")',
         )
 

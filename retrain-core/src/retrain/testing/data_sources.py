@@ -36,7 +36,7 @@ def names_examples_for_good(bench: Bench) -> None:
     expect_unique_ids(first)
     expect(
         as_text(first.examples) == as_text(again.examples),
-        "a second load gave different examples or ids, or another order",
+        "a second load returned different examples or ids, or another order",
         why="a resumed run continues in the middle of this order, and held-out examples are chosen by id",
         fix="sort what you read, seed what you generate, and derive ids from the content",
     )
@@ -86,7 +86,12 @@ def expect_examples(data: Any) -> None:
         why="a run reads .examples, .notes and .reward",
         fix="return retrain.api.LoadedData(examples=tuple(...))",
     )
-    expect(len(data.examples) > 0, "load() gave no examples", why="there is nothing to train on", fix="give some")
+    expect(
+        len(data.examples) > 0,
+        "load() returned no examples",
+        why="there is nothing to train on",
+        fix="return one or more",
+    )
     for example in data.examples:
         expect(
             isinstance(example, Example) and isinstance(example.reference, str),

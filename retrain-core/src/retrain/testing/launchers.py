@@ -41,7 +41,7 @@ def runs_a_process_to_its_end(bench: Bench) -> None:
     expect(
         code == CODE,
         f"a process that exited with {CODE} ended as {code!r}",
-        why="a campaign tells by the code whether a run is done, failed or can be resumed",
+        why="the exit code tells a campaign whether a run is done, failed or can be resumed",
         fix="pass the exit code of the process on in poll()",
     )
 
@@ -183,7 +183,7 @@ def _ended(running: Any) -> int:
         raise
     expect(
         running.poll() == codes[0],
-        f"poll() told {codes[0]!r}, then {running.poll()!r}",
+        f"poll() returned {codes[0]!r}, then {running.poll()!r}",
         why="a campaign may ask more than once",
         fix="keep the code",
     )

@@ -36,7 +36,7 @@ def changes_only_when_it_observes(bench: Bench) -> None:
         expect(
             size == again,
             f"batch_size({step}) is {size}, then {again}",
-            why="a run asks more than once, and draws as many prompts as it was told last",
+            why="a run calls it more than once, and samples as many prompts as the last call returned",
             fix="change state in observe() alone",
         )
         pacer.observe(_view(bench, step, size))
@@ -99,7 +99,7 @@ def _size(pacer: Any, step: int) -> int:
     expect(
         isinstance(size, int) and not isinstance(size, bool) and size >= 1,
         f"batch_size({step}) is {size!r}",
-        why="a step draws that many prompts",
+        why="a step samples that many prompts",
         fix="return an int of at least 1",
     )
     return int(size)

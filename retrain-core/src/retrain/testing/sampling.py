@@ -138,7 +138,7 @@ def repeats_a_seed(bench: Bench) -> None:
                 _is_same(first, second),
                 f"{how}, a completion is {_shown(second)}; it was {_shown(first)}",
                 why="a completion must depend on its prompt and seed alone, or batch size changes the experiment",
-                fix="draw each completion from a generator of its own seed, or declare determinism none",
+                fix="sample each completion with a generator of its own seed, or declare determinism none",
             )
 
 
@@ -147,7 +147,7 @@ def draws_by_the_seed(bench: Bench) -> None:
     samples = _flat(open_subject(bench).sample(requests(bench, (16,)), SamplingParams(max_tokens=24, temperature=2.0)))
     expect(
         len({tuple(map(int, sample.tokens_T)) for sample in samples}) > 1,
-        f"16 seeds at temperature 2 gave one completion, {_shown(samples[0])}",
+        f"16 seeds at temperature 2 returned one completion, {_shown(samples[0])}",
         why="a group of equal completions teaches nothing",
         fix="use the seeds of the request",
     )
@@ -217,7 +217,7 @@ def leaves_requests_alone(bench: Bench) -> None:
     expect(
         all(np.array_equal(a.prompt_T, b.prompt_T) for a, b in zip(asked, before, strict=True)),
         "a prompt has changed",
-        why="the same array is asked again and trained on",
+        why="the same array is sampled from again and trained on",
         fix="copy it",
     )
 

@@ -32,7 +32,7 @@ def expect_plain_state(part: Any) -> dict[str, Any]:
     expect(
         json.dumps(dict(part.state()), allow_nan=False) == text,
         "state() gives something else when asked again",
-        why="it is asked at every checkpoint, and must change nothing",
+        why="it is called at every checkpoint, and must change nothing",
         fix="compute nothing in state()",
     )
     return plain

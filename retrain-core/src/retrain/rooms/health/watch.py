@@ -42,7 +42,7 @@ class HealthWatch:
     def __init__(self, monitors: Mapping[str, HealthMonitor], *, policy: str) -> None:
         self._monitors = dict(monitors)
         self._policy = policy
-        self._open: dict[str, list[str]] = {}  # monitor -> states whose episode goes on
+        self._open: dict[str, list[str]] = {}  # monitor -> states whose episode is open
         self._ending: tuple[str, Finding] | None = None
         self._guard = FaultGuard("Health monitor", "Training continues without its findings.")
 

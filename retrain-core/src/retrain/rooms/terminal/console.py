@@ -30,7 +30,7 @@ class PlainLines(logging.StreamHandler[TextIO]):
         drop_stdout()
         gone = isinstance(error, BrokenPipeError)
         reason = "nothing reads the output any more" if gone else f"the output cannot be written: {error.strerror}"
-        click.echo(f"retrain: {reason}; the run goes on without it", err=True)
+        click.echo(f"retrain: {reason}; the run continues without it", err=True)
 
 
 @contextmanager
