@@ -105,7 +105,8 @@ def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def untimed(file: Path) -> list[dict[str, Any]]:
