@@ -12,7 +12,7 @@ import click
 
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.overrides import from_arguments
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.session.check import registered_tables

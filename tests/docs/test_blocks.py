@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session.check import registered_tables
 from retrain.testing import conformance
 from tests.docs.reading import PAGES, SITE, SITE_PAGES, blocks, command_lines, faults, name_of

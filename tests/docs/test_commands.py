@@ -138,9 +138,21 @@ def _type_page(installed: Installed, page: Path, folder: Path) -> list[str]:
     return failed
 
 
+def _type_what_a_person_types_next(installed: Installed, folder: Path) -> None:
+    """`plugin new`, `compare` and `report`, with nothing installed but core and local and what they require."""
+    here = installed.folder_for(SITE / "compare.md", ["logs/campaign_20260301_120000"], folder)
+    installed.must("retrain plugin new my-transform --kind transform", at=here)
+    assert (here / "my-transform" / "pyproject.toml").is_file()
+    assert "2 conditions, 4 runs: 4 compared" in installed.must("retrain compare logs/campaign_*", at=here)
+    installed.must("retrain report logs/campaign_*", at=here)
+    assert list(here.glob("logs/campaign_*/report.html"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
+    """One test, so that tests in parallel make one environment."""
+    _type_what_a_person_types_next(installed, tmp_path / "next")
     by_name = {name_of(page): page for page in pages_to_run()}
     free = [page for name, page in by_name.items() if name not in IN_ORDER]
 
@@ -152,13 +164,3 @@ def test_every_documented_line_works_in_a_clean_environment(installed: Installed
     assert installed.distributions() == FOUR  # what follows installs the others
     failed += [each for name in IN_ORDER for each in run(by_name[name])]
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)
-
-
-@pytest.mark.slow
-def test_what_a_person_types_next_works_with_core_and_local_alone(installed: Installed, tmp_path: Path) -> None:
-    folder = installed.folder_for(SITE / "compare.md", ["logs/campaign_20260301_120000"], tmp_path / "next")
-    installed.must("retrain plugin new my-transform --kind transform", at=folder)
-    assert (folder / "my-transform" / "pyproject.toml").is_file()
-    assert "2 conditions, 4 runs: 4 compared" in installed.must("retrain compare logs/campaign_*", at=folder)
-    installed.must("retrain report logs/campaign_*", at=folder)
-    assert list(folder.glob("logs/campaign_*/report.html"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.spec import MetricSpec
 from retrain.rooms.manual.metrics import described
 from tests.end_to_end.running import records, retrain, tiny

@@ -18,7 +18,8 @@ from hypothesis import settings
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.rooms.session.check import registered_tables
 

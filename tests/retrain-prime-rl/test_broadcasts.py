@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from retrain_prime_rl.broadcasts import look, wait_for
+from retrain_prime_rl.broadcasts import newest_broadcast, wait_for
 
 ADAPTER = save({"lora_A": np.ones((4, 8), np.float32), "lora_B": np.zeros((8, 4), np.float32)})
 
@@ -29,21 +29,21 @@ def test_the_newest_complete_one_counts_by_number_not_by_name(tmp_path):
     for step in (2, 9, 10):
         broadcast(tmp_path, step)
     broadcast(tmp_path, 11, stable=False)
-    newest = look(tmp_path).newest
+    newest = newest_broadcast(tmp_path).newest
     assert newest is not None
     assert (newest.step, newest.is_adapter) == (10, True)
     assert newest.folder == tmp_path / "broadcasts" / "step_10"
 
 
 def test_nothing_there_and_things_that_are_no_broadcast(tmp_path):
-    assert look(tmp_path).newest is None
+    assert newest_broadcast(tmp_path).newest is None
     folder = tmp_path / "broadcasts"
     for name in ("step_x", "step_", "step_-1", "checkpoint_5", "step_٣"):
         (folder / name).mkdir(parents=True)
         (folder / name / "STABLE").touch()
     (folder / "step_4").write_text("a file")
-    arrival = look(tmp_path)
-    assert arrival.newest is None
+    status = newest_broadcast(tmp_path)
+    assert status.newest is None
 
 
 @pytest.mark.parametrize(
@@ -62,42 +62,42 @@ def test_nothing_there_and_things_that_are_no_broadcast(tmp_path):
 def test_a_torn_one_is_named_and_the_one_before_it_found(tmp_path, weights, config, fault):
     broadcast(tmp_path, 1)
     broadcast(tmp_path, 2, weights=weights, config=config)
-    arrival = look(tmp_path)
-    assert arrival.newest is not None
-    assert arrival.newest.step == 1
-    (told,) = arrival.faults
+    status = newest_broadcast(tmp_path)
+    assert status.newest is not None
+    assert status.newest.step == 1
+    (told,) = status.faults
     assert str(tmp_path / "broadcasts" / "step_2") in told
     assert fault in told
 
 
 def test_missing_weights_are_a_fault(tmp_path):
     (broadcast(tmp_path, 3) / "adapter_model.safetensors").unlink()
-    arrival = look(tmp_path)
-    assert arrival.newest is None
-    assert "adapter_model.safetensors" in arrival.faults[0]
+    status = newest_broadcast(tmp_path)
+    assert status.newest is None
+    assert "adapter_model.safetensors" in status.faults[0]
 
 
 def test_all_weights_may_be_spread_over_files_and_each_is_checked(tmp_path):
     target = tmp_path / "broadcasts" / "step_1"
     target.mkdir(parents=True)
     (target / "STABLE").touch()
-    assert "no safetensors file" in look(tmp_path).faults[0]
+    assert "no safetensors file" in newest_broadcast(tmp_path).faults[0]
     for number in (1, 2):
         (target / f"model-0000{number}-of-00002.safetensors").write_bytes(ADAPTER)
-    newest = look(tmp_path).newest
+    newest = newest_broadcast(tmp_path).newest
     assert newest is not None
     assert not newest.is_adapter
     (target / "model-00002-of-00002.safetensors").write_bytes(ADAPTER[:-4])
-    assert "model-00002" in look(tmp_path).faults[0]
+    assert "model-00002" in newest_broadcast(tmp_path).faults[0]
 
 
 def test_waiting_ends_with_the_weights_asked_for(tmp_path):
     broadcast(tmp_path, 1)
     threading.Timer(0.3, lambda: broadcast(tmp_path, 2)).start()
     looks = []
-    arrival = wait_for(tmp_path, 2, wait_s=20.0, poll_s=0.01, meanwhile=lambda: looks.append(1))
-    assert arrival.newest is not None
-    assert arrival.newest.step == 2
+    status = wait_for(tmp_path, 2, wait_s=20.0, poll_s=0.01, meanwhile=lambda: looks.append(1))
+    assert status.newest is not None
+    assert status.newest.step == 2
     assert len(looks) > 1
 
 
@@ -108,8 +108,8 @@ def test_a_half_written_one_is_waited_for_until_it_is_stable(tmp_path):
         broadcast(tmp_path, 1)
 
     threading.Timer(0.3, finish).start()
-    arrival = wait_for(tmp_path, 1, wait_s=20.0, poll_s=0.01)
-    assert arrival.newest is not None
+    status = wait_for(tmp_path, 1, wait_s=20.0, poll_s=0.01)
+    assert status.newest is not None
     assert (target / "adapter_model.safetensors").read_bytes() == ADAPTER
 
 
@@ -123,17 +123,17 @@ def test_stable_seen_before_the_rest_is_waited_for_too(tmp_path):
 def test_waiting_in_vain_returns_what_there_is(tmp_path, wait_s):
     broadcast(tmp_path, 4)
     broadcast(tmp_path, 5, weights=b"")
-    arrival = wait_for(tmp_path, 5, wait_s=wait_s, poll_s=0.01)
-    assert arrival.newest is not None
-    assert arrival.newest.step == 4
-    assert len(arrival.faults) == 1
+    status = wait_for(tmp_path, 5, wait_s=wait_s, poll_s=0.01)
+    assert status.newest is not None
+    assert status.newest.step == 4
+    assert len(status.faults) == 1
 
 
 def test_a_later_one_will_do(tmp_path):
     broadcast(tmp_path, 7)
-    arrival = wait_for(tmp_path, 5, wait_s=0.0, poll_s=0.01)
-    assert arrival.newest is not None
-    assert arrival.newest.step == 7
+    status = wait_for(tmp_path, 5, wait_s=0.0, poll_s=0.01)
+    assert status.newest is not None
+    assert status.newest.step == 7
 
 
 def test_the_header_is_read_and_not_the_tensors(tmp_path):
@@ -141,4 +141,4 @@ def test_the_header_is_read_and_not_the_tensors(tmp_path):
     target = broadcast(tmp_path, 1, weights=len(header).to_bytes(8, "little") + header)
     with (target / "adapter_model.safetensors").open("r+b") as stream:
         stream.truncate(8 + len(header) + 2**30)  # a hole: takes no disk
-    assert look(tmp_path).newest is not None
+    assert newest_broadcast(tmp_path).newest is not None

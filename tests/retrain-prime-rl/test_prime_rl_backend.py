@@ -83,7 +83,7 @@ def test_stale_steps_go_on_by_key_are_counted_and_told(sent, broadcast, backend,
     with caplog.at_level(logging.WARNING, "retrain"):
         made.train(batch)
     assert made.publish() == 0
-    assert "goes on with those of version 0" in caplog.text
+    assert "Sampling continues with version 0" in caplog.text
     assert made.metrics()["prime_rl_policy_lag"] == 1
     made.train(batch)
     measured = made.metrics()

@@ -66,7 +66,7 @@ def test_a_step_that_left_unnoted_is_believed_by_its_weights(
     made, _ = backend(4)
     with caplog.at_level(logging.WARNING, "retrain"):
         assert made.sample(*drawing)[0][0].policy_version == 5
-    assert "has done 5 steps, and 4 are on record" in caplog.text
+    assert "has done 5 steps, but only 4 are recorded" in caplog.text
     broadcast(tmp_path, 6)
     made.train(batch)
     assert sent(tmp_path) == ["step_5"]

@@ -52,7 +52,7 @@ def test_rounding_is_no_variation(make_batch):
 
 
 def test_a_row_that_the_trainer_would_cut_is_refused(make_batch):
-    with pytest.raises(BackendError, match="would cut it"):
+    with pytest.raises(BackendError, match="would truncate it"):
         scalar_batch(make_batch([6, 9], varying=False), step=0, seq_len=8)
 
 

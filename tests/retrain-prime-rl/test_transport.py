@@ -61,7 +61,7 @@ def test_a_process_killed_while_writing_leaves_no_step_and_the_next_one_writes_i
 
 def test_a_step_that_somebody_else_has_sent_is_not_overwritten(tmp_path):
     FileTransport(tmp_path, rank_files(1)).send(0, [b"theirs"])
-    with pytest.raises(BackendError, match="somebody else"):
+    with pytest.raises(BackendError, match="another process sends steps"):
         FileTransport(tmp_path, rank_files(1)).send(0, [b"ours"])
     assert step(tmp_path, 0) == {"rank_0.bin": b"theirs"}
 

@@ -193,7 +193,7 @@ def test_every_version_has_a_sampling_client_of_its_own_and_the_old_one_is_never
 def test_what_was_trained_and_not_published_is_not_sampled_around(backend: Make) -> None:
     made = backend()
     made.train(batch_of(*drawn(made)))
-    with pytest.raises(BackendError, match="stale"):
+    with pytest.raises(BackendError, match="is trained, but 0 is published"):
         drawn(made)
     assert made.publish() == 1
     assert made.publish() == 1

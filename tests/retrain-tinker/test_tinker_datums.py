@@ -84,7 +84,7 @@ def test_weighting_touches_action_tokens_alone() -> None:
     ("change", "kind", "words"),
     [
         ({"logprobs_T": np.zeros(3)}, BackendError, "differ in length"),
-        ({"action_T": np.array([True, True, True, True])}, BackendError, "nothing stands before"),
+        ({"action_T": np.array([True, True, True, True])}, BackendError, "no token precedes its first action"),
         ({"action_T": np.zeros(4, dtype=bool)}, BackendError, "no row of the batch has an action"),
         ({"logprobs_T": np.array([0.0, 0.0, np.nan, 0.0])}, NonFiniteError, "log-probability of token 2 is nan"),
         ({"advantages_T": np.array([0.0, 0.0, 0.0, np.inf])}, NonFiniteError, "advantage of token 3 is inf"),

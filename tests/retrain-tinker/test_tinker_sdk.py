@@ -76,5 +76,5 @@ def test_results_of_either_kind_of_call_are_settled() -> None:
             return "client"
 
     ready = Ready()
-    assert sdk._settled(ready) is ready
-    assert sdk._settled(Coming()) == "client"
+    assert sdk._resolved(ready) is ready
+    assert sdk._resolved(Coming()) == "client"

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
         RewardError,
     )
     from retrain.kernel.hooks import hookimpl
+    from retrain.kernel.plugins.discover import load_plugins
     from retrain.kernel.plugins.first_party import install_line
     from retrain.kernel.plugins.installed import installed_dependents, installed_version
-    from retrain.kernel.plugins.manager import Plugins, load_plugins
+    from retrain.kernel.plugins.manager import Plugins
     from retrain.kernel.plugins.resolve import Found, resolve
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.seeding import Seeds, generator
@@ -192,6 +193,7 @@ _HOMES = (  # a name comes from the first of these that has it; those that impor
     "retrain.kernel.plugins.installed",
     "retrain.kernel.plugins.first_party",
     "retrain.kernel.plugins.manager",
+    "retrain.kernel.plugins.discover",
     "retrain.kernel.plugins.resolve",
     "retrain.kernel.contracts.pacing",
     "retrain.kernel.types",

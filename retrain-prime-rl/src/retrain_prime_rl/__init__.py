@@ -1,3 +1,3 @@
-"""Backend `prime_rl` for retrain: our steps on PRIME-RL's wire, its weights in the sampler."""
+"""Backend `prime_rl` for retrain: PRIME-RL trains the steps, and its weights are sampled from."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Backend `prime_rl`: this process is the orchestrator of a PRIME-RL trainer and of its inference server."""
+"""Backend `prime_rl`: this process orchestrates a PRIME-RL trainer and its inference server."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from retrain.api import (
     TrainReport,
 )
 from retrain_prime_rl import steps
-from retrain_prime_rl.broadcasts import Arrival, Broadcast, wait_for
+from retrain_prime_rl.broadcasts import Broadcast, BroadcastStatus, wait_for
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.policy import RemotePolicy
 from retrain_prime_rl.transport import Transport
 
 LOG = logging.getLogger("retrain")
 STATE = "prime_rl_backend_state.json"
-Encode = Callable[[TrainBatch, int], Sequence[bytes]]  # a step's rows as payloads, one per file or rank
+Encode = Callable[[TrainBatch, int], Sequence[bytes]]  # the rows of a step as payloads, one per file or rank
 
 
 class PrimeRlBackend:
-    """Sends steps to the trainer and brings the weights that it broadcasts to the engine.
+    """Sends steps to the trainer and loads the weights that it broadcasts into the engine.
 
-    Version N of the policy has the trainer's first N steps in it. A step is sent, and then its weights are waited for,
-    so that what is sampled next is on-policy; `sync_timeout = "stale"` lets a run go on with older ones, counted.
-    The loss in a report is a placeholder: the trainer keeps its own.
+    Version N of the policy includes the trainer's first N steps. After a step is sent, the run waits for its weights,
+    so that sampling stays on-policy; `sync_timeout = "stale"` lets it continue with older ones and counts those steps.
+    The reported loss is a placeholder: the trainer does not send its loss back.
     """
 
     delivers_early = True
@@ -64,9 +64,9 @@ class PrimeRlBackend:
         self._encode = encode
         self._engine = engine
         self._policy = policy
-        self._next_step = next_step  # of the trainer; ours may have been skipped or repeated
+        self._next_step = next_step  # the trainer's count; steps of ours may be skipped or repeated
         self._newest: Broadcast | None = None
-        self._has_looked = next_step == 0
+        self._has_polled = next_step == 0
         self._stale_steps = 0
         self._is_closed = False
         self._measured: dict[str, float] = {}
@@ -76,7 +76,7 @@ class PrimeRlBackend:
     ) -> list[list[Sample]]:
         """As the engine samples, from the policy last published; BackendError on a completion of another version."""
         self._refuse_closed()
-        if not self._has_looked:  # the trainer has gone ahead in an earlier life of this run
+        if not self._has_polled:  # the trainer has steps from before a resume
             self._newest = self._await_weights()
             self.publish()
         if isinstance(self._engine, DeliversEarly) and self._engine.delivers_early:
@@ -104,7 +104,7 @@ class PrimeRlBackend:
         lag = self._next_step - (self._newest.step if self._newest else 0)
         self._stale_steps += lag > 0
         self._measured = {
-            "prime_rl_enqueue_time_s": sent - started,  # packing and handing over: not the time of training
+            "prime_rl_enqueue_time_s": sent - started,  # packing and sending, not training
             "prime_rl_sync_time_s": time.perf_counter() - sent,
             "prime_rl_step": step,
             "prime_rl_policy_lag": lag,
@@ -122,13 +122,13 @@ class PrimeRlBackend:
         )
 
     def publish(self) -> int:
-        """Load the newest weights that have come into the inference server; returns how many steps are in them."""
+        """Load the newest received weights into the inference server; returns the number of steps in them."""
         self._refuse_closed()
         newest, policy = self._newest, self._policy
         if newest is None or newest.step == policy.version:
             return policy.version
         if not isinstance(self._engine, TakesWeights):
-            what = f"{type(self._engine).__name__} cannot be given weights that a trainer wrote"
+            what = f"{type(self._engine).__name__} cannot load weights that a trainer wrote"
             raise BackendError(Problem(where="[inference] engine", what=what, fix='set engine = "vllm"'))
         policy.version, policy.weights = newest.step, newest
         load = self._engine.load_adapter if newest.is_adapter else self._engine.load_weights
@@ -136,19 +136,19 @@ class PrimeRlBackend:
         return policy.version
 
     def metrics(self) -> Mapping[str, float]:
-        """How the last step travelled; empty after a step that sent nothing. `retrain.api.Measuring`."""
+        """Timing and staleness of the last step; empty after a step that sent nothing. `retrain.api.Measuring`."""
         measured, self._measured = self._measured, {}
         engine = self._engine
         return measured | dict(engine.metrics() if isinstance(engine, Measuring) else {})
 
     def save_adapter(self, folder: Path) -> None:
-        """Copy the adapter that the trainer broadcast last."""
+        """Copy the adapter of the trainer's latest broadcast."""
         self._policy.save_adapter(folder)
 
     def save(self, folder: Path) -> None:
-        """Write how far the trainer was sent, and a copy of the published adapter where there is one.
+        """Write the number of the next step, and a copy of the published adapter if there is one.
 
-        Weights and optimizer are the trainer's own to save.
+        The trainer saves weights and optimizer itself.
         """
         state = {
             "output_dir": str(self._output_dir),
@@ -161,7 +161,7 @@ class PrimeRlBackend:
             self._policy.save_adapter(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on with the trainer where it is now: steps sent after the checkpoint are in its weights and stay there."""
+        """Continue from the trainer's current state: steps sent after the checkpoint remain in its weights."""
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             saved, output_dir, self._stale_steps = state["next_step"], state["output_dir"], state["stale_steps"]
@@ -170,12 +170,12 @@ class PrimeRlBackend:
             raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
         if output_dir != str(self._output_dir):
             what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self._output_dir}"
-            raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="take the old value back"))
+            raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="restore the old value"))
         if self._options.first_step < 0:
             self._next_step = max(self._next_step, saved)
         if self._next_step > saved:
-            ahead = self._next_step - saved
-            LOG.warning("The trainer is %d steps ahead of this checkpoint: they stay in its weights.", ahead)
+            surplus = self._next_step - saved
+            LOG.warning("The trainer is %d steps ahead of this checkpoint: they stay in its weights.", surplus)
         if self._next_step > 0:
             self._newest = self._await_weights()
 
@@ -190,34 +190,34 @@ class PrimeRlBackend:
             raise BackendError(Problem(what="the prime_rl backend is closed", fix="create another one"))
 
     def _await_weights(self) -> Broadcast | None:
-        """The weights of all steps sent; the newest there are, or None, when they do not come and that is allowed."""
-        options, self._has_looked = self._options, True
-        arrival = wait_for(
+        """The weights of all steps sent; after the timeout, if that is allowed, the newest available ones or None."""
+        options, self._has_polled = self._options, True
+        status = wait_for(
             self._output_dir,
             self._next_step,
             wait_s=options.sync_wait_s,
             poll_s=options.sync_poll_s,
-            meanwhile=self._transport.tend,
+            meanwhile=self._transport.serve_ranks,
         )
-        newest = arrival.newest
+        newest = status.newest
         if newest is None or newest.step < self._next_step:
-            self._tell_late(arrival)
+            self._report_missing(status)
         elif newest.step > self._next_step:
-            # a step left over a socket just before this process was killed, and could not be noted any more
-            LOG.warning("The trainer has done %d steps, and %d are on record.", newest.step, self._next_step)
+            # a step was sent just before this process was killed, before it could be recorded
+            LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self._next_step)
             self._next_step = newest.step
             steps.record(self._output_dir, self._next_step)
         return newest
 
-    def _tell_late(self, arrival: Arrival) -> None:
-        wanted, has = self._next_step, arrival.newest.step if arrival.newest else 0
+    def _report_missing(self, status: BroadcastStatus) -> None:
+        wanted, has = self._next_step, status.newest.step if status.newest else 0
         what = f"no weights with {wanted} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
-        why = "; ".join(arrival.faults) or f"the newest complete ones have {has}"
+        why = "; ".join(status.faults) or f"the newest complete ones have {has}"
         if self._options.sync_timeout == "stale":
-            LOG.warning("%s: %s. Sampling goes on with those of version %d.", what, why, has)
+            LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
             return
         fix = (
-            "look at the trainer's log; raise sync_wait_s if it is only slow, then resume the run "
+            "check the trainer's log; raise sync_wait_s if it is only slow, then resume the run "
             f"(with first_step = {wanted - 1} if the trainer still waits for that step)"
         )
         raise BackendError(Problem(where=str(self._output_dir / "broadcasts"), what=what, why=why, fix=fix))

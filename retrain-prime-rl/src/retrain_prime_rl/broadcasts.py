@@ -1,6 +1,6 @@
-"""Weights that come back: `<output_dir>/broadcasts/step_<N>/`, complete once it holds `STABLE`.
+"""The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it contains `STABLE`.
 
-Step N holds the policy after the trainer's first N steps; N counts its optimizer steps.
+Step N is the policy after the trainer's first N optimizer steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """What waiting ended with: the newest broadcast that is whole, and what is wrong with newer ones."""
+class BroadcastStatus:
+    """The newest complete broadcast, and the faults of newer ones."""
 
     newest: Broadcast | None
     faults: tuple[str, ...]
@@ -39,8 +39,8 @@ def numbered(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
 
 
-def look(output_dir: Path) -> Arrival:
-    """The newest whole broadcast. A folder without `STABLE` is still being written; one with it must be readable."""
+def newest_broadcast(output_dir: Path) -> BroadcastStatus:
+    """The newest complete broadcast. A folder without `STABLE` is still being written; one with it must be readable."""
     faults: list[str] = []
     for step, folder in reversed(numbered(output_dir / BROADCASTS).items()):
         if not (folder / STABLE).exists():
@@ -48,44 +48,45 @@ def look(output_dir: Path) -> Arrival:
         is_adapter = (folder / ADAPTER_CONFIG).exists()
         fault = _fault(folder, is_adapter=is_adapter)
         if not fault:
-            return Arrival(newest=Broadcast(step=step, folder=folder, is_adapter=is_adapter), faults=tuple(faults))
+            newest = Broadcast(step=step, folder=folder, is_adapter=is_adapter)
+            return BroadcastStatus(newest=newest, faults=tuple(faults))
         faults.append(f"{folder}: {fault}")
-    return Arrival(newest=None, faults=tuple(faults))
+    return BroadcastStatus(newest=None, faults=tuple(faults))
 
 
 def wait_for(
     output_dir: Path, step: int, *, wait_s: float, poll_s: float, meanwhile: Callable[[], None] = lambda: None
-) -> Arrival:
-    """Look every `poll_s` until a whole broadcast of `step`, or a later one, is there, for at most `wait_s` seconds.
+) -> BroadcastStatus:
+    """Poll every `poll_s` seconds for a complete broadcast of `step` or later, for at most `wait_s` seconds.
 
-    What is wrong with a folder may still pass within that time: on a network disk `STABLE` can be seen before the rest.
+    A fault may be transient: on a network disk `STABLE` can become visible before the other files.
     """
     deadline = time.monotonic() + wait_s
     while True:
         meanwhile()
-        arrival = look(output_dir)
+        status = newest_broadcast(output_dir)
         remaining_s = deadline - time.monotonic()
-        if (arrival.newest is not None and arrival.newest.step >= step) or remaining_s <= 0.0:
-            return arrival
+        if (status.newest is not None and status.newest.step >= step) or remaining_s <= 0.0:
+            return status
         time.sleep(min(poll_s, remaining_s))
 
 
 def _fault(folder: Path, *, is_adapter: bool) -> str:
-    """Why the weights cannot be used although they are said to be complete; empty when nothing is wrong."""
+    """Why weights marked as complete cannot be used; empty when nothing is wrong."""
     try:
         if is_adapter:
             if not isinstance(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict):
                 return f"{ADAPTER_CONFIG} is not a JSON object"
-            return _torn(folder / ADAPTER_WEIGHTS)
+            return _size_fault(folder / ADAPTER_WEIGHTS)
         files = sorted(folder.glob("*.safetensors"))
-        faults = [fault for file in files if (fault := _torn(file))]
+        faults = [fault for file in files if (fault := _size_fault(file))]
         return faults[0] if faults else "" if files else "it holds no safetensors file"
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _torn(file: Path) -> str:
-    """Whether a safetensors file is shorter or longer than its own header says, without reading the tensors."""
+def _size_fault(file: Path) -> str:
+    """How the size of a safetensors file differs from its header; empty if it does not. Tensors are not read."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 2 <= size <= MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""What a configuration must not ask of a trainer that has a configuration of its own; told before anything is sent."""
+"""Refuses settings that only the trainer's own configuration controls, before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainErro
 from retrain_prime_rl.options import PrimeRlOptions
 
 ENGINE = "vllm"
-# PRIME-RL's trainer reads these from its own TOML; a run must not be recorded with values that nobody used.
+# PRIME-RL's trainer reads these from its own TOML; a run must not record values that were never used.
 TRAINERS_OWN = (
     *("training.lr", "training.weight_decay", "model.lora_rank", "lora.alpha"),
     *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
@@ -18,7 +18,7 @@ TRAINERS_OWN = (
 
 
 def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
-    """Every key that cannot be honoured."""
+    """Every key that would have no effect."""
     found = [*_unread(config), *_engine(config), *_room(config, options), *_credit(config, plugins, options)]
     return found if _output_dir(config, options) else [*found, _no_output_dir(config)]
 
@@ -69,7 +69,7 @@ def _room(config: Config, options: PrimeRlOptions) -> list[Problem]:
 
 
 def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
-    """Token-level credit on the older wire, as far as names tell; what they do not tell is found when it is sent."""
+    """Token-level credit on the older wire, as far as the names show; the rest is checked when a step is sent."""
     algorithm = config.algorithm
     if options.wire != "scalar" or algorithm.algorithm_mode:
         return []
@@ -78,7 +78,7 @@ def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[P
         search_paths = config.plugins.search_paths
         found = resolve(plugins, Kind.TRANSFORM, name, where=where, search_paths=search_paths).target
     except RetrainError:
-        return []  # the kernel tells of it
+        return []  # reported by the kernel
     if not (isinstance(found, TransformSpec) and found.use_gtpo):
         return []
     what = f'{name!r} credits the tokens of one completion differently, and wire = "scalar" carries one number'

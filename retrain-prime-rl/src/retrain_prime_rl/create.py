@@ -24,7 +24,7 @@ LOG = logging.getLogger("retrain")
 
 
 def create_backend(context: PluginContext) -> PrimeRlBackend:
-    """Connect to a trainer and an inference server that the user has started; ConfigError on what cannot work."""
+    """Connect to a trainer and an inference server that the user started; ConfigError on an unusable configuration."""
     options = context.params if isinstance(context.params, PrimeRlOptions) else PrimeRlOptions()
     output_dir = checks.output_dir(context.config, options)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -102,6 +102,6 @@ def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
 
 
 def task_name(config: Config) -> str:
-    """What the trainer groups its statistics by: the environment or data source. It keeps "all" for itself."""
+    """Name under which the trainer groups statistics: the environment or data source; "all" is reserved."""
     name = config.value("environment.id", "") or config.data.source
     return "all_tasks" if name == "all" else name

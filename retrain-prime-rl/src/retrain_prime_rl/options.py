@@ -12,7 +12,7 @@ PADDING = "must be a multiple of pad_to_multiple_of, or a full micro-batch could
 
 
 class PrimeRlOptions(Table):
-    """How to reach a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must be those of its own TOML."""
+    """How to reach a PRIME-RL trainer; `seq_len`, ranks, padding, ports and folder must match its own TOML."""
 
     output_dir: str = key(
         "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path."
@@ -21,18 +21,18 @@ class PrimeRlOptions(Table):
     wire: Literal["per_token", "scalar"] = key(
         "per_token", "per_token: packed micro-batches of 0.8; scalar: samples with one advantage, before that."
     )
-    seq_len: int = key(2048, "Tokens of a micro-batch at most; prompt and answer together must fit.", ge=2)
+    seq_len: int = key(2048, "Maximum tokens of a micro-batch; prompt and completion must fit together.", ge=2)
     data_world_size: int = key(1, "Data-parallel ranks of the trainer (per_token wire).", ge=1)
     pad_to_multiple_of: int = key(1, "Pad micro-batches to a multiple of this many tokens (per_token wire).", ge=1)
     zmq_host: str = key("localhost", "Address to bind (per_token) or to connect to (scalar).", min_length=1)
     zmq_port: int = key(5555, "Port of the batches; the next one collects the ranks that are ready.", ge=1, le=65534)
-    zmq_hwm: int = key(10, "Messages that may wait in a socket.", ge=1)
-    strict_advantages: bool = key(True, "Refuse credit that varies inside a sample where the wire takes one number.")
+    zmq_hwm: int = key(10, "Messages that may queue up in a socket.", ge=1)
+    strict_advantages: bool = key(True, "Refuse credit that varies within a sample if the wire carries one number.")
     ready_wait_s: float = key(600.0, "Seconds to wait until every rank is ready to receive (zmq).", ge=0.0)
     sync_wait_s: float = key(30.0, "Seconds to wait for the weights of a step after it was sent.", ge=0.0)
-    sync_poll_s: float = key(0.2, "Seconds between two looks for them.", gt=0.0)
+    sync_poll_s: float = key(0.2, "Seconds between two checks for them.", gt=0.0)
     sync_timeout: Literal["error", "stale"] = key(
-        "error", "When they do not come: stop, or go on with older weights and count the step."
+        "error", "If they do not arrive: stop, or continue with older weights and count the step."
     )
     first_step: int = key(-1, "The trainer's next step; -1 = found from output_dir.", ge=-1)
 

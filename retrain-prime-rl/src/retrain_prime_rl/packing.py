@@ -1,4 +1,4 @@
-"""Rows become micro-batches: packed up to the trainer's sequence length, the same number for every data rank."""
+"""Packs rows into micro-batches of at most the trainer's sequence length, the same number for every data rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
 from retrain_prime_rl.wire import MicroBatch
 
-PADDING_TOKEN = 0  # any id of the vocabulary: nothing is learnt at it
+PADDING_TOKEN = 0  # any id of the vocabulary: it is masked out of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,15 @@ def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
     bins = partition(lengths, capacity=layout.seq_len, multiple_of=layout.ranks)
     rows = [[batch.rows[index] for index in sorted(places)] for places in bins]
     packed = [_micro_batch(part, batch.temperature, layout) for part in rows if part]
-    packed += [filler(min(packed, key=lambda part: len(part.input_ids)))] * (len(bins) - len(packed))
+    packed += [padding_batch(min(packed, key=lambda part: len(part.input_ids)))] * (len(bins) - len(packed))
     return [packed[rank :: layout.ranks] for rank in range(layout.ranks)]
 
 
 def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> list[list[int]]:
-    """Places of the lengths in bins that hold `capacity` each, about equally full; empty bins come last.
+    """Indices of the lengths in bins of `capacity`, about equally full; empty bins come last.
 
-    The longest first, each into the emptiest bin (the first of equals); with the smallest multiple of bins into which
-    they all fit that way. At the latest each has a bin of its own.
+    Greedy, longest first into the emptiest bin (the first among equals), with the smallest number of bins, a multiple
+    of `multiple_of`, for which that succeeds; with one bin per length it always does.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])  # stable: equal lengths keep their order
     count = -(-sum(lengths) // (capacity * multiple_of)) * multiple_of
@@ -68,8 +68,8 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
         count += multiple_of
 
 
-def filler(batch: MicroBatch) -> MicroBatch:
-    """The same tokens, none of which is trained: what a rank computes so that no other waits for it."""
+def padding_batch(batch: MicroBatch) -> MicroBatch:
+    """The same tokens, all masked out: computed by a rank without rows, so that no other rank waits for it."""
     length = len(batch.input_ids)
     return msgspec.structs.replace(batch, loss_mask=[False] * length, advantages=[0.0] * length)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from retrain.api import Config, Plugins, Problem
 
 NAME = "prime_rl"
-# The loss stays with the trainer. On a resume the trainer goes on from where it is: no weights are brought back to it.
+# The loss stays with the trainer. On a resume the trainer continues from its own state: no weights are sent back to it.
 CAPABILITIES = Capabilities(
     reports_sync_loss=False,
     preserves_token_advantages=True,
@@ -23,11 +23,11 @@ CAPABILITIES = Capabilities(
 
 ABSENT = "without the backend prime_rl; on a step that sent nothing"
 METRICS = (
-    ("prime_rl_enqueue_time_s", "Packing the rows and handing them over; no training.", "s"),
+    ("prime_rl_enqueue_time_s", "Packing and sending the rows; no training.", "s"),
     ("prime_rl_sync_time_s", "Waiting for the weights of the step; no training either.", "s"),
     ("prime_rl_step", "Number of the step on the wire.", ""),
-    ("prime_rl_policy_lag", "Steps that were sent and are not in the newest weights.", "steps"),
-    ("prime_rl_stale_steps", "Steps so far whose weights did not come in time.", "steps"),
+    ("prime_rl_policy_lag", "Steps sent that are not in the newest weights.", "steps"),
+    ("prime_rl_stale_steps", "Steps so far whose weights did not arrive in time.", "steps"),
 )
 
 
@@ -56,11 +56,11 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     try:
         options = PrimeRlOptions.model_validate(config.backend.options)
     except ValidationError:
-        return []  # the kernel tells of it
+        return []  # reported by the kernel
     return checks.problems_of(config, plugins, options)
 
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """How each step travelled."""
+    """Timing and staleness of each step."""
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=ABSENT) for name, meaning, unit in METRICS]

@@ -1,4 +1,4 @@
-"""What this backend shares with the engine that samples for it: a policy whose weights live elsewhere."""
+"""The policy as this backend shares it with the engine that samples for it: its weights are on another machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadca
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemotePolicy:
-    """The policy as last published, a `retrain.api.Policy`; `weights` are where it came from, None before any step."""
+    """The policy as last published, a `retrain.api.Policy`; `weights` is its broadcast, None before any step."""
 
     model_path: str
     stop_ids: frozenset[int]
@@ -23,9 +23,9 @@ class RemotePolicy:
     weights: Broadcast | None = None
 
     def save_adapter(self, folder: Path) -> None:
-        """Copy the adapter that the trainer wrote; before its first step nothing: the base model is the policy then.
+        """Copy the adapter that the trainer wrote; nothing before its first step, when the base model is the policy.
 
-        BackendError when the trainer writes all weights, or the adapter is gone.
+        BackendError when the trainer writes full weights, or the adapter has been removed.
         """
         if self.weights is None:
             return
@@ -47,13 +47,13 @@ class RemotePolicy:
 
 
 def model_path(context: PluginContext) -> str:
-    """The base model as a server would know it: the folder of a model that a plugin ships, else as configured."""
+    """The base model as a server loads it: the folder of a model shipped by a plugin, else as configured."""
     name = context.config.model.model
     return str(context.plugins.notify("retrain_locate_model", model=name) or name)
 
 
 def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
-    """Every end-of-sequence id of the model's generation config, where it has one, and the tokenizer's."""
+    """Every end-of-sequence id of the model's generation config, if it has one, and the tokenizer's."""
     from transformers import GenerationConfig  # slow to import
 
     try:

@@ -1,7 +1,7 @@
-"""The per-token wire over ZeroMQ: a publisher for the batches, and a socket on which ranks say that they are ready.
+"""The per-token wire over ZeroMQ: a publisher of batches, and a socket on which ranks announce that they are ready.
 
-A plain publisher drops silently what is sent to a rank that has not subscribed yet, or whose queue is full. This one
-is an XPUB socket, which to a subscriber is the same but shows who has subscribed, and it refuses instead of dropping.
+A PUB socket silently drops messages to a rank that has not subscribed yet or whose queue is full. An XPUB socket looks
+the same to subscribers, but reports subscriptions and refuses instead of dropping.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from retrain.api import BackendError, ConfigError, Problem
 LOG = logging.getLogger("retrain")
 TOPIC = "data_rank|{}|"
 LINGER_MS = 2000
-LOOK_MS = 50  # how often a stop is looked for while a rank is waited for
+POLL_MS = 50  # between two checks for a stop while waiting for a rank
 WHERE = "[backend.options] zmq_port"
 
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
-    """What is known of a rank. A rank that was restarted says again that it is ready."""
+    """State of a rank. A restarted rank announces itself again."""
 
-    subscriptions: int = 0  # that are open now
-    subscribed: int = 0  # ever
-    announced: int = 0  # times that it said it was ready
-    owed: bool = False  # came back after the step was sent, and has not got it
+    subscriptions: int = 0  # currently open
+    subscribed: int = 0  # in total
+    announced: int = 0  # number of announcements
+    needs_resend: bool = False  # restarted after the step was sent, and has not received it
 
-    def is_here(self, *, is_known: bool) -> bool:
-        """It has announced itself and its latest subscription has arrived: what is sent now reaches it.
+    def is_ready(self, *, is_known: bool) -> bool:
+        """Whether a message sent now will reach it: it has announced itself and its latest subscription has arrived.
 
-        A rank that an earlier life of this run has sent to (`is_known`) does not announce itself again.
+        A rank already known before a resume (`is_known`) does not announce itself again.
         """
         return self.subscriptions > 0 and self.subscribed >= self.announced >= (not is_known)
 
@@ -62,7 +62,7 @@ class Publisher:
         self._context = zmq.Context()
         self._batches = self._context.socket(zmq.XPUB)
         self._batches.setsockopt(zmq.SNDHWM, hwm)
-        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)  # show the subscription of a rank's second life too
+        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)  # report the subscription of a restarted rank as well
         self._batches.setsockopt(zmq.XPUB_NODROP, 1)
         self._ready = self._context.socket(zmq.PULL)
         self._ready.setsockopt(zmq.RCVHWM, hwm)
@@ -70,24 +70,24 @@ class Publisher:
             self._bind(socket, host, number)
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Publish a step to all ranks, once all of them are there; BackendError names those that do not come."""
+        """Publish a step once all ranks are ready; BackendError names those that are not."""
         deadline = time.monotonic() + self._wait_s
         self._await_ranks(step, deadline)
         self._step, self._payloads = step, tuple(payloads)
         for rank, payload in enumerate(payloads):
             self._publish(rank, payload, deadline)
 
-    def tend(self) -> None:
-        """Send the step again to every rank that was restarted after it was sent: what it had received is lost."""
+    def serve_ranks(self) -> None:
+        """Resend the step to every rank that was restarted after receiving it."""
         self._listen()
         for number, rank in enumerate(self._ranks):
-            if rank.owed and rank.is_here(is_known=False):
-                LOG.warning("Data rank %d was restarted: sending it the current step again.", number)
+            if rank.needs_resend and rank.is_ready(is_known=False):
+                LOG.warning("Data rank %d was restarted: resending the current step.", number)
                 self._publish(number, self._payloads[number], time.monotonic())
-                rank.owed = False
+                rank.needs_resend = False
 
     def close(self) -> None:
-        """Give what is queued a moment to leave, then release the ports."""
+        """Flush queued messages briefly, then release the ports."""
         if not self._context.closed:
             self._batches.close(linger=LINGER_MS)
             self._ready.close(linger=0)
@@ -100,7 +100,7 @@ class Publisher:
         except zmq.ZMQError as error:
             self.close()
             what = f"{address} cannot be bound: {error.strerror}"
-            fix = "give an address of this machine as zmq_host, and a zmq_port that is free, and the next one too"
+            fix = "set zmq_host to an address of this machine, and zmq_port so that it and the next port are free"
             raise ConfigError(Problem(where=WHERE, what=what, fix=fix)) from error
 
     def _await_ranks(self, step: int, deadline: float) -> None:
@@ -111,17 +111,17 @@ class Publisher:
         while missing := self._missing():
             if time.monotonic() >= deadline:
                 self._refuse(missing, step)
-            self._check_stop()  # nothing of this step was sent yet
-            self._ready.poll(LOOK_MS)
+            self._check_stop()  # nothing of this step has been sent yet
+            self._ready.poll(POLL_MS)
             self._listen()
         for rank in self._ranks:
-            rank.owed = False  # they come back to a step that is yet to be sent
+            rank.needs_resend = False  # the step is yet to be sent
 
     def _missing(self) -> list[int]:
-        return [number for number, rank in enumerate(self._ranks) if not rank.is_here(is_known=self._is_known)]
+        return [number for number, rank in enumerate(self._ranks) if not rank.is_ready(is_known=self._is_known)]
 
     def _refuse(self, missing: list[int], step: int) -> None:
-        what = f"data ranks {', '.join(map(str, missing))} of the trainer are not there for its step {step}"
+        what = f"data ranks {', '.join(map(str, missing))} of the trainer are not ready for step {step}"
         why = f"waited {self._wait_s:g} s for {len(self._ranks)} ranks"
         fix = "start the trainer with the same zmq port and data_world_size, or raise ready_wait_s"
         raise BackendError(Problem(where=WHERE, what=what, why=why, fix=fix))
@@ -134,13 +134,13 @@ class Publisher:
                 return
             except zmq.Again:
                 if time.monotonic() >= deadline:
-                    what = f"data rank {rank} has not taken what was sent before: zmq_hwm messages are waiting for it"
-                    fix = "look why the trainer hangs, then resume the run"
+                    what = f"data rank {rank} does not receive: zmq_hwm messages are queued for it"
+                    fix = "find out why the trainer hangs, then resume the run"
                     raise BackendError(Problem(where=f"step {self._step}", what=what, fix=fix)) from None
-                time.sleep(LOOK_MS / 1000)
+                time.sleep(POLL_MS / 1000)
 
     def _listen(self) -> None:
-        """Take in every subscription and announcement that has arrived."""
+        """Process every subscription and announcement received so far."""
         while self._batches.poll(0):
             self._subscription(self._batches.recv())
         while self._ready.poll(0):
@@ -155,7 +155,7 @@ class Publisher:
 
     def _announcement(self, message: bytes) -> None:
         text = message.decode("utf-8", "replace").strip()
-        if text.startswith("ack|"):  # later trainers also say which step they have used up
+        if text.startswith("ack|"):  # later trainers also acknowledge steps
             return
         if not text.isdecimal() or int(text) >= len(self._ranks):
             what = f"a trainer announced itself as data rank {text[:40]!r}, and data_world_size is {len(self._ranks)}"
@@ -163,4 +163,4 @@ class Publisher:
             raise BackendError(Problem(where="[backend.options] data_world_size", what=what, fix=fix))
         rank = self._ranks[int(text)]
         rank.announced += 1
-        rank.owed = bool(self._payloads)
+        rank.needs_resend = bool(self._payloads)

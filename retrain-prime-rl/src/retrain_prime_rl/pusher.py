@@ -10,11 +10,11 @@ import zmq
 from retrain.api import BackendError, ConfigError, Problem
 
 LINGER_MS = 2000
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class Pusher:
-    """Pushes (name of the run, batch) to `host:port`; only to a packer that is connected, so nothing waits unseen."""
+    """Pushes (name of the run, batch) to `host:port`; only to a connected packer, so that nothing queues unseen."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Pusher:
             self._socket.connect(self._address)
         except zmq.ZMQError as error:
             self.close()
-            what = f"{self._address} is no address to connect to: {error.strerror}"
+            what = f"{self._address} is not an address to connect to: {error.strerror}"
             raise ConfigError(Problem(where="[backend.options] zmq_host", what=what, fix="correct it")) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
@@ -54,14 +54,14 @@ class Pusher:
                     what = f"no packer at {self._address} took step {step} within {self._wait_s:g} s"
                     fix = "start the trainer with this zmq host and port, or raise ready_wait_s"
                     raise BackendError(Problem(where="[backend.options] zmq_port", what=what, fix=fix)) from None
-                self._check_stop()  # nothing of this step was sent yet
-                time.sleep(LOOK_S)
+                self._check_stop()  # nothing of this step has been sent yet
+                time.sleep(POLL_S)
 
-    def tend(self) -> None:
-        """Nothing: the packer keeps what it has received."""
+    def serve_ranks(self) -> None:
+        """Nothing to do: the packer keeps what it has received."""
 
     def close(self) -> None:
-        """Give what is queued a moment to leave, then release the socket."""
+        """Flush queued messages briefly, then release the socket."""
         if not self._context.closed:
             self._socket.close(linger=LINGER_MS)
             self._context.term()

@@ -1,4 +1,4 @@
-"""Rows for the older wire, which has one advantage per sample: credit that varies inside one cannot travel on it."""
+"""Rows for the older wire, which carries one advantage per sample: credit that varies within a row is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TOLERANCE = 1e-6
 
 
 def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
-    """All rows as samples, cut in two before the first action token.
+    """All rows as samples, split before the first action token.
 
     BackendError when the action tokens of a row have different advantages (by more than 1e-6), or a row is longer than
-    `seq_len`, where the trainer would cut it; NonFiniteError on a number that is none.
+    `seq_len`, which the trainer would truncate; NonFiniteError on a non-finite number.
     """
     check_rows(batch)
     return ScalarBatch(
@@ -25,7 +25,7 @@ def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
 
 def _sample(row: TrainRow, batch: TrainBatch, number: int, seq_len: int) -> ScalarSample:
     if len(row.tokens_T) > seq_len:
-        what = f"row {number} has {len(row.tokens_T)} tokens, more than seq_len = {seq_len}: the trainer would cut it"
+        what = f"row {number} has {len(row.tokens_T)} tokens, over seq_len = {seq_len}: the trainer would truncate it"
         raise BackendError(Problem(where=f"step {batch.step}", what=what, fix="raise seq_len here and in the trainer"))
     start = int(row.action_T.argmax())
     tokens_T, action_T, logprobs_T = row.tokens_T[start:], row.action_T[start:], row.logprobs_T[start:]
@@ -45,7 +45,7 @@ def _one_advantage(row: TrainRow, batch: TrainBatch, number: int) -> float:
     low, high = float(advantages_T.min()), float(advantages_T.max())
     if high - low > TOLERANCE:
         what = f"the tokens of row {number} have advantages from {low:.6g} to {high:.6g}"
-        why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids to average them'
+        why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids averaging them'
         fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none" with surprisal_mask_rho = 0'
         raise BackendError(Problem(where=f"step {batch.step}", what=what, why=why, fix=fix))
     return float(advantages_T[0])

@@ -1,4 +1,4 @@
-"""How the payloads of a step reach the trainer: as files on a shared disk, here, or over ZeroMQ, next door."""
+"""How the payloads of a step reach the trainer: the interface, and files on a shared disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Transport(Protocol):
     """Carries steps to the trainer, each once and in order. Payload r is for data rank r; the older wire has one."""
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Hand over a step; BackendError when it could not be, and then no rank has it or all have it."""
+        """Send a step; after a BackendError either no rank or every rank has it."""
 
-    def tend(self) -> None:
-        """Do what the trainer asks for meanwhile; called again and again while its weights are waited for."""
+    def serve_ranks(self) -> None:
+        """Handle requests of the ranks; called repeatedly while waiting for the weights."""
 
     def close(self) -> None:
         """Release sockets; safe to call twice."""
@@ -40,27 +40,25 @@ class FileTransport:
         self._names = tuple(names)
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Write and rename; the files are on the disk when it returns."""
+        """Write and rename; the files are synced to disk on return."""
         target, draft = self._rollouts / f"step_{step}", self._rollouts / f".step_{step}.tmp"
         try:
-            shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed while writing
+            shutil.rmtree(draft, ignore_errors=True)  # left by a process killed while writing
             draft.mkdir(parents=True)
             for name, payload in zip(self._names, payloads, strict=True):
                 _write(draft / name, payload)
-            os.rename(draft, target)  # fails when it exists and holds something
+            os.rename(draft, target)  # fails if it exists and is not empty
         except OSError as error:
-            what = f"step {step} could not be handed to the trainer: {error.strerror or error}"
-            why = "somebody else sends steps into this folder" if target.exists() else ""
-            fix = (
-                "give each run an output_dir and a trainer of its own" if why else "mend the disk, then resume the run"
-            )
+            what = f"step {step} could not be sent to the trainer: {error.strerror or error}"
+            why = "another process sends steps to this folder" if target.exists() else ""
+            fix = "give each run an output_dir and a trainer of its own" if why else "fix the disk, then resume the run"
             raise BackendError(Problem(where=str(target), what=what, why=why, fix=fix)) from error
 
-    def tend(self) -> None:
-        """Nothing: the files wait for whoever comes late or comes back."""
+    def serve_ranks(self) -> None:
+        """Nothing to do: the files stay for ranks that start late or restart."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def _write(file: Path, payload: bytes) -> None:

@@ -1,9 +1,9 @@
-"""What travels to a PRIME-RL trainer: msgpack arrays whose order of fields is the protocol.
+"""Messages to a PRIME-RL trainer: msgpack arrays whose field order is the protocol.
 
-`MicroBatch` is the wire of 0.8, one list of them per step and data rank. `ScalarBatch` is what earlier trainers took,
-before advantages were per token: unpacked samples with one number each, packed by the trainer itself.
+`MicroBatch` is the wire of 0.8, one list of them per step and data rank. `ScalarBatch` is the format of earlier
+trainers, before advantages were per token: unpacked samples with one advantage each, packed by the trainer.
 
-Suffix `_T`: one entry per token, and each stands at the token that it describes.
+Suffix `_T`: one entry per token, at the index of the token it describes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class MicroBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     All per-token lists have the length of `input_ids`. `position_ids` restart at 0 with every packed sample, whose
     lengths `sequence_lengths` and `seq_lens` list; both sum to the length. `inference_logprobs` (nats) and
-    `advantages` are 0 where `loss_mask` is False. The optional fields belong to features that we do not use.
+    `advantages` are 0 where `loss_mask` is False. The optional fields belong to features that are not used here.
     """
 
     input_ids: list[int]
@@ -60,15 +60,15 @@ class ScalarBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 def encode(message: list[MicroBatch] | ScalarBatch) -> bytes:
-    """The message as it travels."""
+    """Serialise a message."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_micro_batches(payload: bytes) -> list[MicroBatch]:
-    """What a data rank receives; msgspec.DecodeError when it is something else."""
+    """What a data rank receives; msgspec.DecodeError on anything else."""
     return msgspec.msgpack.decode(payload, type=list[MicroBatch])
 
 
 def decode_scalar_batch(payload: bytes) -> ScalarBatch:
-    """What a trainer of the older wire receives; msgspec.DecodeError when it is something else."""
+    """What a trainer of the older wire receives; msgspec.DecodeError on anything else."""
     return msgspec.msgpack.decode(payload, type=ScalarBatch)

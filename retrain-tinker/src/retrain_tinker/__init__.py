@@ -1,3 +1,3 @@
-"""Training on a Tinker service for retrain: the hosted one, or SkyRL-tx on a machine of one's own."""
+"""Training on a Tinker service for retrain: the hosted one, or SkyRL-tx on your own machine."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""An adapter from the service as a folder that PEFT, vLLM and `retrain squeeze` read right."""
+"""Turns an adapter of the service into a folder that PEFT, vLLM and `retrain squeeze` can read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:embedding
 def download(urls: Mapping[str, str], folder: Path, timeout_s: float) -> None:
     """Fetch an adapter's two files into an existing folder, from single files or from one archive.
 
-    Of an archive only regular files of these names are taken, wherever they stand in it: no link, no other path.
+    Only regular files with these two names are extracted from an archive, at any depth: no links, no other paths.
     """
     archive = folder / ARCHIVE
     for name, url in urls.items():
@@ -41,16 +41,16 @@ def download(urls: Mapping[str, str], folder: Path, timeout_s: float) -> None:
 
 
 def repair(folder: Path, base_model: str) -> None:
-    """Make `adapter_config.json` say what the weights are.
+    """Make `adapter_config.json` match the weights.
 
-    A config without target modules lets PEFT apply its defaults for the architecture and drop all other weights without
-    an error, so they are taken from the weights' names; `base_model_name_or_path` becomes the model as known here.
+    Without target modules PEFT would apply its defaults for the architecture and silently drop all other weights, so
+    they are derived from the names of the weights; `base_model_name_or_path` becomes the model's path here.
     """
     path = folder / CONFIG_FILE
     try:
         document = dict(json.loads(path.read_text(encoding="utf-8")).items())
         names = _tensor_names(folder / WEIGHTS_FILE)
-    except Exception as error:  # the readers of JSON and safetensors raise kinds of their own
+    except Exception as error:  # the JSON and safetensors readers raise various types
         what = f"the service's adapter cannot be read: {type(error).__name__}: {error}"
         raise BackendError(Problem(where=str(folder), what=what, fix=FIX)) from error
     modules = sorted({match["module"].rpartition(".")[2] for name in names if (match := _FACTOR.fullmatch(name))})
@@ -63,7 +63,7 @@ def repair(folder: Path, base_model: str) -> None:
 
 
 def _covers(targets: Any, modules: Iterable[str]) -> bool:
-    """Whether every adapted module is named; a pattern such as "all-linear" is taken at its word."""
+    """Whether every adapted module is named; a pattern such as "all-linear" is assumed to."""
     if isinstance(targets, str):
         return True
     return isinstance(targets, list) and set(modules) <= {str(target).rpartition(".")[2] for target in targets}
@@ -87,7 +87,7 @@ def _fetch(url: str, file: Path, timeout_s: float) -> None:
                     stream.write(chunk)
     except httpx.HTTPError as error:
         reason = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
-        what = f"the adapter could not be downloaded: {reason}"  # not the address: a signed one is a key
+        what = f"the adapter could not be downloaded: {reason}"  # without the address: a signed URL is a credential
         raise BackendError(
             Problem(what=what, fix="resume the run, or set [backend.options] download_adapter = false")
         ) from None

@@ -1,4 +1,4 @@
-"""Backend `tinker`: the policy lives on a Tinker service, which samples from it and trains it."""
+"""Backend `tinker`: a Tinker service holds the policy, samples from it and trains it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from retrain.api import (
     TrainRow,
 )
 from retrain_tinker.adapter import download, repair
-from retrain_tinker.address import base_url_of
-from retrain_tinker.checks import problems_of
 from retrain_tinker.datums import Datum, check_rows
-from retrain_tinker.handshake import Dialect, check_model, shake_hands
+from retrain_tinker.handshake import Dialect, check_model, check_service
 from retrain_tinker.losses import PolicyLoss
 from retrain_tinker.model_files import context_limit, stop_ids
-from retrain_tinker.options import TinkerOptions
+from retrain_tinker.options import TinkerOptions, base_url_of, problems_of
 from retrain_tinker.plugin import CAPABILITIES
 from retrain_tinker.sampling import Sampler
 from retrain_tinker.service import Service
@@ -46,7 +44,7 @@ PROBE_TEXT = "What is 12 + 30?"
 
 
 def create_backend(context: PluginContext) -> TinkerBackend:
-    """Connect, make the adapter on the service, and see that sampler, trainer and loss are what they should be."""
+    """Connect, create the adapter on the service, and check its sampler, trainer and loss."""
     config = context.config
     options = context.params if isinstance(context.params, TinkerOptions) else TinkerOptions()
     if problems := problems_of(config):
@@ -69,7 +67,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
             service.create(name, rank=rank, seed=context.seeds.derive("lora init"))
             service.publish()
             prompt = context.tokenizer(PROBE_TEXT)["input_ids"]
-            dialect = shake_hands(service, sampler, prompt, config, options, context.seeds)
+            dialect = check_service(service, sampler, prompt, config, options, context.seeds)
         _refuse_what_it_cannot_do(config, dialect)
     except BaseException:
         service.close()
@@ -77,7 +75,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     LOG.info("Training client ready. The service sets LoRA's alpha, usually 32: the update is scaled by alpha / rank.")
     if config.training.temperature != 1.0:
         LOG.warning(
-            "Tokens are drawn at temperature %g, and log-probabilities, ratios and the gradient are those of T = 1: "
+            "Tokens are sampled at temperature %g, but log-probabilities, ratios and the gradient are those of T = 1: "
             "the service's loss has no temperature.",
             config.training.temperature,
         )
@@ -119,32 +117,32 @@ class TinkerBackend:
         self._version = 0
         self._published = 0
         self._saved = 0
-        self._has_stray_gradient = False  # of a step that failed between its gradient and its update
+        self._has_pending_gradient = False  # from a step that failed between gradient and update
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """Draw from the policy last published, all completions at once; log-probabilities are those of T = 1."""
+        """Sample all completions concurrently from the policy last published; log-probabilities are those of T = 1."""
         if self._published != self._version:
-            what = f"version {self._version} is trained, and {self._published} is published: it is stale"
+            what = f"version {self._version} is trained, but {self._published} is published"
             raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
         with self._throttle.slot():
             return self._sampler.draw(requests, params, version=self._published, deliver=deliver)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One AdamW step on the service; on a non-finite number an error, and weights and moments as they were."""
+        """One AdamW step on the service; NonFiniteError, with weights and moments unchanged, on a non-finite number."""
         check_rows(batch.rows)
         with self._throttle.slot():
-            if self._has_stray_gradient:
+            if self._has_pending_gradient:
                 self._drop_gradient()
-            self._has_stray_gradient = True
+            self._has_pending_gradient = True
             report = self._step.take(batch.rows)
-            self._has_stray_gradient = False
+            self._has_pending_gradient = False
         self._version += 1
         return report
 
     def publish(self) -> int:
-        """Let `sample` use what was trained, through a sampling client of its own; returns the number of steps."""
+        """Make the trained weights the ones that `sample` uses; returns the number of optimizer steps in them."""
         self._service.refuse_closed()
         if self._published != self._version:
             with self._throttle.slot():
@@ -170,7 +168,7 @@ class TinkerBackend:
             self._download_adapter(folder)
 
     def save(self, folder: Path) -> None:
-        """Keep weights and optimizer on the service; the folder says where they are, and holds the adapter."""
+        """Store weights and optimizer on the service; the folder holds their path and the adapter."""
         with self._throttle.slot():
             state = {
                 "format": FORMAT,
@@ -187,14 +185,14 @@ class TinkerBackend:
         """Continue from what `save` wrote, in a new training client, and publish it."""
         state = _read_state(folder, self._config)
         with self._throttle.slot():
-            self._service.forget_trainer()  # a server with few places would have none for both
+            self._service.forget_trainer()  # a server may not have slots for both
             self._service.restore(str(state["state_path"]))
             self._service.publish()
         self._version = self._published = int(str(state["policy_version"]))
-        self._has_stray_gradient = False
+        self._has_pending_gradient = False
 
     def close(self) -> None:
-        """Let the service forget this run's clients."""
+        """Release this run's clients on the service."""
         self._service.close()
 
     def _download_adapter(self, folder: Path) -> str:
@@ -204,13 +202,13 @@ class TinkerBackend:
         return path
 
     def _drop_gradient(self) -> None:
-        """The service has no call to forget a gradient, but a new client made from the saved state has none."""
-        self._service.restore(self._service.save_state(self._name("kept"), is_passing=True))
+        """Discard the accumulated gradient: there is no call for that, but a client restored from a state has none."""
+        self._service.restore(self._service.save_state(self._name("kept"), is_temporary=True))
         self._service.publish()
-        self._has_stray_gradient = False
+        self._has_pending_gradient = False
 
     def _name(self, what: str) -> str:
-        """A name that this training client has not used yet."""
+        """A name not yet used by this training client."""
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
 

@@ -1,4 +1,4 @@
-"""From rows of the kernel to the datums of the service: next-token aligned, and scaled to the mean over tokens."""
+"""Converts rows to the datums of the service: aligned to the next token, and scaled to the mean over tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Reduction = Literal["token_sum", "sequence_mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Datum:
-    """One row, shifted: position t holds the token that is read, and what belongs to the token predicted from it.
+    """One row, shifted: position t holds an input token and the data of the token predicted from it.
 
-    All arrays have one entry less than the row. `logprobs_T` and `advantages_T` are 0 where `action_T` is False: the
-    prompt, and tokens of an environment, are read and never trained.
+    All arrays are one shorter than the row. `logprobs_T` and `advantages_T` are 0 where `action_T` is False: prompt and
+    environment tokens are read but not trained.
     """
 
     inputs_T: Tokens
@@ -29,7 +29,7 @@ class Datum:
 
     @classmethod
     def of(cls, row: TrainRow) -> Datum:
-        """Inputs are tokens[:-1]; targets, log-probabilities and advantages are those of tokens[1:]."""
+        """Inputs are tokens[:-1]; targets, log-probabilities and advantages belong to tokens[1:]."""
         action_T = row.action_T[1:]
         return cls(
             inputs_T=row.tokens_T[:-1],
@@ -40,7 +40,7 @@ class Datum:
         )
 
     def weighted(self, factors_N: Floats, logprobs_N: Floats) -> Datum:
-        """The same with other log-probabilities and advantages times a factor, both given at action tokens."""
+        """A copy with new log-probabilities, and advantages times a factor, both given per action token."""
         logprobs_T, advantages_T = np.zeros(len(self.targets_T)), self.advantages_T.copy()
         logprobs_T[self.action_T] = logprobs_N
         advantages_T[self.action_T] *= factors_N
@@ -48,10 +48,10 @@ class Datum:
 
 
 def scales(datums: Sequence[Datum], reduction: Reduction) -> list[float]:
-    """Factor for the advantages of each datum that makes the service's gradient that of the mean over action tokens.
+    """Factor per datum for its advantages, with which the service's gradient is that of the mean over action tokens.
 
-    With N datums of L_i targets each and M action tokens in all, a sum over tokens needs 1 / M. A mean over each datum
-    followed by a mean over datums divides token losses by L_i N, prompts included, so it needs L_i N / M.
+    With N datums of L_i targets each and M action tokens in total, a sum over tokens needs 1 / M. A mean over each
+    datum followed by a mean over datums divides token losses by L_i N, prompts included, and needs L_i N / M.
     """
     actions = sum(int(np.count_nonzero(datum.action_T)) for datum in datums)
     if reduction == "token_sum":
@@ -60,13 +60,13 @@ def scales(datums: Sequence[Datum], reduction: Reduction) -> list[float]:
 
 
 def check_rows(rows: Sequence[TrainRow]) -> None:
-    """BackendError, naming the row, on anything that would train nonsense; NonFiniteError on a number that is none."""
+    """BackendError on a malformed row, NonFiniteError on a non-finite number; both name the row."""
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
             raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
         if length < 2 or row.action_T[0]:
-            raise _refused(f"row {index}: nothing stands before its first action to predict it")
+            raise _refused(f"row {index}: no token precedes its first action to predict it from")
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):

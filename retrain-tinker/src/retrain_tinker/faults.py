@@ -1,4 +1,4 @@
-"""What a Tinker service can answer instead of a result, as errors that say what to do."""
+"""Turns the failures of a Tinker service into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ KEY_FIX = (
     "put your key into the environment variable TINKER_API_KEY; a server of your own takes any that begins with tml-"
 )
 SERVER_FIX = "check that SDK and server belong together"
-LONGEST = 400  # characters of a foreign message that are shown
-# How a fault shows itself, what it is called and what to do; the first that fits is told.
+LONGEST = 400  # characters shown of a foreign message
+# Pattern in the message, what is wrong, and the fix; the first match counts.
 _KNOWN = (
     (
         r"LoRA rank \d+ must be between",
@@ -33,38 +33,38 @@ _KNOWN = (
 )
 _DETAIL = re.compile(r"""['"]detail['"]: (?P<quote>['"])(?P<words>.*?)(?P=quote)\}""")
 _BY_STATUS = {
-    400: ("the service refuses the request", "see its own words above, and the server's log"),
+    400: ("the service refuses the request", "see its own message above, and the server's log"),
     401: ("the service refuses the key", KEY_FIX),
-    402: ("the account has no credit or no billing set up", "mend that on the service's console, then resume"),
+    402: ("the account has no credit or no billing set up", "fix that on the service's console, then resume"),
     403: ("the key may not do this", "use a key of the project that this run belongs to"),
-    404: ("the service does not know what it was asked for", "check [model] base_url and [model] model"),
+    404: ("the service does not know the requested object", "check [model] base_url and [model] model"),
     422: ("the service does not understand the request", SERVER_FIX),
     429: ("the service limits how fast it is called", "lower [backend] max_concurrent, or wait, then resume"),
 }
 
 
 def safe_url(base_url: str) -> str:
-    """The service for a message: without a login, and by a name where the URL is the SDK's own."""
+    """The service as shown in messages: without credentials, and by name where the SDK chooses the URL."""
     return re.sub(r"(?<=://)[^/\s?#@]+@", "", base_url) or HOSTED
 
 
 def timed_out(doing: str, base_url: str, timeout_s: float, key: str) -> BackendError:
-    """Nothing came within our own deadline."""
+    """The error for a call that exceeded our own deadline."""
     what = f"{doing}: no answer within {timeout_s:g} s"
-    fix = f"see that the service runs; where it is only slow, raise [backend.options] {key}"
+    fix = f"check that the service is running; if it is only slow, raise [backend.options] {key}"
     if key == "connect_timeout_s":
-        fix += "; SkyRL-tx answers an SDK of its own time alone: pip install tinker==0.16.1"
+        fix += "; SkyRL-tx supports only the SDK of its own time: pip install tinker==0.16.1"
     return BackendError(Problem(where=safe_url(base_url), what=what, fix=fix))
 
 
 def unreachable(base_url: str, reason: str) -> BackendError:
-    """Nobody listens there."""
+    """The error for an address where nothing is listening."""
     fix = "start the server, or correct [model] base_url (or TINKER_BASE_URL)"
     return BackendError(Problem(where=safe_url(base_url), what="no Tinker service answers", why=reason, fix=fix))
 
 
 def explained(error: Exception, doing: str, base_url: str) -> RetrainError:
-    """The SDK's error as ours: what it was about, the service's own words, and the smallest fix."""
+    """The SDK's error as one of ours: what failed, the service's own message, and the smallest fix."""
     if isinstance(error, RetrainError):
         return error
     where, words = safe_url(base_url), _words(error)
@@ -90,7 +90,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _words(error: Exception) -> str:
-    """The service's own words where the SDK quotes them, else the SDK's; without logins, at a readable length."""
+    """The service's message where the SDK quotes it, else the SDK's; without credentials, at a readable length."""
     text = " ".join(str(error).split()) or type(error).__name__
     if detail := _DETAIL.search(text):
         text = detail["words"]

@@ -1,4 +1,4 @@
-"""`tinker://...` as a folder on this machine, for `retrain squeeze` and whoever else reads adapters."""
+"""Downloads `tinker://...` to a local folder, for `retrain squeeze` and every other reader of adapters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 from retrain.api import BackendError, Config, Problem
 from retrain_tinker.adapter import WANTED, download, repair
-from retrain_tinker.address import base_url_of
-from retrain_tinker.options import TinkerOptions
+from retrain_tinker.options import TinkerOptions, base_url_of
 from retrain_tinker.service import Service
 
 
 def fetch_adapter(path: str, config: Config) -> Path:
-    """The adapter at a `tinker://` path, downloaded once and kept; what a path names never changes on the service.
+    """The adapter at a `tinker://` path, downloaded once and cached; paths are immutable on the service.
 
-    A training state (`.../weights/NAME`) is exported first; that takes an adapter's place on the service for a moment.
+    A training state (`.../weights/NAME`) is exported first, which briefly occupies an adapter slot on the service.
     """
     options, base_url = TinkerOptions(), base_url_of(config)
     key = hashlib.sha256(f"{base_url} {path}".encode()).hexdigest()[:32]

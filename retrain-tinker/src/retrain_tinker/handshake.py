@@ -1,6 +1,6 @@
-"""Before the first step: does the service sample from what it trains, and is its loss the one that was asked for?
+"""Checks before the first step: sampler and trainer use the same weights, and the loss is the requested one.
 
-Nothing is changed on the service: the questions are answered by sampling a few tokens and by forward passes.
+The checks sample a few tokens and run forward passes; they change nothing on the service.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from retrain_tinker.service import Service
 
 LOG = logging.getLogger("retrain")
 PROBES, PROBE_TOKENS = 4, 16
-LARGEST_GAP = 0.1  # nats, mean over the probe; precisions differ by a hundredth, another distribution by half a nat
+LARGEST_GAP = 0.1  # nats, mean over the probe; precision accounts for 0.01, a different distribution for 0.5
 LOSS_TOLERANCE = 1e-3  # relative
-RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every bound that a loss may have
+RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every clipping bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What was found out: how the service adds up losses, and whether it can clip a gradient."""
+    """How this service reduces losses, and whether it can clip gradients."""
 
     reduction: Reduction
     clips_gradients: bool
 
 
 def check_model(service: Service, config: Config, options: TinkerOptions) -> str:
-    """The model's name on the service; ConfigError with the names that it has when this is none of them."""
+    """The model's name on the service; ConfigError listing the available names when it is not among them."""
     name = options.base_model or config.model.model
     known = service.supported_models()
     if known and name not in known:
         shown = ", ".join(sorted(known)[:12]) + (", ..." if len(known) > 12 else "")
         where = config.place("backend.options" if options.base_model else "model.model")
         what = f"{safe_url(service.base_url)} has no model {name!r}"
-        fix = "name one of them; where it has the same model under another name, set [backend.options] base_model"
+        fix = "name one of them; if it has the same model under another name, set [backend.options] base_model"
         raise ConfigError(Problem(where=where, what=what, why=f"it has {shown}", fix=fix))
     return name
 
 
-def shake_hands(
+def check_service(
     service: Service, sampler: Sampler, prompt: Sequence[int], config: Config, options: TinkerOptions, seeds: Seeds
 ) -> Dialect:
-    """Compare sampler with trainer and the service's loss with ours; an error tells which of them disagree."""
+    """Compare the sampler with the trainer and the service's loss with ours; an error names what disagrees."""
     loss = PolicyLoss.of(config)
     request = SampleRequest(
         prompt_T=np.asarray(prompt, dtype=np.int64),
@@ -79,12 +79,12 @@ def shake_hands(
 
 
 def _datum(prompt: Sequence[int], sample: Sample) -> Datum:
-    ahead, drawn = len(prompt), len(sample.tokens_T)
+    start, length = len(prompt), len(sample.tokens_T)
     row = TrainRow(
         tokens_T=np.concatenate([np.asarray(prompt, dtype=np.int64), sample.tokens_T]),
-        action_T=np.arange(ahead + drawn) >= ahead,
-        logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
-        advantages_T=np.zeros(ahead + drawn),
+        action_T=np.arange(start + length) >= start,
+        logprobs_T=np.concatenate([np.zeros(start), sample.logprobs_T]),
+        advantages_T=np.zeros(start + length),
     )
     return Datum.of(row)
 
@@ -97,7 +97,7 @@ def _refuse_other_distribution(gaps_N: Floats, config: Config, service: Service)
     why = "the sampler does not draw from the weights that are trained, or the service is broken"
     fix = "check that the server was started with the model that [model] names"
     if temperature != 1.0:
-        why = f"its sampler tells them of the distribution at temperature {temperature:g}, its trainer at 1"
+        why = f"its sampler reports them at temperature {temperature:g}, its trainer at 1"
         fix = "set [training] temperature = 1.0"
     raise BackendError(Problem(where=safe_url(service.base_url), what=what, why=why, fix=fix))
 
@@ -110,34 +110,34 @@ def _check_loss(
     config: Config,
     options: TinkerOptions,
 ) -> Dialect:
-    """Ask for the loss where ratios and advantages are known, and compare."""
-    posed, expected = _posed(datums, new, loss)
+    """Request the loss at known ratios and advantages, and compare it with ours."""
+    probe, expected = _loss_probe(datums, new, loss)
     place = config.place("algorithm.loss")
     try:
-        output = service.forward(posed, loss)
+        output = service.forward(probe, loss)
     except BackendError as error:
-        if error.__cause__ is None:  # no answer at all says nothing about the loss
+        if error.__cause__ is None:  # no answer at all proves nothing about the loss
             raise
         what, fix = f"the service does not compute the loss {loss.kind!r}", 'use loss = "importance_sampling"'
         raise ConfigError(Problem(where=place, what=what, why=str(error), fix=fix)) from error
     found = sdk.total_loss(output)
     if found is None:
-        LOG.warning("The service tells no loss, so that it cannot be checked against [algorithm] loss.")
+        LOG.warning("The service reports no loss, so it cannot be checked against [algorithm] loss.")
     elif abs(found - expected) > LOSS_TOLERANCE * max(1.0, abs(expected)):
         what = f"the service computes another loss than [algorithm] asks for: {found:.4g} where it is {expected:.4g}"
-        why = "SkyRL-tx clips ppo at 0.8 and 1.2, whatever it is told" if loss.kind == "ppo" else ""
+        why = "SkyRL-tx clips ppo at 0.8 and 1.2, whatever is requested" if loss.kind == "ppo" else ""
         fix = "use clip_eps = 0.2 and clip_eps_high = 0" if loss.kind == "ppo" else 'use loss = "importance_sampling"'
         raise ConfigError(Problem(where=place, what=what, why=why, fix=fix))
-    sums = sdk.tells_sums(output)
+    sums = sdk.reports_sum(output)
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
     if options.reduction != "auto":
         reduction = options.reduction
     return Dialect(reduction=reduction, clips_gradients=sums)
 
 
-def _posed(datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss) -> tuple[list[Datum], float]:
+def _loss_probe(datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss) -> tuple[list[Datum], float]:
     """The probe with ratios from `RATIOS` and advantages of both signs, and the sum of its losses by our formula."""
-    posed: list[Datum] = []
+    probe: list[Datum] = []
     expected, count = 0.0, 0
     for datum, new_T in zip(datums, new, strict=True):
         new_N = new_T[datum.action_T]
@@ -145,9 +145,9 @@ def _posed(datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss) -> 
         count += len(new_N)
         ratios_N = np.asarray(RATIOS)[numbers_N % len(RATIOS)]
         signs_N = np.where((numbers_N // len(RATIOS)) % 2, -1.0, 1.0)
-        old_N = new_N - np.log(ratios_N)
+        reference_N = new_N - np.log(ratios_N)
         advantages_T = np.zeros(len(new_T))
         advantages_T[datum.action_T] = signs_N
-        posed.append(replace(datum, advantages_T=advantages_T).weighted(np.ones(len(new_N)), old_N))
-        expected += float(loss.terms(new_N, old_N, signs_N)[0].sum())
-    return posed, expected
+        probe.append(replace(datum, advantages_T=advantages_T).weighted(np.ones(len(new_N)), reference_N))
+        expected += float(loss.terms(new_N, reference_N, signs_N)[0].sum())
+    return probe, expected

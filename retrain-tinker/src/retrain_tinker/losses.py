@@ -1,4 +1,4 @@
-"""The policy losses as the service computes them, so that it can be asked for them and checked against them."""
+"""The policy losses as the service computes them, for its requests and to check its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CISPO_WEIGHT = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """`[algorithm] loss` and its numbers: the bounds of the ratio (ppo, cispo), the cap of the weight (0 = off)."""
+    """`[algorithm] loss` and its parameters: bounds of the ratio (ppo, cispo), cap of the weight (0 = off)."""
 
     kind: str = "importance_sampling"
     low: float = 0.8
@@ -22,7 +22,7 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, config: Config) -> PolicyLoss:
-        """The loss that the configuration means; cispo bounds its weight from above alone."""
+        """The loss of `[algorithm]`; cispo bounds its weight only from above."""
         algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
         standard = CISPO_WEIGHT if is_cispo else 1.0 + algorithm.clip_eps
         given = algorithm.clip_eps_high if is_cispo else 1.0 + algorithm.clip_eps_high
@@ -40,13 +40,15 @@ class PolicyLoss:
             return None
         return {"clip_low_threshold": self.low, "clip_high_threshold": self.high}
 
-    def terms(self, new_N: Floats, old_N: Floats, advantages_N: Floats) -> tuple[Floats, Mask]:
-        """Loss of each token and whether it was clipped, with rho = exp(new - old).
+    def terms(self, new_N: Floats, reference_N: Floats, advantages_N: Floats) -> tuple[Floats, Mask]:
+        """Loss of each token and whether it was clipped, with rho = exp(new - reference).
+
+        `reference` are the behaviour log-probabilities or, with `tis_cap`, the trainer's own before the step.
 
         importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new.
-        Each is proportional to A, which is how the mean over tokens is taken: see `retrain_tinker.datums`.
+        Each is proportional to A, through which `retrain_tinker.datums` turns sums into means over tokens.
         """
-        ratios_N = np.exp(new_N - old_N)
+        ratios_N = np.exp(new_N - reference_N)
         bounded_N = ratios_N.clip(self.low, self.high)
         plain_N = ratios_N * advantages_N
         if self.kind == "ppo":
@@ -56,9 +58,9 @@ class PolicyLoss:
             return -bounded_N * advantages_N * new_N, bounded_N != ratios_N
         return -plain_N, np.zeros(len(ratios_N), dtype=np.bool_)
 
-    def importance(self, new_N: Floats, old_N: Floats) -> tuple[Floats, Mask]:
-        """Factor min(rho, tis_cap) of each token, 1 where the cap is off, and whether it was cut."""
+    def importance(self, new_N: Floats, behaviour_N: Floats) -> tuple[Floats, Mask]:
+        """Weight min(rho, tis_cap) of each token, 1 where the cap is off, and whether it was truncated."""
         if self.tis_cap <= 0.0:
             return np.ones(len(new_N)), np.zeros(len(new_N), dtype=np.bool_)
-        ratios_N = np.exp(new_N - old_N)
+        ratios_N = np.exp(new_N - behaviour_N)
         return ratios_N.clip(max=self.tis_cap), ratios_N > self.tis_cap

@@ -1,4 +1,4 @@
-"""What the base model's own files say: which ids end a completion, and how long a row may be. No weights are read."""
+"""Reads from a base model's files which ids end a completion and how long a row may be; never its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:
 
 
 def context_limit(located: str) -> int | None:
-    """Longest row, prompt and completion together; None where the model's config does not say."""
+    """Longest row, prompt and completion together; None if the model's config does not say."""
     document = _document(located, "config.json")
     text = document.get("text_config")
     limit = (text if isinstance(text, dict) else document).get("max_position_embeddings")
@@ -24,7 +24,7 @@ def context_limit(located: str) -> int | None:
 
 
 def _document(located: str, name: str) -> Mapping[str, Any]:
-    """A JSON file of a folder or of a model on the hub; empty where there is none."""
+    """A JSON file of a folder or of a model on the hub; empty if it does not exist."""
     folder = Path(located).expanduser()
     try:
         if folder.is_dir():
@@ -32,9 +32,9 @@ def _document(located: str, name: str) -> Mapping[str, Any]:
         else:
             from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-            cached = try_to_load_from_cache(located, name)  # first, so that an absent network costs nothing
+            cached = try_to_load_from_cache(located, name)  # first, so that a missing network costs nothing
             path = Path(cached if isinstance(cached, str) else hf_hub_download(located, name))
         found = json.loads(path.read_text(encoding="utf-8"))
-    except Exception:  # the hub's client raises many kinds; the tokenizer's own id and no limit will do
+    except Exception:  # the hub's client raises many types; the tokenizer's own id and no limit are fine
         return {}
     return found if isinstance(found, dict) else {}

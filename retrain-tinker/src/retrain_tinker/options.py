@@ -1,28 +1,31 @@
-"""`[backend.options]` of the tinker backend."""
+"""The configuration of the tinker backend: its options, the address of the service, and the keys that it refuses."""
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from retrain.api import Config, Problem
+
 
 class TinkerOptions(BaseModel):
-    """Where the service differs from what it is taken for, and how long it may take."""
+    """How the service computes, how long it may take, and what a checkpoint holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     base_model: str = Field(
         default="",
-        description="The model's name on the service, where that is not [model] model: a server of one's own knows a "
+        description="The model's name on the service, if it differs from [model] model: a self-hosted server names a "
         "model by the folder that it was started with.",
     )
     reduction: Literal["auto", "token_sum", "sequence_mean"] = Field(
         default="auto",
-        description="How the service adds up the losses of tokens: token_sum (the hosted service), sequence_mean "
-        "(SkyRL-tx: the mean over each row, then over rows); auto goes by what the service answers.",
+        description="How the service reduces token losses: token_sum (the hosted service) or sequence_mean (SkyRL-tx: "
+        "the mean over each row, then over rows); auto = as the service reports.",
     )
     connect_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Seconds for each call until the training client stands."
+        default=120.0, gt=0.0, description="Seconds for each call until the training client is ready."
     )
     timeout_s: float = Field(
         default=1800.0,
@@ -31,6 +34,36 @@ class TinkerOptions(BaseModel):
     )
     download_adapter: bool = Field(
         default=True,
-        description="Put the PEFT adapter into each checkpoint; without it a checkpoint only says where on the service "
-        "the adapter is.",
+        description="Download the PEFT adapter into each checkpoint; otherwise it only refers to the service.",
     )
+
+
+def base_url_of(config: Config) -> str:
+    """`[model] base_url`, else `TINKER_BASE_URL`, else empty: the hosted service."""
+    return config.model.base_url or os.environ.get("TINKER_BASE_URL", "")
+
+
+def problems_of(config: Config) -> list[Problem]:
+    """Keys that the service would ignore."""
+    return [*_alpha(config), *_inference(config)]
+
+
+def _alpha(config: Config) -> list[Problem]:
+    if not config.lora.alpha:
+        return []
+    what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
+    return [Problem(where=config.place("lora.alpha"), what=what, fix=fix)]
+
+
+def _inference(config: Config) -> list[Problem]:
+    table = config.tables.get("inference")
+    if table is None:
+        return []
+    problems = []
+    for name, value in table:
+        default = getattr(type(table)(), name)
+        if value != default:
+            what = f"{name} = {value!r} would have no effect: the service samples from what it trains"
+            fix = f"remove it, or keep the default {default!r}; [model] base_url names the service"
+            problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+    return problems

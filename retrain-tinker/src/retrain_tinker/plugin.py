@@ -1,4 +1,4 @@
-"""What this distribution registers: backend `tinker`, and the way from a `tinker://` path to an adapter folder."""
+"""Registers the backend `tinker` and the download of adapters from `tinker://` paths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
 def retrain_check_config(config: Config) -> list[Problem]:
     if config.backend.backend != NAME:
         return []
-    from retrain_tinker.checks import problems_of
+    from retrain_tinker.options import problems_of
 
     return problems_of(config)
 
@@ -49,6 +49,6 @@ def retrain_check_config(config: Config) -> list[Problem]:
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
     if not path.startswith(REMOTE):
         return None
-    from retrain_tinker.fetch import fetch_adapter  # the SDK, and what it needs
+    from retrain_tinker.fetch import fetch_adapter  # imports the SDK
 
     return fetch_adapter(path, config)

@@ -1,4 +1,4 @@
-"""All prompts in flight at once: one request per completion, each with a seed of its own."""
+"""Samples all completions concurrently: one request each, with its own seed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DOING = "sampling"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How completions are drawn and what ends them.
+    """Samples from the published weights.
 
-    `stop_ids` end a completion and are part of it; `context_limit` is the longest row that the model reads, None when
-    unknown. The log-probabilities are those of the service: of T = 1, whatever temperature the tokens are drawn at.
+    `stop_ids` end a completion and are part of it; `context_limit` is the longest row that the model can read, None
+    when unknown. The service's log-probabilities are those of T = 1, whatever the sampling temperature.
     """
 
     service: Service
@@ -38,13 +38,13 @@ class Sampler:
         version: int,
         deliver: Deliver | None = None,
     ) -> list[list[Sample]]:
-        """One sample per seed of each request, `deliver`ed as they finish; BackendError if any cannot be had."""
+        """One sample per seed of each request, `deliver`ed as they finish; BackendError if any is missing."""
         deadline = time.monotonic() + self.timeout_s
         places: dict[Future[Any], tuple[int, int]] = {}
         samples: dict[tuple[int, int], Sample] = {}
         try:
             for group, request in enumerate(requests):
-                prompt, fitting = request.prompt_T.tolist(), self._fitting(request, params)
+                prompt, fitting = request.prompt_T.tolist(), self._fit_context(request, params)
                 for index, seed in enumerate(request.seeds_G):
                     started = self.service.start_sample(prompt, seed, fitting, sorted(self.stop_ids))
                     places[started] = group, index
@@ -56,15 +56,15 @@ class Sampler:
                     raise timed_out(left, self.service.base_url, self.timeout_s, "timeout_s")
                 for future in done:
                     place = places[future]
-                    samples[place] = self._taken(future, version)
+                    samples[place] = self._read_sample(future, version)
                     if deliver is not None:
                         deliver(*place, samples[place])
         finally:
             for future in places:
-                future.cancel()  # does nothing to those that are done
+                future.cancel()  # no effect on finished ones
         return [[samples[group, index] for index in range(len(r.seeds_G))] for group, r in enumerate(requests)]
 
-    def _fitting(self, request: SampleRequest, params: SamplingParams) -> SamplingParams:
+    def _fit_context(self, request: SampleRequest, params: SamplingParams) -> SamplingParams:
         if self.context_limit is None:
             return params
         room = self.context_limit - len(request.prompt_T)
@@ -73,7 +73,7 @@ class Sampler:
             raise BackendError(Problem(where=DOING, what=what, fix="use shorter prompts or another model"))
         return replace(params, max_tokens=min(params.max_tokens, room))
 
-    def _taken(self, future: Future[Any], version: int) -> Sample:
+    def _read_sample(self, future: Future[Any], version: int) -> Sample:
         try:
             answer = future.result()
         except Exception as error:

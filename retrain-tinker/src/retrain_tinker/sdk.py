@@ -2,7 +2,7 @@
 
 From 0.16 to 0.38 calls that returned a client return a future of one, `load_state` gave way to a new client made from
 the state, and adapters left the service as an archive and now leave it file by file. Every function here blocks, has
-no deadline of its own and raises whatever the SDK raises: `retrain_tinker.service` adds deadlines and explanations.
+no deadline and raises whatever the SDK raises; `retrain_tinker.service` adds deadlines and clear errors.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 from retrain.api import Floats
 from retrain_tinker.datums import Datum
 
-SHORT_LIFE_S = 24 * 3600  # of weights on the service that are only passed through
-GOODBYE_S = 3.0  # that the service is waited for when a client is given back
+TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
+GOODBYE_S = 3.0  # to wait for the service when a client is released
 
 
 def connect(base_url: str) -> Any:
-    """A service client; empty = `TINKER_BASE_URL`, or the hosted service. Telemetry is off unless it was asked for."""
+    """A service client; empty = `TINKER_BASE_URL`, or the hosted service. Telemetry is off unless it is requested."""
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     import tinker
 
@@ -45,23 +45,23 @@ def supported_models(service: Any, base_url: str) -> list[str]:
 
 
 def new_trainer(service: Any, base_model: str, *, rank: int, seed: int) -> Any:
-    """A training client with a fresh LoRA adapter on attention and MLP; like ours, it leaves the head alone."""
+    """A training client with a new LoRA adapter on attention and MLP; like the local backend, it excludes the head."""
     client = service.create_lora_training_client(base_model, rank=rank, seed=seed, train_unembed=False)
-    return _settled(client)
+    return _resolved(client)
 
 
 def trainer_from_state(service: Any, path: str) -> Any:
     """A new training client with the weights and the optimizer of a saved state."""
-    return _settled(service.create_training_client_from_state_with_optimizer(path))
+    return _resolved(service.create_training_client_from_state_with_optimizer(path))
 
 
 def sampler_of(trainer: Any) -> Any:
     """A sampling client of the trainer's weights as they are now."""
-    return _settled(trainer.save_weights_and_get_sampling_client())
+    return _resolved(trainer.save_weights_and_get_sampling_client())
 
 
 def release(service: Any, trainer: Any) -> None:
-    """Let the service forget a training client; what fails here is left to the service's own cleaning."""
+    """Unload a training client; failures are ignored, since the service cleans up by itself."""
     with suppress(Exception):
         from tinker import types
         from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
@@ -76,7 +76,7 @@ def release(service: Any, trainer: Any) -> None:
 
 
 def disconnect(service: Any) -> None:
-    """Stop the heartbeats; newer releases also tell the service that the session is over."""
+    """Stop the heartbeats; newer releases also end the session on the service."""
     with suppress(Exception):
         if hasattr(service, "close"):
             service.close("success").result(timeout=GOODBYE_S)
@@ -99,20 +99,20 @@ def forward(trainer: Any, datums: Sequence[Datum], loss: str, config: Mapping[st
 
 
 def forward_backward(trainer: Any, datums: Sequence[Datum], loss: str, config: Mapping[str, float] | None) -> Any:
-    """The same, and the gradient is added to what the service has of it."""
+    """The same, and the gradient is accumulated on the service."""
     return trainer.forward_backward(_datums(datums), loss, config).result()
 
 
 def optim_step(trainer: Any, **params: float) -> Mapping[str, float]:
-    """One AdamW step with the gradient so far; whatever metrics the service gives."""
+    """One AdamW step with the accumulated gradient; returns the metrics of the service."""
     from tinker import types
 
     return trainer.optim_step(types.AdamParams(**params)).result().metrics or {}
 
 
-def save_state(trainer: Any, name: str, *, is_passing: bool = False) -> str:
+def save_state(trainer: Any, name: str, *, is_temporary: bool = False) -> str:
     """Keep weights and optimizer on the service; returns their `tinker://` path."""
-    saved = trainer.save_state(name, ttl_seconds=SHORT_LIFE_S if is_passing else None).result()
+    saved = trainer.save_state(name, ttl_seconds=TEMPORARY_TTL_S if is_temporary else None).result()
     return str(saved.path)
 
 
@@ -135,7 +135,7 @@ def download_urls(service: Any, path: str, base_url: str) -> dict[str, str]:
     kind, _, last = name.rpartition("/")
     try:
         answer = rest.get_checkpoint_archive_url(run, name).result()
-    except tinker.NotFoundError:  # SkyRL-tx knows it without the kind that stands in the path
+    except tinker.NotFoundError:  # SkyRL-tx names it without the kind in its path
         if not kind:
             raise
         answer = rest.get_checkpoint_archive_url(run, last).result()
@@ -148,7 +148,7 @@ def logprobs_of(output: Any) -> list[Floats]:
 
 
 def total_loss(output: Any) -> float | None:
-    """Sum of the losses of all tokens, by the service's own account; None where it gives none."""
+    """Sum of the losses of all tokens as the service reports it; None where it reports none."""
     if "loss:sum" in output.metrics:
         return float(output.metrics["loss:sum"])
     if all("elementwise_loss" in entry for entry in output.loss_fn_outputs):
@@ -156,12 +156,12 @@ def total_loss(output: Any) -> float | None:
     return None
 
 
-def tells_sums(output: Any) -> bool:
-    """Whether the service reports its loss as a sum, as the hosted one does and SkyRL-tx does not."""
+def reports_sum(output: Any) -> bool:
+    """Whether the service reports its loss as a sum: the hosted one does, SkyRL-tx does not."""
     return "loss:sum" in output.metrics
 
 
-def _settled(client: Any) -> Any:
+def _resolved(client: Any) -> Any:
     return client.result() if hasattr(client, "result") else client
 
 

@@ -1,4 +1,4 @@
-"""One training client on a Tinker service: the SDK's calls, each within a deadline of ours and with a clear error."""
+"""One training client on a Tinker service: the calls of the SDK, each with a deadline and clear errors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
 
 
 class Service:
-    """A connection, the training client on it, and the one sampling client that is not stale.
+    """A connection, its training client, and the sampling client of the current weights.
 
-    The SDK retries by itself and for long, and some of its releases never give up on a server that is not there; so
-    each call runs in a thread that is left behind when its time is over. BackendError or ConfigError from every method.
+    The SDK retries for a long time, and some releases never give up on an unreachable server. Each call therefore runs
+    in a thread that is abandoned at its deadline. Every method may raise BackendError or ConfigError.
     """
 
     def __init__(self, base_url: str, options: TinkerOptions) -> None:
@@ -38,35 +38,35 @@ class Service:
     # ------------------------------------------------------------ the connection
 
     def connect(self) -> None:
-        """Open a session; at once an error where nobody listens."""
+        """Open a session; fails immediately if nothing is listening."""
         if self.base_url:
-            _refuse_silence(self.base_url)
-        self._client = self._starting("connecting", partial(sdk.connect, self.base_url))
+            _require_listener(self.base_url)
+        self._client = self._call_at_start("connecting", partial(sdk.connect, self.base_url))
 
     def supported_models(self) -> list[str]:
         """Names of the base models that the service offers."""
-        return self._starting("asking for its models", partial(sdk.supported_models, self._client, self.base_url))
+        return self._call_at_start("asking for its models", partial(sdk.supported_models, self._client, self.base_url))
 
     def create(self, base_model: str, *, rank: int, seed: int) -> None:
         """A fresh adapter on a base model."""
         make = partial(sdk.new_trainer, self._client, base_model, rank=rank, seed=seed % 2**SEED_BITS)
-        self._replace_trainer(self._starting(f"creating an adapter of rank {rank} on {base_model}", make))
+        self._replace_trainer(self._call_at_start(f"creating an adapter of rank {rank} on {base_model}", make))
 
     def restore(self, path: str) -> None:
-        """A new training client with the weights and the optimizer of a saved state, in place of the present one.
+        """A new training client with the weights and the optimizer of a saved state, replacing the present one.
 
-        The present one goes once the other stands, so that a failure leaves everything as it was.
+        The present one is released once the new one is ready, so that a failure changes nothing.
         """
         self._replace_trainer(self._call(f"loading {path}", partial(sdk.trainer_from_state, self._client, path)))
 
     def forget_trainer(self) -> None:
-        """Let the service have back the place of the present adapter, because another is to be restored there."""
+        """Release the slot of the present adapter, so that another one can be restored into it."""
         trainer, self._trainer, self._sampler = self._trainer, None, None
         if trainer is not None:
             sdk.release(self._client, trainer)
 
     def close(self) -> None:
-        """Let the service forget this run's clients; safe to call twice."""
+        """Release this run's clients on the service; safe to call twice."""
         client, trainer = self._client, self._trainer
         self._client = self._trainer = self._sampler = None
         if client is None:
@@ -79,14 +79,14 @@ class Service:
 
         leaving = threading.Thread(target=leave, name="tinker: closing", daemon=True)
         leaving.start()
-        leaving.join(GOODBYE_S)  # a client that never got through holds locks that its closing waits for
+        leaving.join(GOODBYE_S)  # closing a client that never connected can block on its own locks
 
     # ------------------------------------------------------------ sampling
 
     def publish(self) -> None:
-        """Sample from the trainer's present weights from now on; the client of older ones is dropped.
+        """Sample from the trainer's current weights from now on, and drop the client of the previous ones.
 
-        It must never be used again: on SkyRL-tx sampling from older weights writes them over those in training.
+        It must never be used again: on SkyRL-tx, sampling from older weights overwrites those in training.
         """
         self._sampler = None
         self._sampler = self._call("publishing the weights", partial(sdk.sampler_of, self._open()))
@@ -94,7 +94,7 @@ class Service:
     def start_sample(
         self, prompt: Sequence[int], seed: int, params: SamplingParams, stop: Sequence[int]
     ) -> Future[Any]:
-        """Start drawing one completion of the published weights."""
+        """Start sampling one completion from the published weights."""
         if self._sampler is None:
             what = "no weights are published: there is nothing to sample from"
             raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
@@ -137,27 +137,27 @@ class Service:
 
     # ------------------------------------------------------------ saving
 
-    def save_state(self, name: str, *, is_passing: bool = False) -> str:
-        """Keep weights and optimizer on the service; their path."""
-        return self._call("saving the state", partial(sdk.save_state, self._open(), name, is_passing=is_passing))
+    def save_state(self, name: str, *, is_temporary: bool = False) -> str:
+        """Store weights and optimizer on the service; returns their path."""
+        return self._call("saving the state", partial(sdk.save_state, self._open(), name, is_temporary=is_temporary))
 
     def export_adapter(self, name: str) -> str:
-        """Keep the adapter for download; its path."""
+        """Store the adapter for download; returns its path."""
         return self._call("exporting the adapter", partial(sdk.export_adapter, self._open(), name))
 
     def download_urls(self, path: str) -> dict[str, str]:
-        """Where the files of an exported adapter are; under the name "" where all are in one archive."""
+        """URLs of the files of an exported adapter, by name; a single archive has the name ""."""
         return self._call(f"asking for {path}", partial(sdk.download_urls, self._client, path, self.base_url))
 
     def refuse_closed(self) -> None:
-        """BackendError where no training client is left: after `close`, or when a checkpoint did not load."""
+        """BackendError if there is no training client: after `close`, or when a checkpoint failed to load."""
         self._open()
 
     # ------------------------------------------------------------ deadlines
 
     def _open(self) -> Any:
         if self._trainer is None:
-            what = "there is no training client: the tinker backend is closed, or a checkpoint did not load"
+            what = "there is no training client: the tinker backend is closed, or a checkpoint failed to load"
             raise BackendError(Problem(what=what, fix="create another one"))
         return self._trainer
 
@@ -166,13 +166,13 @@ class Service:
         if before is not None:
             sdk.release(self._client, before)
 
-    def _starting(self, doing: str, call: Callable[[], T]) -> T:
-        return self._within(doing, call, self._options.connect_timeout_s, "connect_timeout_s")
+    def _call_at_start(self, doing: str, call: Callable[[], T]) -> T:
+        return self._with_deadline(doing, call, self._options.connect_timeout_s, "connect_timeout_s")
 
     def _call(self, doing: str, call: Callable[[], T]) -> T:
-        return self._within(doing, call, self._options.timeout_s, "timeout_s")
+        return self._with_deadline(doing, call, self._options.timeout_s, "timeout_s")
 
-    def _within(self, doing: str, call: Callable[[], T], timeout_s: float, key: str) -> T:
+    def _with_deadline(self, doing: str, call: Callable[[], T], timeout_s: float, key: str) -> T:
         future: Future[T] = Future()
 
         def run() -> None:
@@ -185,20 +185,20 @@ class Service:
         try:
             return future.result(timeout_s)
         except TimeoutError as error:
-            if future.done():  # the SDK's own, not ours
+            if future.done():  # raised by the SDK, not by our deadline
                 raise explained(error, doing, self.base_url) from error
             raise timed_out(doing, self.base_url, timeout_s, key) from None
         except Exception as error:
             raise explained(error, doing, self.base_url) from error
 
 
-def _refuse_silence(base_url: str) -> None:
-    """BackendError within seconds where nobody listens: the SDK would go on trying for minutes."""
+def _require_listener(base_url: str) -> None:
+    """BackendError within seconds if nothing is listening: the SDK would retry for minutes."""
     import httpx
 
     try:
         httpx.get(f"{base_url.rstrip('/')}/api/v1/healthz", timeout=PROBE_S)
     except (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise unreachable(base_url, str(error)) from error
-    except httpx.HTTPError:  # slow or odd, but somebody is there: the deadlines watch over the rest
+    except httpx.HTTPError:  # slow or unusual, but something answers: the deadlines cover the rest
         return

@@ -1,4 +1,4 @@
-"""One optimizer step: log-probabilities and gradient by the service, everything else computed here."""
+"""One optimizer step: the service computes log-probabilities and gradient, everything else is computed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain_tinker.service import Service
 
 
 class Step:
-    """The loss of `[algorithm]` and AdamW with the numbers of the configuration, on a service."""
+    """The loss of `[algorithm]` and AdamW, with their configured parameters, on a service."""
 
     def __init__(self, service: Service, loss: PolicyLoss, reduction: Reduction, config: Config) -> None:
         self._service = service
@@ -32,15 +32,15 @@ class Step:
     def take(self, rows: Sequence[TrainRow]) -> TrainReport:
         """Gradient, then update; NonFiniteError before the update when a log-probability is not finite.
 
-        With `tis_cap` the ratio is taken to the trainer's own log-probabilities before the step, which costs a forward
-        pass, and its mismatch with the sampler becomes a factor of the advantages.
+        With `tis_cap` the ratio is relative to the trainer's own log-probabilities before the step, which costs a
+        forward pass, and the mismatch with the sampler becomes a factor of the advantages.
         """
         plain = [Datum.of(row) for row in rows]
         sampled = [datum.logprobs_T[datum.action_T] for datum in plain]
         datums, clipped = plain, 0
         if self._loss.tis_cap > 0.0:
             before = _at_actions(self._service.logprobs(plain), plain)
-            factors = [self._loss.importance(new, old) for new, old in zip(before, sampled, strict=True)]
+            factors = [self._loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
             datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
             clipped = sum(int(f[1].sum()) for f in factors)
         output = self._service.forward_backward(self._scaled(datums), self._loss)
@@ -60,14 +60,14 @@ class Step:
         return [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
 
     def _token_mean(self, datums: Sequence[Datum], new: Sequence[Floats]) -> tuple[float, int]:
-        """The loss as a mean over action tokens, by our formula, and the number of tokens that it clipped."""
+        """The mean loss over action tokens, by our own formula, and the number of clipped tokens."""
         parts = [
             self._loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
             for datum, new_N in zip(datums, new, strict=True)
         ]
         losses_N = np.concatenate([losses for losses, _ in parts])
         if not np.isfinite(losses_N).all():
-            why, fix = "weights and optimizer are left as they were", "lower [training] lr"
+            why, fix = "weights and optimizer are unchanged", "lower [training] lr"
             raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
         return float(losses_N.mean()), sum(int(cut.sum()) for _, cut in parts)
 
@@ -77,13 +77,13 @@ def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Float
     found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
     for index, row_N in enumerate(found):
         if not np.isfinite(row_N).all():
-            why = "weights and optimizer are left as they were"
+            why = "weights and optimizer are unchanged"
             what = f"the service's log-probabilities of row {index} are not finite"
             raise NonFiniteError(Problem(where="training", what=what, why=why, fix="lower [training] lr"))
     return found
 
 
 def _gradient_norm(metrics: Mapping[str, float]) -> float | None:
-    """The norm of the gradient, where the service tells it."""
+    """The norm of the gradient, where the service reports it."""
     found = [float(value) for name, value in metrics.items() if "grad_norm" in name and np.isfinite(value)]
     return found[0] if found else None

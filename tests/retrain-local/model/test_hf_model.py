@@ -18,7 +18,7 @@ from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.hf_model import HostedDecoder
+from retrain_local.model.hf_model import HfDecoder
 from retrain_local.model.pair import Pair
 
 MakePair = Callable[..., Pair]
@@ -93,7 +93,7 @@ def test_both_decoders_compute_what_peft_computes(
     monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
     model, folder = named
     pair = make_pair(folder)
-    assert isinstance(pair.trained, HostedDecoder)
+    assert isinstance(pair.trained, HfDecoder)
     with torch.no_grad():
         assert relative(logits_of(pair.sampler, ids_N), own_logits(model, ids_N)) < 1e-5
     shaken(pair)

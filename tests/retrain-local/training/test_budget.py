@@ -88,7 +88,7 @@ def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
     with caplog.at_level(logging.WARNING, logger="retrain"):
         reports = [backend.train(batch) for backend in (plain, short)]
     assert memory.refused == 2
-    assert "computed again in the backward pass from now on" in caplog.text
+    assert "recomputed in the backward pass from now on" in caplog.text
     assert "Packs hold" in caplog.text
     wanted, found = last_gradient(plain), last_gradient(short)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5

@@ -115,7 +115,7 @@ def broken(**changes: object) -> TrainRow:
         ({"advantages_T": [0, 1, 1, 1]}, "differ in length"),
         ({"tokens_T": [1, 2, 100]}, "outside the model's 100"),
         ({"tokens_T": [1, -2, 3]}, "outside the model's 100"),
-        ({"action_T": [True, True, True]}, "nothing stands before it"),
+        ({"action_T": [True, True, True]}, "no token precedes it to predict it from"),
         ({"logprobs_T": [0, -1, -np.inf]}, "log-probability of token 2 is -inf"),
         ({"logprobs_T": [0, np.nan, -1]}, "log-probability of token 1 is nan"),
         ({"advantages_T": [0, np.inf, 1]}, "advantage of token 1 is inf"),

@@ -1,6 +1,6 @@
-"""What a plugin says of a part before anything of it is imported: its kind, what a backend can, how a table is read.
+"""What a plugin declares about a part before importing it: its kind, a backend's capabilities, how a table is read.
 
-The standard library is all that this module needs, so that `retrain --help` and completion stay quick.
+This module needs only the standard library, so that `retrain --help` and completion stay fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 
 class CheckpointMode(StrEnum):
-    """What a backend can bring back after a restart."""
+    """What a backend can restore after a restart."""
 
     EXACT = "exact"
     ADAPTER_ONLY = "adapter_only"
@@ -70,8 +70,8 @@ class EngineTraits:
     """What an engine promises; `traits` of its `PluginSpec`. A backend promises no more than its engine does.
 
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
-    `honours` names which of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` of `[inference]` it heeds: the
-    others are refused with it, unless they stand at their defaults.
+    `honours` names those of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]` that it
+    supports; the others are refused unless they are at their defaults.
     """
 
     determinism: Determinism = Determinism.NONE
@@ -89,9 +89,9 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm asks of the sampler, known before anything loads.
+    """What an algorithm requires of the sampler, known before anything loads.
 
-    As `traits` of a `PluginSpec` it also says that the factory returns a whole `Algorithm`.
+    As `traits` of a `PluginSpec` it also declares that the factory returns a whole `Algorithm`.
     """
 
     entropy: bool = False
@@ -101,14 +101,14 @@ class Needs:
 class TableTraits:
     """How a table is read; `traits` of its `PluginSpec`.
 
-    `flag_prefix` stands before each key's name on the command line (`eval_` makes `--eval-every`).
-    `pending` refuses the whole table, with that text, because the feature is not built yet. `starts_runs` says that
-    the table tells how runs are started, not what a run is: it is left out of the records of a run.
+    `flag_prefix` precedes each key's name on the command line (`eval_` makes `--eval-every`). `pending` is the text
+    that refuses the whole table because its feature is not built yet. `starts_runs` marks a table about how runs are
+    started, not about what a run is; a run's records omit it.
 
-    `extends` says that the table belongs to another plugin and gets the keys of this model besides (`factory=None`
-    adds none). Two plugins that define one key are an error. `defaults` supplies values for keys whose own default is
-    empty. `legacy_keys` maps keys of earlier versions to where they stand now in the same table (`options.port`):
-    they are refused, with the lines to write instead. These three concern extensions alone.
+    `extends` adds the keys of this model to a table that another plugin owns (`factory=None` adds none); two plugins
+    that define one key are an error. `defaults` supplies values for keys whose own default is empty. `legacy_keys` maps
+    keys of earlier versions to their present place in the same table (`options.port`): they are refused, with the lines
+    to write instead. `defaults` and `legacy_keys` are for extensions only.
     """
 
     flag_prefix: str = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_RESUMABLE = 75  # stopped by a signal with a checkpoint saved: resume me
+EXIT_RESUMABLE = 75  # stopped by a signal with a checkpoint saved: the run can be resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Problem:
     """One thing wrong with the input.
 
     `where` is a place the user can open (`retrain.toml:12 [training] lr`), `what` the fault, `why` the rule it
-    breaks, `fix` the smallest change that mends it; empty parts are left out of the text.
+    breaks, `fix` the smallest change that repairs it; the text omits empty parts.
     """
 
     what: str
@@ -31,7 +31,7 @@ class Problem:
 
 
 class RetrainError(Exception):
-    """Base of every error meant for a user; `problems` holds all that was found at once."""
+    """Base of every error meant for a user; `problems` holds every fault found, so that one run reports them all."""
 
     exit_code = EXIT_FAILED
     label = "error"
@@ -47,7 +47,7 @@ class RetrainError(Exception):
 
 
 class ConfigError(RetrainError, ValueError):
-    """The configuration, command line or input files cannot be used; nothing was started."""
+    """The configuration, command line or input files cannot be used; nothing has started."""
 
     exit_code = EXIT_USAGE
     label = "config error"
@@ -85,7 +85,7 @@ class BackendError(RetrainError, RuntimeError):
 
 
 class OutOfMemoryError(BackendError):
-    """The work did not fit in memory; weights and optimizer are as they were, and a smaller batch may be tried."""
+    """The work did not fit in memory; weights and optimizer are unchanged, so a smaller batch can be tried."""
 
 
 class NonFiniteError(BackendError):
@@ -99,13 +99,13 @@ class CheckpointError(RetrainError, RuntimeError):
 
 
 class RecordError(RetrainError, RuntimeError):
-    """A record of the run could not be written; what was written before is whole."""
+    """A record of the run could not be written; earlier records are intact."""
 
     label = "record error"
 
 
 class HealthError(RetrainError, RuntimeError):
-    """A health monitor found the run not worth going on with; its state is saved."""
+    """A health monitor judged the run not worth continuing; its state is saved."""
 
     label = "health"
 
@@ -117,16 +117,16 @@ class DeadlineError(RetrainError, RuntimeError):
 
 
 class ResumeError(RetrainError, RuntimeError):
-    """A run cannot be continued as asked."""
+    """A run cannot be continued as requested."""
 
     exit_code = EXIT_USAGE
     label = "resume error"
 
 
 class StopRequested(BaseException):
-    """Raised in the run's thread when it is to stop; not an Exception, so that no plugin swallows it.
+    """Raised in the run's thread to stop it; not an `Exception`, so that no plugin swallows it.
 
-    `failure` is why the run cannot be called merely interrupted; `folder` that of the run or campaign, once it exists.
+    `failure` is the error that caused the stop, if any; `folder` is that of the run or campaign, once it exists.
     """
 
     def __init__(self, reason: str, failure: RetrainError | None = None) -> None:

@@ -1,10 +1,10 @@
-"""Every extension point of retrain, in life-cycle order: this page defines what can be plugged.
+"""Every extension point of retrain, in life-cycle order: this file defines what can be plugged in.
 
 A plugin is a module or object found through the entry-point group `retrain`; it implements any of these hooks with
-`retrain.api.hookimpl`. Registration hooks receive a callable and give it one `PluginSpec` for each name they offer;
-nothing heavy may be imported for that. Life-cycle hooks receive read-only views. Unless said otherwise an exception
-in a registration hook disables that plugin alone (its error is shown by `retrain plugins` and in every message about
-a missing name), and an exception in a life-cycle hook stops the run with the plugin's name.
+`retrain.api.hookimpl`. Registration hooks receive a callable and call it with one `PluginSpec` per name they offer,
+importing nothing heavy. Life-cycle hooks receive read-only views. Unless stated otherwise, an exception in a
+registration hook disables only that plugin (`retrain plugins` and every message about a missing name show its error),
+and an exception in a life-cycle hook stops the run with the plugin's name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def retrain_register_data_sources(register: Register) -> None:
 
 @hookspec
 def retrain_register_environments(register: Register) -> None:
-    """Offer an `[environment] provider`: `factory(context) -> Environment`, multi-turn or with a rubric of its own."""
+    """Offer an `[environment] provider`: `factory(context) -> Environment`, multi-turn or with its own rubric."""
 
 
 @hookspec
@@ -102,7 +102,7 @@ def retrain_register_advantages(register: Register) -> None:
 def retrain_register_transforms(register: Register) -> None:
     """Offer a `transform_mode`: a `TransformSpec`, a function that returns one, or `f(ctx) -> TransformOutput`.
 
-    A transform may also carry `stages`: steps of the credit pipeline that the flags of any `TransformSpec` switch on.
+    A transform may also carry `stages`: steps of the credit pipeline that the flags of any `TransformSpec` enable.
     """
 
 
@@ -115,8 +115,8 @@ def retrain_register_uncertainties(register: Register) -> None:
 def retrain_register_algorithms(register: Register) -> None:
     """Offer an `algorithm_mode`, which replaces advantage and transform: an `AlgorithmSpec`, or `f(ctx)`.
 
-    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, asked once per step for the
-    credit of all groups, with a state that checkpoints keep. `params` is then the model of `[algorithm.params]`.
+    With `traits=Needs(...)` it is a whole `Algorithm`: `factory(context) -> Algorithm`, which assigns credit to all
+    groups once per step and whose state checkpoints keep. `params` is then the model of `[algorithm.params]`.
     """
 
 
@@ -127,7 +127,7 @@ def retrain_register_planning_detectors(register: Register) -> None:
 
 @hookspec
 def retrain_register_controllers(register: Register) -> None:
-    """Offer a schedule with state, named by a `TransformSpec`: `factory(context) -> Controller`."""
+    """Offer a stateful schedule that a `TransformSpec` names: `factory(context) -> Controller`."""
 
 
 @hookspec
@@ -155,9 +155,9 @@ def retrain_register_launchers(register: Register) -> None:
 
 @hookspec
 def retrain_describe_metrics() -> Iterable[MetricSpec] | None:
-    """Explain the fields that this plugin adds to `metrics.jsonl`: the manual and the pages of metrics are made of it.
+    """Explain the fields that this plugin adds to `metrics.jsonl`, for the manual and the metrics pages.
 
-    Nothing heavy may be imported for it.
+    Import nothing heavy.
     """
 
 
@@ -166,69 +166,69 @@ def retrain_describe_metrics() -> Iterable[MetricSpec] | None:
 
 @hookspec(firstresult=True)
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
-    """Claim a TOML file that is no training run: `retrain FILE` and `retrain explain FILE` go where the claim says.
+    """Claim a TOML file that is not a training run: `retrain FILE` and `retrain explain FILE` then follow the claim.
 
-    `document` is the file as parsed, not yet checked. None leaves it to the others, and in the end to training.
+    `document` is the parsed file, not yet checked. None leaves it to other plugins, and finally to training.
     """
 
 
 @hookspec
 def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem] | None:
-    """What else is wrong with a training run, told together with everything else; nothing heavy may be imported for it.
+    """Further problems with a training run's configuration, reported together with all others; import nothing heavy.
 
-    For rules that a table's model cannot know, because they join keys of several tables. Keep to what the plugin owns.
+    For rules that a table's model cannot check because they span several tables. Check only what the plugin owns.
     """
 
 
 @hookspec
 def retrain_explain(config: Config, plugins: Plugins) -> Mapping[str, Any] | None:
-    """Rows to add to `retrain explain` of a training run, as JSON; nothing heavy may be imported for them."""
+    """Rows to add to `retrain explain` of a training run, as JSON; import nothing heavy."""
 
 
 @hookspec
 def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagnosis] | None:
-    """What `retrain doctor` should tell about this plugin's part of the machine: extras, devices, servers, keys.
+    """Findings for `retrain doctor` about what this plugin needs from the machine: extras, devices, servers, keys.
 
-    `config` is what the user wants to run, None when there is no configuration: then nothing is `needed`. Libraries may
-    be imported, models may not be loaded, and no question may take longer than some seconds. An exception becomes a
-    failed finding with the plugin's name.
+    `config` is what the user wants to run; None means no configuration, and then nothing is `needed`. Libraries may be
+    imported, models may not be loaded, and no check may take longer than a few seconds. An exception becomes a failed
+    finding with the plugin's name.
     """
 
 
-# ---------------------------------------------------------------- a run: each once, unless said otherwise
+# ---------------------------------------------------------------- a run: each once, unless stated otherwise
 
 
 @hookspec(firstresult=True)
 def retrain_locate_model(model: str) -> str | None:
     """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
 
-    Asked whenever tokenizer or weights are about to load, before any heavy import.
+    Called whenever tokenizer or weights are about to load, before any heavy import.
     """
 
 
 @hookspec(firstresult=True)
 def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
-    """How much memory the configured backend needs; None: the backend is another's.
+    """How much memory the configured backend needs; None if the backend belongs to another plugin.
 
-    `model_folder()` is a folder with the model's `config.json`, which may have to be fetched. Asked by `retrain
-    capacity`, `retrain explain` and at the start of a run: headers of weights may be read, nothing heavy imported.
+    `model_folder()` returns a folder with the model's `config.json`, fetching it if necessary. Called by `retrain
+    capacity`, `retrain explain` and at the start of a run: read headers of weights if needed, import nothing heavy.
     ConfigError when the sizes of the model cannot be read.
     """
 
 
 @hookspec(firstresult=True)
 def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
-    """Folder with a copy of an adapter that is kept elsewhere (`service://...`), or None: the path is another's.
+    """Folder with a copy of an adapter stored elsewhere (`service://...`), or None: the path is another plugin's.
 
-    `config` says how to reach the place. Asked when an adapter is about to be read.
+    `config` says how to reach the storage. Called when an adapter is about to be read.
     """
 
 
 @hookspec(firstresult=True)
 def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None] | None:
-    """How a run that was started from a command line is shown: a context manager that is open while it goes on.
+    """How a run started from a command line is shown: a context manager that stays open while the run lasts.
 
-    `is_quiet`: warnings, errors and how the run ended, nothing else. Asked before anything of the run is loaded.
+    `is_quiet`: show only warnings, errors and how the run ended. Called before any part of the run is loaded.
     """
 
 
@@ -242,10 +242,10 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 
 @hookspec
 def retrain_watch_run(context: PluginContext) -> object | None:
-    """An object that watches this run: its own implementations of the hooks below are called until the run is over.
+    """An object that watches this run: its own implementations of the hooks below are called until the run ends.
 
-    Asked once per run, before the model loads; build here what the configuration names, so that a fault is told early.
-    State of one run belongs into this object, never into a module. None = nothing to watch.
+    Called once per run, before the model loads: build here what the configuration names, so that faults surface early.
+    State of one run belongs in this object, never in a module. None = nothing to watch.
     """
 
 
@@ -266,7 +266,7 @@ def retrain_phase(run: RunView, step: int, phase: str) -> None:
 
 @hookspec
 def retrain_groups_scored(run: RunView, groups: GroupsView) -> None:
-    """Every completion of the step has its score. Once per step."""
+    """Every completion of the step is scored. Once per step."""
 
 
 @hookspec
@@ -291,9 +291,9 @@ def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, A
 
 @hookspec
 def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The step's line is whole, evaluation and times included, and about to be written: fields to add to it.
+    """Fields to add to the step's line, which is complete (evaluation and times included) and about to be written.
 
-    Once per step. A watcher that judges the step (health) does so here, so that its finding stands in the line.
+    Once per step. A watcher that judges the step (health) does so here, so that its finding goes into the line.
     """
 
 
@@ -304,7 +304,7 @@ def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
 
 @hookspec(firstresult=True)
 def retrain_stop_run(run: RunView, metrics: Mapping[str, Any]) -> RetrainError | None:
-    """The error that ends the run here, raised once a checkpoint is saved; None = go on.
+    """The error that ends the run here, raised once a checkpoint is saved; None = continue.
 
     Once per step, after its line is written.
     """
@@ -317,7 +317,7 @@ def retrain_save_state(run: RunView) -> Mapping[str, Any] | None:
 
 @hookspec
 def retrain_checkpoint_saved(run: RunView, folder: Path, name: str) -> None:
-    """A checkpoint is complete on disk, PEFT adapter included, to be read during the call. `final` is the last one."""
+    """A checkpoint is complete on disk, PEFT adapter included; read it during the call. `final` is the last one."""
 
 
 @hookspec
@@ -329,7 +329,7 @@ def retrain_load_state(run: RunView, state: Mapping[str, Any]) -> None:
 def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | None:
     """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`. Before the first step, and when the run is over.
 
-    What is returned then takes the place of what was returned before. An exception is told and ends nothing.
+    The second answer replaces the first. An exception is logged and ends nothing.
     """
 
 
@@ -337,10 +337,10 @@ def retrain_describe_run(run: RunView, plugins: Plugins) -> Mapping[str, Any] | 
 def retrain_report_sections(run: RunView, campaign: Path | None) -> Mapping[str, str | ReportSection] | None:
     """Sections for a report, `{"title": "text"}` or `{"title": ReportSection(...)}`. Once per condition of a report.
 
-    `run` is a run of the condition, `campaign` the folder of the campaign that the report is about, None for a report
-    about runs. Text is shown as text, among those of other plugins; a `ReportSection` is a section of its own, with
-    plots. The same answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml`
-    that this installation cannot read have their defaults.
+    `run` is a run of the condition, `campaign` the folder of the campaign that the report covers, or None for a report
+    on runs. Texts of all plugins are shown together; a `ReportSection` is a section of its own, with plots. The same
+    answer for several conditions is shown once. Everything is escaped. Keys of the run's `config.toml` that this
+    installation cannot read have their defaults.
     """
 
 
@@ -356,8 +356,8 @@ def retrain_run_end(run: RunView, error: BaseException | None) -> None:
 def retrain_campaign_run_done(
     config: Config, tables: frozenset[str], run: Path, campaign: Path, is_first: bool
 ) -> Mapping[str, Any] | None:
-    """A run of a campaign has reached its last step; what is returned goes into `manifest.json`: `{"squeeze": {...}}`.
+    """A run of a campaign has reached its last step; the result goes into `manifest.json`: `{"squeeze": {...}}`.
 
     `config` is the campaign's, `tables` names the tables that its file sets, `run` and `campaign` are folders. Once per
-    run, in a thread of the campaign's process. An exception is told and ends nothing.
+    run, in a thread of the campaign's process. An exception is logged and ends nothing.
     """

@@ -1,4 +1,4 @@
-"""Which groups can teach anything, and why the others cannot; decided on raw scores."""
+"""Which groups carry a training signal, and why the others do not; decided on raw scores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 from retrain.kernel.types import Group, Outcome
 
-CORRECT_ABOVE = 0.5  # a score above this counts as a right answer, everywhere
+CORRECT_ABOVE = 0.5  # everywhere, a score above this counts as correct
 
 
 class GroupStatus(StrEnum):
-    """Why a group is, or is not, informative."""
+    """Whether a group is informative, and why not."""
 
     INFORMATIVE = "informative"
     ALL_RIGHT = "all right"
     ALL_WRONG = "all wrong"
-    TIED = "all same"  # equal scores of a verifier that grades in steps
+    TIED = "all same"  # equal scores from a verifier that gives partial credit
     NO_VERDICT = "no verdict"  # fewer than two completions have a score
 
 
@@ -25,7 +25,7 @@ def verdicts(group: Group) -> list[float]:
 
 
 def num_correct(group: Group) -> int:
-    """How many completions of the group are right."""
+    """How many completions of the group are correct."""
     return sum(value > CORRECT_ABOVE for value in verdicts(group))
 
 

@@ -1,7 +1,7 @@
-"""Overlap of sampling and training: the coming step is sampled while a step trains, where the backend can do both.
+"""Overlap of sampling and training: where the backend can do both at once, the next step is sampled while one trains.
 
-The coming step is sampled with the policy before the update under way: its completions are one policy version behind,
-never more, whoever finishes first. `Serial` is the null object: both take turns, and everything is on-policy.
+The next step is sampled with the policy before the update under way: its completions are one policy version behind,
+never more, whichever finishes first. `Serial` is the null object: both take turns, and everything is on-policy.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Sampled:
 
 
 Sample = Callable[[int, list[Prompt], Clock], Sampled]  # samples and scores the prompts of a step
-Coming = Callable[[], tuple[int, list[Prompt]] | None]  # the step after, and its prompts; None after the last one
+Upcoming = Callable[[], tuple[int, list[Prompt]] | None]  # the next step and its prompts; None after the last one
 
 
 def measured(backend: Backend) -> Mapping[str, float]:
-    """What the backend measured since it was last asked; nothing where it measures nothing."""
+    """What the backend measured since the previous call; empty when it measures nothing."""
     return backend.metrics() if isinstance(backend, Measuring) else {}
 
 
@@ -48,24 +48,24 @@ class Serial:
 
     @property
     def batch_size(self) -> int:
-        """Prompts of the step that is sampled already; 0 when none is."""
+        """Number of prompts already sampled for the next step: 0."""
         return 0
 
     def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
-        """The step's scored groups, sampled now."""
+        """Sample the step's scored groups now."""
         return self._sample(step, prompts, clock)
 
-    def train(self, batch: TrainBatch, clock: Clock, coming: Coming) -> TrainReport:
-        """Train, and publish the policy as trained."""
+    def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
+        """Train, then publish the trained policy."""
         with clock.timed("train"):
             report = self._backend.train(batch)
             self._backend.publish()
         return report
 
     def metrics(self) -> Mapping[str, float]:
-        """What the backend measured in this step: asked after training, and around an evaluation.
+        """What the backend measured in this step; read after training and around an evaluation.
 
-        A resumed run does not repeat the evaluation before its first step, and its line must be the same.
+        A resumed run does not repeat the evaluation before its first step, yet its line must be the same.
         """
         return measured(self._backend)
 
@@ -73,23 +73,23 @@ class Serial:
         """Nothing is stale."""
         return {}
 
-    def start(self, clock: Clock, coming: Coming, *, is_restored: bool, is_sampled: bool) -> None:
-        """Sample from the policy of the checkpoint, where the run continues from one."""
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
+        """Publish the policy of the checkpoint, if the run continues from one."""
         if is_restored:
             self._backend.publish()
 
     def drop(self) -> None:
-        """Nothing was sampled before its time."""
+        """Nothing was sampled in advance."""
 
     def close(self) -> None:
         """Nothing to release."""
 
 
 class Overlapped:
-    """The next step is sampled in the run's thread while a thread of its own trains this one.
+    """The run's thread samples the next step while a separate thread trains this one.
 
-    Sampling stays in the run's thread: it is sampling that calls tokenizers, rewards and environments, and that a
-    signal may interrupt anywhere. `phase(step, name)` tells watchers what is waited for.
+    Sampling stays in the run's thread because it calls tokenizers, rewards and environments, and because a signal may
+    interrupt it anywhere. `phase(step, name)` tells watchers what the run is waiting for.
     """
 
     is_on = True
@@ -105,16 +105,16 @@ class Overlapped:
         self.batch_size = 0
 
     def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
-        """What was sampled during the last step, or raised then; sampled now where nothing was."""
+        """Return what was sampled during the last step, or raise its error; without either, sample now."""
         sampled, self._next, self.batch_size = self._next, None, 0
         if isinstance(sampled, Exception):
             raise sampled
         return sampled or self._sample_measured(step, prompts, clock)
 
-    def train(self, batch: TrainBatch, clock: Clock, coming: Coming) -> TrainReport:
-        """Train, and sample the coming step meanwhile; then publish. To be called within a shield.
+    def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
+        """Train while sampling the next step, then publish. Call it within a shield.
 
-        Both have ended when it returns or raises. A stop tears the sampling, and the training where that allows it.
+        Both have ended when it returns or raises. A stop interrupts the sampling, and the training where it allows it.
         """
 
         def work() -> TrainReport:
@@ -123,8 +123,8 @@ class Overlapped:
 
         training: Future[TrainReport] = self._thread.submit(work)
         try:
-            if planned := coming():
-                with suppress(StopRequested):  # the shield raises it again once the training is accounted for
+            if planned := upcoming():
+                with suppress(StopRequested):  # the shield raises it again once the training is recorded
                     self._stops.exposed(lambda: self._sample_next(*planned, clock))
         finally:
             wait([training])
@@ -134,22 +134,22 @@ class Overlapped:
         return report
 
     def metrics(self) -> Mapping[str, float]:
-        """Nothing: the backend is asked around each sampling, so that a field goes to the line of its own step."""
+        """No fields: `_sample_measured` reads the backend, so that a field reaches the line of its own step."""
         return {}
 
     def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
-        """How many optimizer steps the completions are behind the policy that they are about to train."""
+        """How many optimizer steps the completions lag behind the policy that they are about to train."""
         steps = [self._version - each.policy_version for group in groups for each in group.completions]
         return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
 
-    def start(self, clock: Clock, coming: Coming, *, is_restored: bool, is_sampled: bool) -> None:
-        """Sample again what an interrupted run had sampled, with the policy of then; publish the one of now."""
-        if is_sampled and (planned := coming()):
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
+        """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""
+        if is_sampled and (planned := upcoming()):
             self._sample_next(*planned, clock)
         self._version = self._backend.publish()
 
     def drop(self) -> None:
-        """Forget what was sampled: the step is to be sampled anew."""
+        """Discard what was sampled, so that the step is sampled anew."""
         self._next, self.batch_size = None, 0
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Overlapped:
         self._thread.shutdown()
 
     def _sample_next(self, step: int, prompts: list[Prompt], clock: Clock) -> None:
-        """What fails is kept for `collect`: it belongs to the step that it was sampled for, not to this one."""
+        """Sample in advance; keep an error for `collect`, because it belongs to the next step, not to this one."""
         try:
             self._next = self._sample_measured(step, prompts, clock)
         except Exception as error:
@@ -167,7 +167,7 @@ class Overlapped:
         self.batch_size = len(prompts)
 
     def _sample_measured(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
-        measured(self._backend)  # until now it measured an evaluation, which belongs to no step
+        measured(self._backend)  # discard what it measured in an evaluation, which belongs to no step
         sampled = self._sample(step, prompts, clock)
         return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})
 
@@ -176,5 +176,5 @@ Overlap = Serial | Overlapped
 
 
 def overlap_of(backend: Backend, sample: Sample, stops: Stops, phase: Callable[[int, str], None]) -> Overlap:
-    """`Overlapped` where the backend declares that it samples while it trains, else `Serial`."""
+    """`Overlapped` if the backend declares that it samples while it trains, else `Serial`."""
     return Overlapped(backend, sample, stops, phase) if overlaps_training(backend) else Serial(backend, sample)

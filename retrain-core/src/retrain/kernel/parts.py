@@ -1,4 +1,4 @@
-"""What a run is made of: its parts, and what it asks of the process that runs it."""
+"""What a run consists of: its parts, and the services that it needs from the process running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retrain.kernel.types import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """Everything that a run is made of, apart from its records."""
+    """Everything that a run consists of, except its records."""
 
     config: Config
     plugins: Plugins
@@ -41,23 +41,23 @@ class Parts:
 
 
 class Stops(Protocol):
-    """When a run may be stopped: a request raises `StopRequested` in the run's thread, at once or after a shield."""
+    """Stops a run: a request raises `StopRequested` in the run's thread, at once or when the shield ends."""
 
     def shield(self) -> AbstractContextManager[None]:
-        """Nothing in the block is torn; a stop requested meanwhile is raised at its end."""
+        """Protect the block from interruption; a stop requested meanwhile is raised at its end."""
 
     def exposed(self, work: Callable[[], None]) -> None:
-        """Do `work` as if there were no shield around it."""
+        """Run `work` as if no shield surrounded it."""
 
     def settle(self) -> None:
-        """The stop is being carried out: from here on only a second request interrupts."""
+        """Mark the stop as being carried out: from here on only a second request interrupts."""
 
     def may_resume(self) -> None:
-        """A valid checkpoint exists: leaving by force means "resume me" from now on."""
+        """Note that a valid checkpoint exists: from now on a forced exit reports that the run can be resumed."""
 
 
 class Records(Protocol):
-    """Where a run is written down; nothing is ever visible half-written."""
+    """Writes a run to disk; nothing is ever visible half-written."""
 
     path: Path
 
@@ -71,18 +71,18 @@ class Records(Protocol):
         is_trained: bool,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Every completion of a step with its credit, trained or not. The step's line comes last: then it is whole."""
+        """Write a step's completions with their credit, trained or not. Its line comes last and marks it complete."""
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """A step's line in `metrics.jsonl`, or that of the evaluation before training."""
+        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
-        """Save the whole state as checkpoint `name`, with the last line's numbers; returns its folder."""
+        """Save the complete state as checkpoint `name`, with the last line's metrics; return its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A run in a process: its parts, its records, how it is stopped, how far it is, and how hooks see it."""
+    """A run in a process: its parts, its records, how to stop it, its progress, and the view that hooks get."""
 
     parts: Parts
     records: Records
@@ -95,5 +95,5 @@ class Run:
         return self.parts.plugins.notify(hook, run=self.view, **arguments)
 
     def enter(self, step: int, phase: str) -> None:
-        """Say which phase begins: `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`."""
+        """Announce the phase that begins: `sampling`, `scoring`, `training`, `recording`, `eval` or `checkpoint`."""
         self.notify("retrain_phase", step=step, phase=phase)

@@ -1,4 +1,4 @@
-"""What moves from step to step, and the clock of a step."""
+"""The counters that a run carries from step to step, and the clock of one step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ FORMER_NAMES = {"is_ahead": "is_overlapped"}  # in checkpoints of earlier versio
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run; all of it goes into a checkpoint.
+    """Counters of a run, all saved in every checkpoint.
 
-    `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done and whose line in
-    `metrics.jsonl` is not written yet, because its evaluation is still to come. `has_first_eval` says that the
-    evaluation before training has its line. `is_overlapped` says that the completions of the step that comes next were
-    sampled with the policy before the last update, while that was under way.
+    `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done but whose line in
+    `metrics.jsonl` still awaits its evaluation. `has_first_eval`: the evaluation before training has its line.
+    `is_overlapped`: the next step's completions were sampled during the last update, with the policy before it.
     """
 
     step: int = 0
@@ -35,12 +34,12 @@ class Progress:
     is_overlapped: bool = False
 
     def count(self, groups: tuple[Group, ...]) -> None:
-        """Take a step's completions into the totals."""
+        """Add a step's completions to the totals."""
         self.total_correct += sum(num_correct(group) for group in groups)
         self.total_completions += sum(len(group.completions) for group in groups)
 
     def running_rate(self) -> float:
-        """Share of right answers among all completions so far."""
+        """Share of correct completions so far."""
         return self.total_correct / max(self.total_completions, 1)
 
     def as_state(self) -> dict[str, Any]:
@@ -49,7 +48,7 @@ class Progress:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The counters that `as_state` gave."""
+        """The counters that `as_state` returned, in this version or an earlier one."""
         known = {FORMER_NAMES.get(name, name): value for name, value in state.items()}
         return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
 
@@ -74,16 +73,16 @@ class Clock:
             self._spans.append((phase, started, ended))
 
     def fields(self, *, overlapped: bool = False) -> dict[str, float]:
-        """Timing fields of the metrics line; with `overlapped` also how far sampling and training overlapped."""
+        """Timing fields of the metrics line; with `overlapped` also how long sampling and training overlapped."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
         step_s = time.perf_counter() - self.started
         return {"step_time_s": step_s, **phases, **(self._overlap(step_s) if overlapped else {})}
 
     def _overlap(self, step_s: float) -> dict[str, float]:
         trained = [(begin, end) for phase, begin, end in self._spans if phase == "train"]
-        drawn = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
+        sampled = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
         return {
-            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in drawn),
+            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in sampled),
             "sampler_idle_time_s": step_s - self.phase_s["sample"],
             "trainer_idle_time_s": step_s - self.phase_s["train"],
         }

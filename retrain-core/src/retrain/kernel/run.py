@@ -31,8 +31,8 @@ class Trainer:
     def train(self, *, is_restored: bool = False) -> None:
         """Train to the last step; records and the last checkpoint are on disk when it returns.
 
-        `is_restored`: the parts continue from a checkpoint. StopRequested, with a checkpoint saved, when the run was
-        asked to stop.
+        `is_restored`: the parts continue from a checkpoint. Raises StopRequested, with a checkpoint saved, when a stop
+        was requested.
         """
         run = self.run
         error: BaseException | None = None
@@ -56,8 +56,8 @@ class Trainer:
         run, progress = self.run, self.run.progress
         first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
         is_sampled = progress.is_overlapped
-        coming = partial(self.step.coming, first, cursor)
-        self.step.overlap.start(Clock(), coming, is_restored=is_restored, is_sampled=is_sampled)
+        upcoming = partial(self.step.upcoming, first, cursor)
+        self.step.overlap.start(Clock(), upcoming, is_restored=is_restored, is_sampled=is_sampled)
         if progress.unfinished is not None:
             self._finish(progress.unfinished)
         elif progress.step == 0 and run.parts.prompts.held_out and not progress.has_first_eval:
@@ -71,12 +71,12 @@ class Trainer:
             try:
                 self._finish(self.step.take(progress.step, batch_size))
             except OutOfMemoryError:
-                is_trained = progress.unfinished is not None  # what failed is the step's evaluation
+                is_trained = progress.unfinished is not None  # then it was the evaluation that failed
                 if is_trained or not self.step.backs_off(progress.step, batch_size):
                     raise
 
     def _finish(self, line: Fields) -> None:
-        """Evaluate if it is time, write the step's line, save if it is time, and go on to the next step.
+        """Evaluate if due, write the step's line, save a checkpoint if due, and advance to the next step.
 
         Hooks see the line before it is written (`retrain_step_line`) and after (`retrain_step_end`); one that ends the
         run (`retrain_stop_run`) does so once the checkpoint is saved.
@@ -102,23 +102,23 @@ class Trainer:
                 raise ending
 
     def _evaluate(self, step: int) -> Fields:
-        """Held-out correct rate and pass@k with the policy as it is; the same random streams every time."""
+        """Held-out correct rate and pass@k of the current policy, with the same random streams every time."""
         run, table = self.run, self.run.parts.config.eval
         run.enter(step, "eval")
         started = time.perf_counter()
-        measured = self.step.overlap.metrics()  # about the step before, for its line
+        measured = self.step.overlap.metrics()  # covers the step, so it joins the step's line
         with run.parts.rollouts.batch(f"eval_{step + 1:06d}", run.records.path / FAILURES) as batch:
             streams = Streams(seeds=Seeds(table.seed), purpose="eval")
             batch.sample(run.parts.prompts.held_out, table.samples, streams)
             scores_EG = batch.scores()
-        self.step.overlap.metrics()  # about this evaluation: belongs to no step
+        self.step.overlap.metrics()  # covers the evaluation, which belongs to no step: discard
         line: Fields = {"step": step, **measured}
         for added in run.parts.plugins.notify("retrain_eval_metrics", scores_EG=scores_EG):
             line |= added or {}
         return line | {"eval_time_s": time.perf_counter() - started}
 
     def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:
-        """Why the run ends after too many rejected steps in a row; None while it goes on."""
+        """The error that ends the run after too many rejected steps in a row; None to continue."""
         progress, limit = self.run.progress, self.run.parts.config.training.max_bad_steps
         progress.bad_steps_in_a_row = progress.bad_steps_in_a_row + 1 if "rejected" in line else 0
         if not limit or progress.bad_steps_in_a_row < limit:
@@ -137,7 +137,7 @@ class Trainer:
             return folder
 
     def _checkpoint(self) -> str:
-        """Name of a checkpoint of the policy as it is: by the number of steps that are in it."""
+        """Name of a checkpoint of the current policy, by the number of optimizer steps in it."""
         progress = self.run.progress
         return f"checkpoint_step_{progress.step + (progress.unfinished is not None)}"
 

@@ -1,7 +1,7 @@
-"""One root seed, and from it an independent stream of random numbers for every purpose.
+"""Derives an independent stream of random numbers for every purpose from one root seed.
 
-A stream is keyed by (purpose, step, ...) and derived afresh whenever it is needed. No generator state has to be stored
-for a resume, and neither the batch size nor the number of workers can shift what another stream draws.
+A stream is keyed by (purpose, step, ...) and derived afresh whenever it is needed. A resume therefore needs no stored
+generator state, and neither the batch size nor the number of workers can shift what another stream draws.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Seeds:
 
     @classmethod
     def from_config(cls, seed: int) -> Seeds:
-        """Use `seed`, or draw one from the operating system when it is -1; the drawn one is recorded by the run."""
+        """Use `seed`, or draw one from the operating system when it is -1; the run records the one drawn."""
         return cls(secrets.randbits(31) if seed < 0 else seed)
 
     def derive(self, purpose: str, *keys: Key) -> int:
         """Integer in [0, 2**63) that depends on the root seed, the purpose and every key, and on nothing else."""
-        text = json.dumps([self.root, purpose, *keys])  # tells numbers from text, and where each key ends
+        text = json.dumps([self.root, purpose, *keys])  # JSON keeps numbers apart from text, and keys apart
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

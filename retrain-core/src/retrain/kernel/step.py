@@ -1,4 +1,4 @@
-"""One step, straight down: draw prompts, sample, score, assign credit, train, record."""
+"""One step, from top to bottom: draw prompts, sample, score, assign credit, train, record."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from retrain.kernel.progress import Clock
 from retrain.kernel.step_fields import Fields, merge_fields, train_fields
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
-FAILURES = "failures"  # folder of the texts whose scoring failed
+FAILURES = "failures"  # folder for the texts whose scoring failed
 
 
 class Step:
-    """Takes a run one optimizer step further.
+    """Advances a run by one optimizer step.
 
-    A stop is raised inside sampling, scoring or training. At each of these places the policy is either that of
-    `progress.step` or that of its unfinished step, so a checkpoint can be written at once.
+    A stop is raised only during sampling, scoring or training. The policy is then that of `progress.step` or of its
+    unfinished step, so a checkpoint can be written at once.
     """
 
     def __init__(self, run: Run) -> None:
@@ -31,7 +31,7 @@ class Step:
         self.overlap = overlap_of(parts.backend, self.sample_and_score, run.stops, run.enter)
 
     def take(self, step: int, batch_size: int) -> Fields:
-        """One step over `batch_size` prompts; returns its line. It trains nothing when no group is informative."""
+        """Run one step over `batch_size` prompts and return its line; without informative groups nothing is trained."""
         run, parts, progress, clock = self.run, self.run.parts, self.run.progress, Clock()
         run.notify("retrain_step_start", step=step)
         prompts = parts.prompts.draw(progress.example_idx, batch_size)
@@ -62,7 +62,7 @@ class Step:
         return line
 
     def sample_and_score(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
-        """A scored group of completions for every prompt; completions are scored while others are being sampled."""
+        """A scored group of completions for every prompt; scoring overlaps sampling where the backend allows it."""
         run, group_size = self.run, self.run.parts.config.training.group_size
         run.enter(step, "sampling")
         with run.parts.rollouts.batch(f"step_{step:06d}", run.records.path / FAILURES) as batch:
@@ -78,21 +78,21 @@ class Step:
         )
         return Sampled(groups=groups, metrics=metrics)
 
-    def coming(self, step: int, cursor: int) -> tuple[int, list[Prompt]] | None:
-        """A coming step and its prompts, from position `cursor` on; None when there is no such step."""
+    def upcoming(self, step: int, cursor: int) -> tuple[int, list[Prompt]] | None:
+        """An upcoming step and its prompts, from position `cursor` on; None past the last step."""
         if step >= self.run.parts.config.training.max_steps:
             return None
         return step, self.run.parts.prompts.draw(cursor, self.batch_size(step))
 
     def batch_size(self, step: int) -> int:
-        """Prompts of a step: those sampled already, or what the pacer wants; PluginError when it wants none."""
+        """Prompts of a step: as many as are sampled already, else the pacer's choice; PluginError when that is < 1."""
         size = self.overlap.batch_size or self.run.parts.pacer.batch_size(step)
         if size < 1:
             raise PluginError(Problem(what=f"the pacer wants {size} prompts at step {step}", fix="return at least 1"))
         return size
 
     def backs_off(self, step: int, batch_size: int) -> bool:
-        """Whether a step that ran out of memory, and changed nothing, is to be tried again with fewer prompts."""
+        """Whether to retry, with fewer prompts, a step that ran out of memory and changed nothing."""
         pacer, group_size = self.run.parts.pacer, self.run.parts.config.training.group_size
         pacer.observe(PaceView(step=step, batch_size=batch_size, group_size=group_size, out_of_memory=True))
         self.overlap.drop()
@@ -100,9 +100,9 @@ class Step:
         return self.batch_size(step) < batch_size
 
     def _train(self, step: int, credit: Credit, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
-        """The backend's report and "", or no report and why the step was rejected ("" when there was nothing to train).
+        """The backend's report and "", or None and why the step was rejected ("" when there was nothing to train).
 
-        Where both overlap, the coming step, from position `cursor` of the prompts on, is sampled meanwhile.
+        With overlap, the next step is sampled meanwhile, from position `cursor` of the prompts on.
         """
         if not credit.rows:
             return None, ""
@@ -111,12 +111,12 @@ class Step:
         self.run.enter(step, "training")
         self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
         try:
-            return self.overlap.train(batch, clock, partial(self.coming, step + 1, cursor)), ""
+            return self.overlap.train(batch, clock, partial(self.upcoming, step + 1, cursor)), ""
         except NonFiniteError as error:
             return None, error.problems[0].what
 
     def _line(self, step: int, sampled: Sampled, credit: Credit, report: TrainReport | None) -> Fields:
-        """The step's own fields, those of credit, of the backend, and of sampling and scoring."""
+        """The step's own fields, and those of credit, the backend, sampling and scoring."""
         parts, capabilities = self.run.parts, self.run.parts.backend.capabilities
         line: Fields = {
             "step": step,
@@ -134,7 +134,7 @@ class Step:
         return merge_fields(line, sampled.metrics, source="scoring")
 
     def _pace(self, line: Fields, batch_size: int, *, has_trained: bool) -> Fields:
-        """The line, timing included, shown to the pacer; with its fields."""
+        """Show the step, timing included, to the pacer; return the line with the pacer's fields."""
         pacer = self.run.parts.pacer
         view = PaceView(
             step=int(line["step"]),
@@ -148,7 +148,7 @@ class Step:
         return merge_fields(line, pacer.metrics(), source="the pacer")
 
     def _reject(self, step: int, prompts: list[Prompt], clock: Clock, error: NonFiniteError) -> Fields:
-        """A step whose completions could not be sampled: its prompts are passed over, its line says why."""
+        """Skip the prompts of a step whose completions could not be sampled; its line says why."""
         run = self.run
         with run.stops.shield():
             run.progress.example_idx += len(prompts)

@@ -1,4 +1,4 @@
-"""Fields of a step's line in `metrics.jsonl`: those of the optimizer step, and the rule for adding others."""
+"""Fields of a step's line in `metrics.jsonl`: those of the optimizer step, and how to add others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 
 
 def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> Fields:
-    """Metrics with `fields` added; PluginError when one exists already, or is not text or a finite number."""
+    """`metrics` with `fields` added; PluginError when one exists already, or is not text, a boolean or finite."""
     added = {}
     for name, value in fields.items():
         plain = value.item() if isinstance(value, np.generic) else value
@@ -31,7 +31,7 @@ def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> 
 
 
 def train_fields(report: TrainReport | None) -> Fields:
-    """What the optimizer step reported; no loss (null) and no ratios when there was nothing to train."""
+    """What the optimizer step reported; a null loss and no ratios when there was nothing to train."""
     if report is None:
         return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0}
     measured = {

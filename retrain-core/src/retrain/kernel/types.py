@@ -1,7 +1,7 @@
-"""The things that flow: examples become completions, completions get scores, groups get credit, rows get trained.
+"""The data of a step: examples become completions, completions get scores, groups get credit, rows get trained.
 
 Shape suffixes: `_T` one entry per token of a row, `_G` one per completion of a group.
-Arrays are numpy and read-only by convention: whoever needs another value makes another array.
+Arrays are numpy and read-only by convention: to change a value, make a new array.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Example:
-    """One verifiable task: a prompt, a reference answer and whatever its verifier needs besides.
+    """One verifiable task: a prompt, a reference answer and anything else that its verifier needs.
 
-    `id` is stable across runs and machines, and equal for equal tasks: held-out splits and comparisons go by it.
+    `id` is stable across runs and machines, and equal for equal tasks: held-out splits and comparisons rely on it.
     `prompt` is the user's message, or a whole chat. `info` is plain data (JSON) that the verifier may read.
     """
 
@@ -48,15 +48,15 @@ class StopReason(StrEnum):
     """Why a completion ended."""
 
     EOS = "eos"  # an end-of-sequence token was sampled; it is kept and trained
-    LENGTH = "length"  # `max_tokens` or the context was full: the answer is truncated
-    TURNS = "turns"  # an episode that had not ended after its last permitted turn
+    LENGTH = "length"  # `max_tokens` or the context limit was reached: the answer is truncated
+    TURNS = "turns"  # the episode had not ended after its last permitted turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How completions are drawn; the log-probabilities returned belong to exactly this distribution.
+    """How completions are sampled; the log-probabilities returned belong to exactly this distribution.
 
-    `max_tokens` new tokens at most; `temperature` > 0 divides the logits. `entropy` asks for the entropy of the
+    `max_tokens` limits the new tokens; `temperature` > 0 divides the logits. `entropy` requests the entropy of the
     sampling distribution at each position.
     """
 
@@ -67,7 +67,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleRequest:
-    """One prompt and a derived seed for each completion wanted of it; a completion depends on its own seed only."""
+    """One prompt and a derived seed for each requested completion, which depends on its prompt and that seed only."""
 
     prompt_T: Tokens
     seeds_G: tuple[int, ...]
@@ -77,9 +77,9 @@ class SampleRequest:
 class Sample:
     """What an engine returns for one completion: sampled tokens only, the end-of-sequence token included.
 
-    `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) where asked for.
-    `policy_version` is the version that `publish` returned before these tokens were drawn. Where `logprobs_T` were
-    recomputed with the training model, `engine_logprobs_T` are what the engine itself said about the same distribution.
+    `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) only if requested.
+    `policy_version` is the version that `publish` returned before these tokens were sampled. Where `logprobs_T` were
+    recomputed with the training model, `engine_logprobs_T` are what the engine itself reported for the same tokens.
     """
 
     tokens_T: Tokens
@@ -95,10 +95,10 @@ class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
-    `Sample`) have the row's length and mean something at action tokens only (0 elsewhere). `text` is a view of the
-    sampled tokens, never trained on. `starts` are the positions at which the policy was given a context afresh: usually
-    0 alone, and more when an episode rewrote its history. What stands before a start was not seen after it, so each
-    part is trained as a row of its own. `turns` counts how often the policy was asked.
+    `Sample`) have the row's length and are meaningful at action tokens only (0 elsewhere). `text` is a view of the
+    sampled tokens, never trained on. `starts` are the positions at which the policy got a fresh context: usually only
+    0, and more when an episode rewrote its history. Tokens after a start were sampled without those before it, so each
+    part is trained as a row of its own. `turns` counts how often the policy was sampled.
     """
 
     tokens_T: Tokens
@@ -119,10 +119,10 @@ class Completion:
 
 
 class Outcome(StrEnum):
-    """The three ends that scoring can have; they are never merged."""
+    """The three outcomes of scoring; they are never merged."""
 
     SCORED = "scored"
-    NO_VERDICT = "no_verdict"  # the verifier cannot tell: left out of its group and counted
+    NO_VERDICT = "no_verdict"  # the verifier cannot decide: left out of its group and counted
     FAILED = "failed"  # the verifier broke: left out, counted, and the run stops past a limit
 
 
@@ -130,8 +130,8 @@ class Outcome(StrEnum):
 class Score:
     """The verdict on one completion: a finite `value`, or none and the reason in `detail`.
 
-    `parts` are the values of several rewards that `value` is the weighted sum of, or what an environment measured
-    besides; they are logged, and nothing is computed from them.
+    `parts` are the rewards whose weighted sum is `value`, or further measurements of an environment; they are logged
+    and used for nothing else.
     """
 
     outcome: Outcome
@@ -149,7 +149,7 @@ class Score:
 
     @classmethod
     def no_verdict(cls, reason: str) -> Score:
-        """The verifier looked and cannot tell."""
+        """The verifier ran and could not decide."""
         return cls(outcome=Outcome.NO_VERDICT, detail=reason)
 
     @classmethod
@@ -168,7 +168,7 @@ class Group:
 
 
 class ActionRow(Protocol):
-    """A row of tokens and which of them the policy sampled: a `TrainRow`, a `Completion` or something like them."""
+    """A row of tokens and which of them the policy sampled: a `TrainRow`, a `Completion` or similar."""
 
     @property
     def tokens_T(self) -> Tokens:
@@ -183,8 +183,8 @@ class ActionRow(Protocol):
 class TrainRow:
     """One row with its credit; all arrays have the row's length, `advantages_T` is 0 where `action_T` is False.
 
-    An action token may well have a zero advantage: it still counts in the loss denominator. `logprobs_T` are those of
-    the behaviour policy; `engine_logprobs_T`, where given, take their place in the truncated importance weight.
+    An action token with zero advantage still counts in the loss denominator. `logprobs_T` are the behaviour
+    log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight.
     """
 
     tokens_T: Tokens
@@ -209,16 +209,16 @@ class TrainBatch:
 
 
 def percentile_99(values_N: Floats) -> float:
-    """The 99th percentile, linear between neighbours, to the bit what `np.percentile` gives.
+    """The 99th percentile with linear interpolation, bit for bit what `np.percentile` returns.
 
-    That one imports masked arrays when it is first called: a fortieth of a second of a run's first step.
+    The latter imports masked arrays on its first call, which costs 25 ms in a run's first step.
     """
     last = values_N.size - 1
-    place = 0.99 * last
-    below = int(place)
+    rank = 0.99 * last
+    below = int(rank)
     above = min(below + 1, last)
     ordered_N = np.partition(values_N, (below, above))
-    low, high, share = ordered_N[below], ordered_N[above], place - below
+    low, high, share = ordered_N[below], ordered_N[above], rank - below
     return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share))
 
 
@@ -228,8 +228,8 @@ class TrainReport:
 
     Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
     |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
-    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a trainer elsewhere does not
-    tell is None, and left out of the records.
+    `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a remote trainer does not
+    report is None, and records omit it.
     """
 
     loss: float
@@ -249,7 +249,7 @@ class TrainReport:
     def measured(cls, *, loss: float, grad_norm: float | None, gaps_N: Floats, clipped: int) -> TrainReport:
         """From `gaps_N`, log rho of every action token, at least one; `clipped` of them had ratio or weight clipped.
 
-        Ratios are taken of log rho between -20 and 20, so that one absurd token does not make them infinite.
+        For the ratios log rho is clamped to [-20, 20], so that one extreme token does not make them infinite.
         """
         clamped_N = np.clip(gaps_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
         ratios_N, sizes_N = np.exp(clamped_N), np.abs(gaps_N)

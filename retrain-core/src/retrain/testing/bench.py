@@ -18,7 +18,8 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.build import build_part
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import NOTHING, Kind

@@ -59,8 +59,8 @@ def kernels_for(
 ) -> Kernels:
     """The kernels that `attention_kernel` names, each checked on small cases on this device before it is used.
 
-    `default` takes the best at hand and plain PyTorch where none is, with a warning where one should have worked; any
-    other name is had or refused with a ConfigError that says why.
+    `default` takes the best available kernel, or plain PyTorch, with a warning if one should have worked; any other
+    name is honoured, or refused with a ConfigError that gives the reason.
     """
     name = config.value(KEY, "default")
     stored = STORED.get(config.value("inference.kv_cache_dtype", "auto"), dtype)
@@ -71,7 +71,7 @@ def kernels_for(
         paged = _triton(site) if name == "triton" else _at_hand("triton", _triton, site)
     except _RefusedError as refused:
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
-        fix = 'use "default", which takes the best kernel at hand'
+        fix = 'use "default", which takes the best available kernel'
         raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix)) from refused
     return Kernels(packed=packed, paged=paged)
 

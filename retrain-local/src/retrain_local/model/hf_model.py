@@ -26,7 +26,7 @@ from retrain_local.model.probe import measured, own_logits
 from retrain_local.model.weights import MissingWeightsError
 
 
-class HostedDecoder:
+class HfDecoder:
     """A causal language model of transformers; see `TrainedDecoder`.
 
     Its body is called on one packed row without cache or mask; the model with its body cut out is the head, so that
@@ -93,7 +93,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     own = own_logits(base, base.get_input_embeddings().num_embeddings)
     peft = attach(base, lora)
     parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
-    trained = HostedDecoder(peft.get_base_model())
+    trained = HfDecoder(peft.get_base_model())
     text = base.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
@@ -102,12 +102,12 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     except UnsupportedAttentionError as error:
         what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
-    samplers: list[HostedDecoder] = []
+    samplers: list[HfDecoder] = []
     published: list[Publish] = []
     for device in place.samplers:
         with folder.refusals(device):
             model, publish = create_sampler(peft, place, device)
-        samplers.append(HostedDecoder(model))
+        samplers.append(HfDecoder(model))
         samplers[-1].shape = trained.shape
         published.append(publish)
 

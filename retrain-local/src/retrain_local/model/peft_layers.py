@@ -18,7 +18,7 @@ from retrain_local.model.pair import Lora, Placement, Publish
 
 
 def attach(base: Any, lora: Lora) -> PeftModel:
-    """LoRA on every linear layer except the head, drawn from the seed; torch's global random state stays as it was."""
+    """LoRA on every linear layer except the head, initialised from the seed; torch's global random state is kept."""
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

@@ -26,7 +26,7 @@ class Rotation:
     def of(cls, values: Mapping[str, Any]) -> Rotation | None:
         """From `rope_parameters`, or `rope_scaling` and `rope_theta` of older files; None for a type not known here.
 
-        Types whose angles depend on the length of the row at hand (dynamic, longrope) are not.
+        Types whose angles depend on the length of the row (dynamic, longrope) are not.
         """
         given = values.get("rope_scaling") or values.get("rope_parameters") or {}
         theta = given.get("rope_theta", values.get("rope_theta", DEFAULT_THETA))

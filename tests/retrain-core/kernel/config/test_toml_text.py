@@ -1,4 +1,4 @@
-"""Values as a person may copy them into a TOML file."""
+"""Values as TOML text that users can copy into a file, and values parsed from free text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.config.toml_text import toml_text, unquoted
+from retrain.kernel.config.toml_text import parse_free, toml_text, unquoted
 
 NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x7f"), max_size=20)
@@ -36,3 +36,9 @@ def test_plain_forms(value: object, text: str) -> None:
 )
 def test_a_number_or_boolean_in_quotes_is_recognised(value: object, default: object, meant: str) -> None:
     assert unquoted(value, default) == meant
+
+
+@given(st.text(max_size=12))
+def test_free_values_never_fail_and_are_never_nan(text: str) -> None:
+    value = parse_free(text)
+    assert value == value or isinstance(value, list | dict)  # NaN alone differs from itself

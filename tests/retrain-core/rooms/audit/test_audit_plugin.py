@@ -13,7 +13,8 @@ from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import RewardError
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.rooms.tasks.contracts import TimedScore

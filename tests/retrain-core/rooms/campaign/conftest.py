@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import retrain
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.load import Campaign, load_campaign
 
 SOURCES = Path(retrain.__file__).parents[1]

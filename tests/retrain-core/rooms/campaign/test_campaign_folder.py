@@ -23,7 +23,7 @@ SEEDS = "seeds = [1, 2]\n"
 @pytest.fixture
 def load_free(write: Callable[..., Path], load_text: Load) -> Load:
     """The same without a log_dir of its own."""
-    from retrain.kernel.plugins.manager import load_plugins
+    from retrain.kernel.plugins.discover import load_plugins
     from retrain.rooms.campaign.load import load_campaign
 
     def load(*texts: str, arguments: tuple[str, ...] = ()) -> Campaign:

@@ -119,7 +119,7 @@ def test_the_environment_file_is_read_in_silence(script: Script, tmp_path: Path)
 
 def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom retrain.kernel.plugins.manager import load_plugins\n"
+        "import sys\nfrom retrain.kernel.plugins.discover import load_plugins\n"
         "from retrain.rooms.cli.candidates import candidates\n"
         "plugins = load_plugins()\nassert candidates(plugins, [], 'e')\n"
         "assert candidates(plugins, ['init', '-t'], 't')\n"

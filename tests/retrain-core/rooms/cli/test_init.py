@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Kind
 
 TEMPLATES = [entry.spec.name for entry in load_plugins({}).registered(Kind.TEMPLATE)]

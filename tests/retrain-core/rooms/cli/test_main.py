@@ -17,7 +17,8 @@ import pytest
 import retrain
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.cli.dispatch import RetrainGroup
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -272,7 +273,7 @@ def test_a_reader_that_has_enough_is_no_error(script: Script, tmp_path: Path) ->
 LINES = """
 import logging
 from retrain.rooms.terminal.console import run_console
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 with run_console(load_plugins()):
     for number in range(100_000):
         logging.getLogger("retrain.test").info("line %d", number)

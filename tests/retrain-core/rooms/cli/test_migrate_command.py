@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session.check import registered_tables
 
 Command = Callable[..., Any]

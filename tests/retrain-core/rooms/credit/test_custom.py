@@ -13,7 +13,7 @@ from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group
 from retrain.rooms.credit.algorithm import build_algorithm

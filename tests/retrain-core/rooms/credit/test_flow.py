@@ -11,7 +11,7 @@ import pytest
 
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import ConfigError, PluginError
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.credit.flow import CreditFlow, build_flow

@@ -13,7 +13,8 @@ from retrain import advantages
 from retrain.advantages import compute_composable_advantages
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
 

@@ -11,7 +11,7 @@ import pytest
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.insight.stored import read_step, replay
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens, token_file, write_tokens

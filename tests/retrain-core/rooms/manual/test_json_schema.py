@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.manual.json_schema import configuration_schema
 

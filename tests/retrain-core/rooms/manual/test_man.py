@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.plugins.manager import HOOK_OF_KIND, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import HOOK_OF_KIND
 from retrain.kernel.types import Kind
 from retrain.rooms.manual import command as man_command
 from retrain.rooms.manual.html_page import html_page

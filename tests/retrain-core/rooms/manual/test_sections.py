@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual.contracts import PUBLIC
 from retrain.rooms.manual.sections import generator
 

@@ -99,7 +99,7 @@ def test_a_name_of_another_kind_is_free(plugins: Plugins) -> None:
 
 
 def test_a_name_that_a_stranger_has_is_refused(distribution: Callable[..., Path]) -> None:
-    from retrain.kernel.plugins.manager import load_plugins
+    from retrain.kernel.plugins.discover import load_plugins
 
     source = "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_rewards(register):\n"
     distribution("theirs", {"theirs": source + "    register(PluginSpec(name='mine', summary='s', factory=print))\n"})

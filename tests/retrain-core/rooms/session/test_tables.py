@@ -13,7 +13,9 @@ from retrain.kernel.config.keys import Table, TableTraits, key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.first_party import install_line
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import missing
 from retrain.kernel.plugins.spec import Owner, PluginSpec
 from retrain.kernel.types import Kind
@@ -154,17 +156,18 @@ def test_names_in_a_description_are_those_that_are_registered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "line"),
+    ("kind", "name", "distribution"),
     [
-        (Kind.TRANSFORM, "pip install retrain-sepa  (it provides 'gtpo_sepa')"),
-        (Kind.ADVANTAGE, "pip install retrain-sepa  (it provides 'maxrl')"),
-        (Kind.REWARD, "pip install retrain-rewards  (it provides 'match')"),
-        (Kind.BACKEND, "pip install retrain-local  (it provides 'local')"),
+        (Kind.TRANSFORM, "gtpo_sepa", "retrain-sepa"),
+        (Kind.ADVANTAGE, "maxrl", "retrain-sepa"),
+        (Kind.REWARD, "match", "retrain-rewards"),
+        (Kind.BACKEND, "local", "retrain-local"),
     ],
 )
-def test_a_default_that_nobody_supplies_comes_with_the_install_line(kind: Kind, line: str) -> None:
+def test_a_default_that_nobody_supplies_comes_with_the_install_line(kind: Kind, name: str, distribution: str) -> None:
     plugins, _ = extended(only="retrain-core")
-    assert line in str(missing(plugins, kind, "", where="here"))
+    line = f"{install_line(distribution)}  (it provides {name!r})"
+    assert f"fix: {line}" in str(missing(plugins, kind, "", where="here"))
 
 
 def test_the_kernel_alone_supplies_no_default_and_says_who_does(loaded: Callable[..., Any]) -> None:
@@ -175,7 +178,7 @@ def test_the_kernel_alone_supplies_no_default_and_says_who_does(loaded: Callable
     text = "\n".join(map(str, check_names(config, plugins, tables)))
     for name, distribution in (("local", "retrain-local"), ("match", "retrain-rewards"), ("math", "retrain-rewards")):
         assert f"named {name!r}" in text
-        assert f"pip install {distribution}  (it provides {name!r})" in text
+        assert f"{install_line(distribution)}  (it provides {name!r})" in text
 
 
 OPTIONS = "[backend]\nbackend = 'local'\n[backend.options]\nzmq_port = "
@@ -190,3 +193,13 @@ def test_options_of_another_backend_are_taken_at_their_defaults_alone(only: str,
     assert "keep the default 5555" in str(problem)
     (unknown,) = check_options(loaded(tables, OPTIONS.replace("zmq_port", "zmq_prot") + "1\n")[0], plugins)
     assert "unknown option 'zmq_prot'" in str(unknown)
+
+
+FULL = Path(__file__).parents[2] / "kernel/config/full_annotated.toml"
+
+
+def test_the_documented_full_file_needs_no_backend_but_its_own(loaded: Callable[..., Any]) -> None:
+    plugins, tables = extended(only="retrain-core,retrain-local,retrain-rewards,retrain-sepa")
+    config, problems = loaded(tables, FULL.read_text(encoding="utf-8"))
+    assert problems == ""
+    assert check_names(config, plugins, tables) + check_options(config, plugins) == []

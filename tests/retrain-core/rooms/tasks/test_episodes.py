@@ -138,7 +138,7 @@ def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> No
 
 
 def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ...]:
-    from retrain.kernel.plugins.manager import load_plugins
+    from retrain.kernel.plugins.discover import load_plugins
     from retrain.rooms.credit.flow import build_flow
     from retrain.rooms.session.configure import load_checked
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from retrain.rooms.watchdog.table import DeadlinesTable
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.watchdog.watchdog import Watchdog
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session.session import watching
 from types import SimpleNamespace
 

@@ -1,1 +1,1 @@
-"""From TOML, environment and command line to one resolved configuration that knows where every value came from."""
+"""Resolves TOML, environment and command line into one configuration that records the origin of every value."""

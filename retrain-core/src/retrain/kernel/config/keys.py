@@ -1,4 +1,4 @@
-"""What a key of a TOML table is: its type, default, range, flag, and whether its feature exists yet."""
+"""Defines the keys of a TOML table: type, default, range, flag, and whether the feature exists yet."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ def key(
 ) -> Any:
     """One key of a table.
 
-    `flag` overrides the command-line flag made from table prefix and key. `names` says that the value names a plugin
-    of that kind; `{names}` in the description stands for those that are registered. `selects` says that any value but
-    an empty one asks for that part. `pending` says what is not built yet: any value but the default is then refused
-    with that text.
-    `free_on_resume` says that a resumed run may have another value and still be the same run.
-    `constraints` are pydantic's (`ge`, `gt`, `le`, `lt`, `alias`, ...).
+    `flag` overrides the command-line flag made from table prefix and key. `names`: the value names a plugin of that
+    kind; `{names}` in the description stands for the registered ones. `selects`: any non-empty value selects that part.
+    `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
+    resumed run may have another value and still be the same run. `constraints` are pydantic's (`ge`, `alias`, ...).
     """
     extra: Any = {
         "flag": flag,
@@ -54,7 +52,7 @@ def key(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key as the loader, the flags and the documentation see it."""
+    """A key as the loader, the flags and the documentation use it."""
 
     table: str
     name: str
@@ -77,11 +75,8 @@ class Key:
 def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator[Key]:
     """Every key of a table, in the order of its model."""
     for field_name, info in model.model_fields.items():
-        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         name = info.alias or field_name
-        names: Any = extra.get("names")
-        selects: Any = extra.get("selects")
-        aliases: Any = extra.get("aliases") or ()
         yield Key(
             table=table,
             name=name,
@@ -89,9 +84,9 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             annotation=info.annotation,
             default=info.get_default(call_default_factory=True),
             description=info.description or "",
-            names=names,
-            selects=selects,
+            names=extra.get("names"),
+            selects=extra.get("selects"),
             pending=str(extra.get("pending") or ""),
-            aliases=tuple(aliases),
+            aliases=tuple(extra.get("aliases") or ()),
             free_on_resume=bool(extra.get("free_on_resume")),
         )

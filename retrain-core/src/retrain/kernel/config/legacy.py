@@ -1,4 +1,4 @@
-"""Keys of earlier versions: refused where they stood, with the lines to write in their place."""
+"""Keys of earlier versions: refused, with the lines that replace them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from retrain.kernel.errors import Problem
 
 
 def moved(content: Mapping[str, Any], legacy_keys: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a table's legacy keys where they stand now, `{"options": {"port": 1}}`.
+    """The values of a table's legacy keys at their present place, `{"options": {"port": 1}}`.
 
-    `legacy_keys` maps an old name to the new one, `key` or `key.entry`. An entry that the table has already wins.
+    `legacy_keys` maps an old name to the new one, `key` or `key.entry`. An entry already in the table wins.
     """
     found: dict[str, Any] = {}
     for old in (name for name in content if name in legacy_keys):
@@ -34,7 +34,7 @@ def moved(content: Mapping[str, Any], legacy_keys: Mapping[str, str]) -> dict[st
 def legacy_problem(
     table: str, content: Mapping[str, Any], legacy_keys: Mapping[str, str], file: Path, lines: Mapping[str, int]
 ) -> Problem | None:
-    """One problem for all legacy keys of a table; None when it has none. `lines` are those of `table.key`."""
+    """One problem for all legacy keys of a table; None when it has none. `lines` maps `table.key` to its line."""
     names = [name for name in content if name in legacy_keys]
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""Layers defaults, file, environment and command line into one `Config`, and collects every problem on the way."""
+"""Layers defaults, file, environment and command line into one `Config`, and collects every problem it finds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from retrain.kernel.config.keys import Key, TableTraits, keys_of
 from retrain.kernel.config.legacy import legacy_problem
-from retrain.kernel.config.overrides import Override, from_arguments, from_environment, parse_free
+from retrain.kernel.config.overrides import Override, from_arguments, from_environment
 from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import Config, Layer, Origin
-from retrain.kernel.config.toml_text import toml_text, unquoted
+from retrain.kernel.config.toml_text import parse_free, toml_text, unquoted
 from retrain.kernel.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A registered table: its model and what the loader must know besides; `problems` are those of its extensions."""
+    """A registered table: its model, its traits, and the `problems` of its extensions."""
 
     model: type[BaseModel]
     traits: TableTraits = field(default_factory=TableTraits)
@@ -31,7 +31,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value of `table.key` that has its type already, such as a condition of a campaign gives it."""
+    """A value of `table.key` that already has its type, as a condition of a campaign supplies it."""
 
     path: str
     value: Any
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(slots=True)
 class _Draft:
-    """Values as they are layered: `values[table][key]`, with the origin of each."""
+    """The values layered so far, `values[table][key]`, with the origin of each."""
 
     tables: Mapping[str, TableEntry]
     table_hint: Callable[[str], str]
@@ -76,9 +76,9 @@ def load_config(
 ) -> tuple[Config, list[Problem]]:
     """Resolve the configuration of one run.
 
-    `arguments` are command-line overrides; `settings` win over them, and over everything else. `table_hint` says who
-    would provide an unknown table. All problems are returned together; with any, the config holds defaults in the
-    tables concerned and must not be used to train.
+    `arguments` are command-line overrides; `settings` override everything else. `table_hint` says which distribution
+    would provide an unknown table. All problems are returned together; if there are any, the config holds defaults in
+    the tables concerned and must not be used for training.
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
@@ -104,25 +104,21 @@ def _read_file(draft: _Draft, file: Path) -> None:
         text = file.read_text(encoding="utf-8-sig")
         document = tomllib.loads(text)
     except FileNotFoundError:
-        raise ConfigError(
-            Problem(where=str(file), what="file not found", fix="check the path, or write one with `retrain init`")
-        ) from None
+        fix = "check the path, or write one with `retrain init`"
+        raise ConfigError(Problem(where=str(file), what="file not found", fix=fix)) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(where=str(file), what=f"not valid TOML: {error}", fix="correct that line")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            Problem(where=str(file), what=f"cannot be read: {error}", fix="give a UTF-8 text file")
-        ) from None
+        fix = "give a UTF-8 text file"
+        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
     lines = key_lines(text)
     for table, content in document.items():
         place = f"{file}:{lines.get(table, 1)}"
         if table not in draft.tables:
             draft.problems.append(_unknown_table(draft, table, content, place))
         elif not isinstance(content, dict):
-            problem = Problem(
-                where=place, what=f"[{table}] must be a table, not {_name(content)}", fix=f"write [{table}]"
-            )
-            draft.problems.append(problem)
+            what = f"[{table}] must be a table, not {_type_name(content)}"
+            draft.problems.append(Problem(where=place, what=what, fix=f"write [{table}]"))
         else:
             draft.in_file.add(table)
             if reason := draft.tables[table].traits.pending:
@@ -139,10 +135,8 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
     for key in draft.keys.values():
         if key.table == table and (name == key.name or name in key.aliases):
             if key.path in draft.origins:
-                twice = Problem(
-                    where=f"{origin} [{table}] {name}", what=f"sets {key.name} a second time", fix="keep one"
-                )
-                draft.problems.append(twice)
+                where, what = f"{origin} [{table}] {name}", f"sets {key.name} a second time"
+                draft.problems.append(Problem(where=where, what=what, fix="keep one"))
             draft.set(key.path, value, origin)
             return
     draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
@@ -184,17 +178,12 @@ def _apply(draft: _Draft, override: Override) -> None:
     try:
         draft.set(override.path, _parse(key, override.text), override.origin)
     except ValueError as error:
-        draft.problems.append(
-            Problem(
-                where=str(override.origin),
-                what=f"{override.text!r} is not a valid {key.path}: {error}",
-                fix=_expected(key, None),
-            )
-        )
+        what = f"{override.text!r} is not a valid {key.path}: {error}"
+        draft.problems.append(Problem(where=str(override.origin), what=what, fix=_expected(key, None)))
 
 
 def _set(draft: _Draft, setting: Setting) -> None:
-    """Take a value as it is; the entries of a free table are added to those that are there."""
+    """Set a value as it is; entries of a free table are added to those already set."""
     table, _, name = setting.path.partition(".")
     value, current = setting.value, draft.values.get(table, {}).get(name)
     if isinstance(value, Mapping) and isinstance(current, Mapping):
@@ -203,7 +192,7 @@ def _set(draft: _Draft, setting: Setting) -> None:
 
 
 def _parse(key: Key, text: str) -> Any:
-    """Text from a flag or the environment as the type of its key; text alone is never taken for more than it says."""
+    """Text from a flag or the environment, parsed as the type of its key; a text key keeps it verbatim."""
     if key.annotation is str:
         return text
     container = isinstance(key.default, list | dict)
@@ -219,7 +208,7 @@ def _parse(key: Key, text: str) -> Any:
 
 
 def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
-    """The table as its model; keys with a problem are left at their defaults, so that the others can be checked too."""
+    """Validate a table as its model; keys with a problem get their defaults, so that the others are checked too."""
     values = draft.values.get(table, {})
     try:
         return model.model_validate(values)
@@ -271,16 +260,9 @@ def _expected(key: Key, value: Any) -> str:
 
 def _show(value: Any) -> str:
     text = repr(value)
-    return f"{_name(value)} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{_type_name(value)} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def _name(value: Any) -> str:
-    names = {
-        str: "text",
-        int: "the integer",
-        float: "the number",
-        bool: "the boolean",
-        list: "the list",
-        dict: "the table",
-    }
-    return names.get(type(value), type(value).__name__)
+def _type_name(value: Any) -> str:
+    names = {str: "text", int: "the integer", float: "the number", bool: "the boolean"}
+    return (names | {list: "the list", dict: "the table"}).get(type(value), type(value).__name__)

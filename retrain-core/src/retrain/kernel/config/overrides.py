@@ -1,12 +1,10 @@
-"""Command-line flags and environment variables that set a key, as `Override`s."""
+"""Parses the command-line flags and environment variables that set a key into `Override`s."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Layer, Origin
@@ -25,7 +23,7 @@ FLAG_ALIASES = {"--resume": "resume.from"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A textual value for `table.key`; with `entry`, for one entry of the table that stands under that key."""
+    """A textual value for `table.key`; with `entry`, for one entry of the table stored under that key."""
 
     path: str
     text: str
@@ -46,9 +44,8 @@ def from_environment(environ: Mapping[str, str], keys: Sequence[Key]) -> tuple[l
             fix = f"use {ENV_PREFIX}{near[0]}" if near else f"unset {name}"
             problems.append(Problem(where=f"environment variable {name}", what="sets no known key", fix=fix))
         else:
-            overrides.append(
-                Override(path=path, text=environ[name], origin=Origin(layer=Layer.ENVIRONMENT, place=name))
-            )
+            origin = Origin(layer=Layer.ENVIRONMENT, place=name)
+            overrides.append(Override(path=path, text=environ[name], origin=origin))
     return overrides, problems
 
 
@@ -106,21 +103,6 @@ def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
     near = get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else "`retrain explain --keys` lists every flag"
     return Problem(where="command line", what=f"unknown flag {flag}", fix=fix)
-
-
-def parse_free(text: str) -> Any:
-    """A value for a free table: JSON where it reads as JSON (numbers, true, lists, objects), else the text itself."""
-    lowered = text.strip().lower()
-    if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
-        return text
-    try:
-        return json.loads(lowered if lowered in ("true", "false") else text)
-    except json.JSONDecodeError:
-        pass
-    try:
-        return float(text) if any(c in text for c in ".eE") else text
-    except ValueError:
-        return text
 
 
 def _is_number(text: str) -> bool:

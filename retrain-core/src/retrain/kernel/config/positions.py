@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key stands: `tomllib` reads values but forgets where they were."""
+"""Finds the line of each key in a TOML text: `tomllib` reads values but does not record where they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# A closing run of quotes may hold one or two that belong to the text. Only \n ends a line in TOML.
+# A closing run of quotes may contain one or two that belong to the text. Only \n ends a line in TOML.
 _TOKEN = re.compile(
     r'''(?P<comment>\#[^\n]*)
       | (?P<string>"""(?:\\[\s\S]|[^\\])*?"""(?:"{0,2}) | \'\'\'[\s\S]*?\'\'\'(?:'{0,2})
@@ -21,10 +21,10 @@ _END = ("end", "", 0)
 
 
 def key_lines(text: str) -> Mapping[str, int]:
-    """Line (from 1) of every table header and key, by dotted path; the first one counts.
+    """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
 
-    The text must already be known to parse as TOML. Keys inside inline tables are found too, keys of tables that
-    stand in an array are not.
+    The text must already be known to parse as TOML. Keys inside inline tables are found too, keys of tables inside an
+    array are not.
     """
     scan = _Scan(_tokens(text))
     prefix: tuple[str, ...] = ()

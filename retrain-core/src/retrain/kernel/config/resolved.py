@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Layer(StrEnum):
-    """Where a value can come from; a later layer wins."""
+    """Where a value can come from; a later layer overrides an earlier one."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -39,7 +39,7 @@ DEFAULT_ORIGIN = Origin(layer=Layer.DEFAULT)
 
 
 class _TableOf(Generic[Model]):
-    """`config.NAME`: the table of this name as its own model."""
+    """`config.NAME`: the table of this name, typed as its model."""
 
     def __init__(self, model: type[Model]) -> None:
         self._model = model
@@ -53,7 +53,7 @@ class _TableOf(Generic[Model]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every table of a run. Kernel tables are attributes; others are asked for by path with `value`."""
+    """Every table of a run. Kernel tables are attributes; `value` reads keys of the others by path."""
 
     tables: Mapping[str, BaseModel]
     origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, only what is not a default
@@ -61,12 +61,12 @@ class Config:
     foreign_tables: frozenset[str] = frozenset()  # not part of what a run is: not built yet, or about many runs
 
     def table(self, name: str, model: type[Model]) -> Model:
-        """A table as its own model; defaults when nobody registered the table."""
+        """A table as its model; defaults when no plugin registered the table."""
         found = self.tables.get(name)
         return found if isinstance(found, model) else model()
 
     def value(self, path: str, default: T) -> T:
-        """One value by `table.key`; `default` when nobody registered that table or key."""
+        """One value by `table.key`; `default` when no plugin registered that table or key."""
         table_name, _, name = path.partition(".")
         table = self.tables.get(table_name)
         return cast(T, getattr(table, name, default)) if table is not None else default
@@ -76,7 +76,7 @@ class Config:
         return self.origins.get(path, DEFAULT_ORIGIN)
 
     def place(self, path: str) -> str:
-        """Where to look for a value, for messages: `retrain.toml:12 [training] lr`."""
+        """Where a value is set, for messages: `retrain.toml:12 [training] lr`."""
         table, _, name = path.partition(".")
         origin = self.origin(path)
         return f"{origin} [{table}] {name}" if origin.place else f"[{table}] {name} (default)"

@@ -1,4 +1,4 @@
-"""The tables that belong to the kernel, one model each; the other tables are registered by whoever uses them."""
+"""The tables that belong to the kernel, one model each; whichever plugin uses another table registers it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class PluginsTable(Table):
 
 
 class TrainingTable(Table):
-    """The size of a step and how many of them."""
+    """The size of a step and the number of steps."""
 
     seed: int = key(-1, "Root seed; -1 draws one, records it and uses it.", ge=-1, lt=2**31)
     max_steps: int = key(500, "Training steps.", ge=1, free_on_resume=True)
@@ -127,7 +127,7 @@ class LoraTable(Table):
 
 
 class DataTable(Table):
-    """Where tasks come from and how they are put to the model. Source-specific keys are ignored by no source."""
+    """Where tasks come from and how they are put to the model. No source ignores a source-specific key."""
 
     source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
     path: str = key("", "Local file or folder (files), or a local copy of the hub data set (math).")
@@ -140,7 +140,7 @@ class DataTable(Table):
 
 
 class RewardLimits(Table):
-    """`[scoring.limits.NAME]`: what one reward may do that others may not; an absent key is that of `[scoring]`."""
+    """`[scoring.limits.NAME]`: limits of one reward; an absent key takes its value from `[scoring]`."""
 
     timeout_s: float | None = key(None, "Seconds that scoring one completion may take.", gt=0.0)
     retries: int | None = key(None, "Further tries of a score that failed.", ge=0)
@@ -171,7 +171,7 @@ class EvalTable(Table):
 
 
 class LoggingTable(Table):
-    """Where the run is written down."""
+    """Where the run is recorded."""
 
     log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
     recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)

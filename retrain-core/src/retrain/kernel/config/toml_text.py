@@ -1,4 +1,4 @@
-"""One value of a configuration as TOML writes it, for messages and listings that a person copies from."""
+"""Configuration values as TOML text, for messages and listings that users copy from, and values from free text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def toml_text(value: Any) -> str:
-    """`true`, `"grpo"`, `[1, 2]`, `{ scale = "std" }`; None, which TOML lacks, is `(unset)`."""
+    """A value as TOML: `true`, `"grpo"`, `[1, 2]`, `{ scale = "std" }`; None, which TOML lacks, is `(unset)`."""
     if value is None:
         return "(unset)"
     if isinstance(value, bool):
@@ -22,7 +22,7 @@ def toml_text(value: Any) -> str:
 
 
 def unquoted(value: Any, default: Any) -> str:
-    """What a text says that was meant for a number or a boolean, as TOML; empty when it says no such thing."""
+    """The number or boolean, as TOML, that was put in quotes where `default` is one; empty when there is none."""
     if not isinstance(value, str) or not isinstance(default, int | float):
         return ""
     try:
@@ -31,3 +31,18 @@ def unquoted(value: Any, default: Any) -> str:
         return ""
     is_kind = isinstance(meant, bool) == isinstance(default, bool) and isinstance(meant, int | float)
     return value.strip() if is_kind else ""
+
+
+def parse_free(text: str) -> Any:
+    """A value for a free table: JSON if the text parses as JSON (number, true, list, object), else the text itself."""
+    lowered = text.strip().lower()
+    if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
+        return text
+    try:
+        return json.loads(lowered if lowered in ("true", "false") else text)
+    except json.JSONDecodeError:
+        pass
+    try:
+        return float(text) if any(c in text for c in ".eE") else text
+    except ValueError:
+        return text

@@ -27,9 +27,9 @@ class Credit:
     """Credit of one step.
 
     `statuses_P[p]` says whether group p is informative, and why not. `tokens_PG[p][g]` is the credit of completion g of
-    group p: zeros, and no planning token, where the verifier reached no verdict. `rows` are what is trained: those of
-    the informative groups. `metrics` go into the step's line. `memo` is the algorithm's own, handed back to `observe`;
-    nobody else reads it.
+    group p: zeros, and no planning token, where the verifier reached no verdict. `rows` are the rows to train, those of
+    the informative groups. `metrics` go into the step's line. `memo` is private to the algorithm and passed back to
+    `observe`.
     """
 
     statuses_P: tuple[GroupStatus, ...]
@@ -40,10 +40,10 @@ class Credit:
 
 
 class Algorithm(Protocol):
-    """The one contract of credit: a run has one, and the kernel does not know how it works.
+    """The one contract of credit: a run has one algorithm, and the kernel does not know how it works.
 
-    `labels` are text fields that every line of `metrics.jsonl` carries; `condition` must be among them: the label of
-    the run in records and on the console.
+    `labels` are text fields of every line of `metrics.jsonl`; they must include `condition`, the run's label in records
+    and on the console.
     """
 
     @property
@@ -52,19 +52,19 @@ class Algorithm(Protocol):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Names for records, the same throughout a run."""
+        """Text fields for records, constant throughout a run."""
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """Credit for a step's scored groups; CreditError on wrong shapes or numbers that are not finite.
+        """Credit for a step's scored groups; CreditError on wrong shapes or non-finite numbers.
 
-        It changes no state: a step that runs out of memory is assigned again with fewer groups.
+        It changes no state: after a step ran out of memory, credit is assigned again to fewer groups.
         """
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
-        """Learn from a finished step, once per step that got credit; schedules with state advance here."""
+        """Learn from a finished step, once per step that got credit; stateful schedules advance here."""
 
     def state(self) -> Mapping[str, Any]:
-        """Everything that a resume needs, as JSON; {} when there is nothing to keep."""
+        """Everything that a resume needs, as JSON; {} when there is nothing to save."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; ResumeError when it does not fit."""

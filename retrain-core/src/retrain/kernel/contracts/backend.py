@@ -1,4 +1,4 @@
-"""Who samples and who trains: engine and backend."""
+"""The contracts of the engine, which samples, and of the backend, which trains."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Deliver = Callable[[int, int, Sample], None]  # (number of the request, number o
 
 
 class Engine(Protocol):
-    """Draws completions from the current policy. What else it may do stands in `retrain.kernel.contracts.serving`."""
+    """Samples completions from the current policy; see `retrain.kernel.contracts.serving` for what else it may do."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """One list per request, one sample per seed, in order; a sample depends on its prompt and seed alone."""
+        """One list per request, one sample per seed, in order; a sample depends only on its prompt and seed."""
 
     def close(self) -> None:
-        """Release what is held; safe to call twice."""
+        """Release all resources; safe to call twice."""
 
 
 class Backend(Protocol):
     """Owns the policy: samples from it, trains it, saves it.
 
-    It may be `DeliversEarly`, `Measuring` and `SamplesAhead` besides.
+    It may also be `DeliversEarly`, `Measuring` and `OverlapsTraining`.
     """
 
     capabilities: Capabilities
@@ -45,16 +45,16 @@ class Backend(Protocol):
         """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Optional: log-probabilities that `train` has for the rows' action tokens, 0 elsewhere; nothing changes."""
+        """Optional: the log-probabilities that `train` computes for the rows' action tokens, 0 elsewhere; read-only."""
 
     def publish(self) -> int:
-        """Make the trained policy the one that `sample` uses; returns its version, 0 before any training."""
+        """Make the trained policy the one that `sample` uses; return its version, 0 before any training."""
 
     def save_adapter(self, folder: Path) -> None:
         """Write a PEFT adapter (`adapter_config.json`, `adapter_model.safetensors`) into an existing empty folder."""
 
     def save(self, folder: Path) -> None:
-        """Write adapter and optimizer, all that `load` needs, into an existing empty folder."""
+        """Write adapter, optimizer and all else that `load` needs into an existing empty folder."""
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
@@ -67,8 +67,7 @@ class Backend(Protocol):
 class DeliversEarly(Protocol):
     """An engine or backend that hands over each sample as soon as it is finished, so that scoring overlaps sampling.
 
-    Where `delivers_early` is True, `sample` takes a third argument. The samples of all others are scored once `sample`
-    has returned.
+    If `delivers_early` is True, `sample` takes a third argument. Otherwise scoring starts once `sample` has returned.
     """
 
     delivers_early: bool

@@ -1,4 +1,4 @@
-"""What a factory of a part may look at."""
+"""What the factory of a part receives."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def _never_stop() -> None:
-    """Outside a run nobody asks for a stop."""
+    """Outside a run there is no stop to check for."""
 
 
 def _raise(error: RetrainError) -> None:
-    """Outside a run an error is raised where it is found."""
+    """Outside a run an error is raised where it occurs."""
     raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
-    """What a factory may look at: the resolved config, its own validated parameters, the seeds, other plugins.
+    """What a factory receives: the resolved config, its own validated parameters, the seeds, other plugins.
 
-    `tokenizer` is a `transformers` tokenizer, present for every kind but the data source's and the config table's.
-    `check_stop()` raises when the run was asked to stop: long work inside `Backend.train`, which is shielded from
-    signals, calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
-    `fail_run(error)` ends the run with that error, a checkpoint saved, from any thread: for watchers.
+    `tokenizer` is a `transformers` tokenizer, present for every kind except data sources and config tables.
+    `check_stop()` raises if a stop was requested: long work inside `Backend.train`, which is shielded from signals,
+    calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
+    `fail_run(error)`, for watchers, ends the run with that error from any thread, after saving a checkpoint.
     """
 
     config: Config

@@ -1,4 +1,4 @@
-"""The contract of a pacer: whoever decides how many prompts a step draws, from what the steps before it took."""
+"""The contract of a pacer, which sets the number of prompts of each step from the measurements of earlier steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 class PaceView:
     """What a pacer sees after a step.
 
-    `sampled_tokens` are those of all completions, trained or not; `step_time_s` leaves evaluation and checkpoints out.
-    `has_trained` is False when the step had no informative group, or was rejected: its time says little. With
-    `out_of_memory` nothing was counted and nothing has changed: the same step is tried again with the next batch size.
+    `sampled_tokens` counts all completions, trained or not; `step_time_s` excludes evaluation and checkpoints.
+    `has_trained` is False when the step had no informative group or was rejected, so that its time means little. With
+    `out_of_memory` nothing was counted or changed: the same step is tried again with the next batch size.
     """
 
     step: int
@@ -26,13 +26,13 @@ class PaceView:
 
 
 class Pacer(Protocol):
-    """Sets the number of prompts of every step; measured times make it decide, so no seed repeats its run."""
+    """Sets the number of prompts of every step; it decides by measured times, so no seed reproduces its run."""
 
     def batch_size(self, step: int) -> int:
-        """Prompts of this step, at least 1; the same when asked again before the next `observe`."""
+        """Prompts of this step, at least 1; constant until the next `observe`."""
 
     def observe(self, view: PaceView) -> None:
-        """Learn from a step. After `out_of_memory` a batch size that is not smaller ends the run."""
+        """Learn from a step. After `out_of_memory` the batch size must shrink, or the run ends."""
 
     def metrics(self) -> Mapping[str, float | str | bool]:
         """Extra fields for the line of the step last observed."""
@@ -41,11 +41,11 @@ class Pacer(Protocol):
         """Everything that a resume needs, as JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from what `state` returned."""
 
 
 class FixedBatch:
-    """The null pacer: every step draws `[training] batch_size` prompts, so that a seed repeats its run."""
+    """The null pacer: every step takes `[training] batch_size` prompts, so that a seed reproduces its run."""
 
     is_repeatable = True
 

@@ -1,4 +1,4 @@
-"""What life-cycle hooks may look at: read-only views of the run, of a scored step and of a batch."""
+"""What life-cycle hooks receive: read-only views of the run, of a scored step and of a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from retrain.kernel.types import Capabilities, Group, TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunView:
-    """A run: its configuration, label, folder and seed, the step it begins with, what its backend promises.
+    """A run: its configuration, label, folder and seed, the step it begins with, its backend's capabilities.
 
-    `manifest` is the content of `run.json`, secrets hidden, as it was when the run began.
+    `manifest` is the content of `run.json` at the beginning of the run, secrets hidden.
     """
 
     config: Config
@@ -37,7 +37,7 @@ class GroupsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchView:
-    """The rows that are about to be trained."""
+    """The rows about to be trained."""
 
     step: int
     batch: TrainBatch

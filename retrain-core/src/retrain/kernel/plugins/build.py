@@ -1,4 +1,4 @@
-"""Resolves the name of a part, checks its parameters against the model that it declared, and calls its factory."""
+"""Resolves the name of a part, validates its parameters against its declared model, and calls its factory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def build_part(
     options: Mapping[str, Any] | None = None,
     options_path: str = "",
 ) -> Any:
-    """What the factory of `name` returns; whatever it raises is told with the plugin's name.
+    """What the factory of `name` returns; an unexpected exception becomes a PluginError with the plugin's name.
 
-    `path` and `options_path` are the keys (`table.key`) that named the part and its options, for messages.
+    `path` and `options_path` are the keys (`table.key`) that name the part and its options, for messages.
     """
     config = context.config
     where = config.place(path)
@@ -45,7 +45,7 @@ def build_part(
 def validated_params(
     model: type[BaseModel] | None, given: Mapping[str, Any], *, where: str
 ) -> tuple[BaseModel | None, list[Problem]]:
-    """The parameters as the plugin's model, or every problem with them; without a model anything goes."""
+    """The parameters as the plugin's model, or every problem with them; without a model, None for any parameters."""
     if model is None:
         return None, []
     try:
@@ -57,9 +57,8 @@ def validated_params(
 def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] != "extra_forbidden":
-        return Problem(
-            where=f"{where}.{name}", what=detail["msg"].removeprefix("Value error, "), fix="correct the value"
-        )
+        what = detail["msg"].removeprefix("Value error, ")
+        return Problem(where=f"{where}.{name}", what=what, fix="correct the value")
     near = get_close_matches(name, model.model_fields, n=1)
     known = ", ".join(model.model_fields) or "none"
     return Problem(where=where, what=f"unknown option {name!r}", fix=f"use {near[0]!r}" if near else f"known: {known}")

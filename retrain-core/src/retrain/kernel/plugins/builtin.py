@@ -1,4 +1,4 @@
-"""The kernel's own plugin: its config tables, registered through the same door as anybody's."""
+"""The kernel's own plugin: its config tables, registered as any plugin registers its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TABLES = (  # name, model in retrain.kernel.config.schema, prefix of its flags, 
     ("model", "ModelTable", "", "Which model is trained."),
     ("algorithm", "AlgorithmTable", "", "How rewards become credit for tokens."),
     ("plugins", "PluginsTable", "", "Where dotted names are looked for."),
-    ("training", "TrainingTable", "", "The size of a step and how many of them."),
+    ("training", "TrainingTable", "", "The size of a step and the number of steps."),
     ("optimizer", "OptimizerTable", "optim_", "AdamW and the gradient norm."),
     ("lora", "LoraTable", "lora_", "The adapter."),
     ("data", "DataTable", "data_", "Where tasks come from and how they are put to the model."),
     ("scoring", "ScoringTable", "scoring_", "How completions are scored: in processes that can be killed."),
     ("eval", "EvalTable", "eval_", "Held-out evaluation on examples that are never trained on."),
-    ("logging", "LoggingTable", "", "Where the run is written down."),
+    ("logging", "LoggingTable", "", "Where the run is recorded."),
 )
 
 

@@ -1,12 +1,11 @@
-"""Which of our own distributions provides a name, so that a missing one can be answered with its install line.
+"""Which of our own distributions provides a name, so that the message about a missing one can give its install line.
 
-Every name that the documentation speaks of stands here, with the defaults that come with those distributions.
+It lists every name that the documentation mentions, and the defaults that those distributions supply.
 """
 
 from __future__ import annotations
 
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
 }
 
-# What a key of that kind says when it is left out. Its distribution supplies it; this is for when that one is missing.
+# The default of a key of each kind. Its distribution supplies it; this copy is for messages when that one is missing.
 _DEFAULTS: dict[Kind, str] = {
     Kind.ADVANTAGE: "maxrl",
     Kind.TRANSFORM: "gtpo_sepa",
@@ -57,7 +56,7 @@ _DEFAULTS: dict[Kind, str] = {
     Kind.DATA_SOURCE: "math",
     Kind.BACKEND: "local",
 }
-# Options that the documented full configuration holds at their defaults, whatever the backend: by backend.
+# By backend, the options that the documented full configuration holds at their defaults, whichever backend it selects.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "prime_rl": {
         "transport": "filesystem",
@@ -72,32 +71,29 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def provider(kind: Kind, name: str) -> str | None:
-    """The distribution of ours that has this name."""
-    for distribution, names in _NAMES.get(kind, {}).items():
-        if name in names:
-            return distribution
-    return None
+    """The distribution of ours that provides this name, if any."""
+    return next((distribution for distribution, names in _NAMES.get(kind, {}).items() if name in names), None)
 
 
 def promised_names(kind: Kind) -> tuple[str, ...]:
-    """All names of a kind that our documentation mentions."""
+    """All documented names of a kind."""
     return tuple(name for names in _NAMES.get(kind, {}).values() for name in names)
 
 
 def promised_default(kind: Kind) -> str:
-    """The name that a key of this kind has by default; empty when there is none."""
+    """The default name for a key of this kind; empty when there is none."""
     return _DEFAULTS.get(kind, "")
 
 
 def promised_options() -> dict[str, dict[str, Any]]:
-    """By backend, the options that a configuration may hold at their defaults without choosing that backend."""
+    """By backend, the options that a configuration may hold at their defaults without selecting that backend."""
     return dict(_OPTIONS)
 
 
 def install_line(distribution: str, extra: str = "") -> str:
-    """The line that installs a distribution, here: by its name, or from the clone that retrain-core was installed from.
+    """The command that installs a distribution here: by name, or from the clone that retrain-core was installed from.
 
-    pip takes what a folder requires from its index, not from the folder beside it, so a clone's line names both.
+    pip fetches a folder's requirements from its index, not from neighbouring folders, so a clone's line names them all.
     """
     suffix = f"[{extra}]" if extra else ""
     core = source_folder(CORE)
@@ -114,7 +110,9 @@ def install_line(distribution: str, extra: str = "") -> str:
 
 
 def _missing_siblings(folder: Path) -> list[str]:
-    """Which of our distributions the one in `folder` requires and this environment lacks."""
+    """Our own distributions that the one in `folder` requires and this environment lacks."""
+    import tomllib  # only an error message needs it
+
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = (line.partition("==")[0] for line in project["dependencies"] if line.startswith("retrain-"))
     return [name for name in names if not installed_version(name)]

@@ -1,19 +1,17 @@
-"""Which distributions are installed, what they offer and what they require, from their metadata and importing none.
+"""Which distributions are installed, what they offer and what they require: read from metadata, without importing any.
 
-The one module of this repository that reads metadata. It does so through the distribution `importlib-metadata`, so that
-discovery behaves the same on every Python.
+No other module of this repository reads metadata. The distribution `importlib-metadata` makes discovery behave the same
+on every Python.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, distributions, entry_points
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from importlib_metadata import IDistribution
 
 GROUP, KERNEL = "retrain", "retrain-core"
-# `retrain-core<0.2,>=0.1.0`, as wheels have it; a requirement with a marker holds elsewhere, or for an extra.
+# `retrain-core<0.2,>=0.1.0`, as in wheels; a requirement with a marker applies elsewhere, or to an extra.
 CORE_REQUIREMENT = re.compile(r"retrain[-_.]+core(?![-\w.])\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*", flags=re.IGNORECASE)
 PROJECT_NAME = re.compile(r"[A-Za-z0-9][-\w.]*")
 
@@ -32,7 +30,7 @@ PROJECT_NAME = re.compile(r"[A-Za-z0-9][-\w.]*")
 class Offer:
     """An entry point of the group `retrain`, with the name and version of its distribution; empty if it has none.
 
-    `unmet` says what the distribution requires of retrain-core and does not get; empty when all is well.
+    `unmet` names a requirement on retrain-core that is not met; empty when there is none.
     """
 
     entry: EntryPoint
@@ -43,7 +41,7 @@ class Offer:
 
 def offered_plugins() -> Iterator[Offer]:
     """Every entry point of the group `retrain` once, sorted by distribution and name."""
-    facts: dict[int, tuple[str, str, str]] = {}  # of each distribution once: every question reads its metadata anew
+    facts: dict[int, tuple[str, str, str]] = {}  # by distribution: each attribute access parses its metadata again
     found = []
     for entry in entry_points(group=GROUP):
         dist = entry.dist
@@ -59,7 +57,7 @@ def offered_plugins() -> Iterator[Offer]:
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
-    """The version that each distribution's metadata state; those without metadata are left out."""
+    """The version in each distribution's metadata; those without metadata are left out."""
     found = {}
     for name in names:
         try:
@@ -70,7 +68,7 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def installed_version(name: str) -> str:
-    """Version of a distribution whose modules are there; empty otherwise. Imports nothing."""
+    """Version of a distribution whose modules are present; empty otherwise. Imports nothing."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -79,7 +77,7 @@ def installed_version(name: str) -> str:
 
 
 def requirements_of(name: str) -> tuple[str, ...]:
-    """The requirements that a distribution's metadata state, extras included; none when it is not installed."""
+    """The requirements in a distribution's metadata, extras included; empty when it is not installed."""
     try:
         return tuple(distribution(name).requires or ())
     except PackageNotFoundError:
@@ -98,18 +96,19 @@ def installed_dependents(name: str) -> tuple[str, ...]:
 
 def source_folder(name: str) -> Path | None:
     """The local folder that a distribution was installed from by path; None if it came from a wheel or an index."""
+    import json  # only an error message needs them
+    from urllib.parse import unquote, urlsplit
+
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:
         return None
     record = json.loads(text) if text else {}
-    if "dir_info" not in record:
-        return None
-    return Path(unquote(urlsplit(record["url"]).path))
+    return Path(unquote(urlsplit(record["url"]).path)) if "dir_info" in record else None
 
 
 def unmet_requirement(dist: IDistribution) -> str:
-    """What a plugin's distribution requires of retrain-core and does not get, with the fix; empty when all is well."""
+    """The unmet requirement of a plugin's distribution on retrain-core, with the fix; empty when there is none."""
     for line in dist.requires or ():
         found = CORE_REQUIREMENT.fullmatch(line)
         wanted = found.group(1).strip() if found else ""
@@ -136,7 +135,7 @@ def _is_met(wanted: str) -> bool:
 
 
 def _has_modules(found: IDistribution) -> bool:
-    """Whether something that it brought can be imported; its metadata are trusted when they name no module."""
+    """Whether any of its modules can be imported; True when its metadata name no module."""
     listed = (found.read_text("top_level.txt") or "").split()
     files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
     modules = {name.removesuffix(".py") for name in (*listed, *files)}

@@ -1,8 +1,7 @@
-"""Finds plugins through entry points, lets each register, and keeps what went wrong with the others."""
+"""Everything plugged in: what each plugin registered, its hooks, and the errors of those that fail."""
 
 from __future__ import annotations
 
-import os
 import traceback
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,10 +9,8 @@ from typing import Any
 
 import pluggy
 
-from retrain.kernel import hooks as hookspecs
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import HookError, Problem, RetrainError
-from retrain.kernel.plugins.installed import KERNEL, normal_name, offered_plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
 
 HOOK_OF_KIND = {
@@ -40,12 +37,12 @@ HOOK_OF_KIND = {
 
 @dataclass(slots=True)
 class Plugins:
-    """Everything that is plugged in: the hooks, one registry per kind, and the entry points that failed."""
+    """Everything plugged in: the hooks, one registry per kind, and the entry points that failed."""
 
     pluggy: pluggy.PluginManager
     registries: dict[Kind, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in Kind})
     failures: list[LoadFailure] = field(default_factory=list)
-    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK keep away
+    left_out: set[str] = field(default_factory=set)  # distributions that RETRAIN_PLUGINS or RETRAIN_BLOCK exclude
 
     def notify(self, hook: str, **arguments: Any) -> Any:
         """Call a life-cycle hook; HookError names the plugin that raised."""
@@ -66,20 +63,20 @@ class Plugins:
         return self.registries[kind].primary()
 
     def find(self, kind: Kind, name: str) -> list[Registered]:
-        """The owners of a name or alias: none, one, or several when they clash."""
+        """The registrations of a name or alias: none, one, or several when they clash."""
         return self.registries[kind].entries.get(name, [])
 
     def add(self, plugin: object, owner: Owner) -> None:
-        """Register one plugin object; whatever it raises disables it alone and is kept in `failures`."""
+        """Register one plugin object; an exception disables only that plugin and is kept in `failures`."""
         collected: list[tuple[Kind, PluginSpec]] = []
         try:
             self.pluggy.register(plugin, name=f"{owner.distribution}:{owner.source}")
-            _refuse_faulty_hooks(plugin)
+            refuse_faulty_hooks(plugin, self.pluggy)
             for kind, hook in HOOK_OF_KIND.items():
                 register = getattr(plugin, hook, None)
                 if register is not None:
                     register(register=_collector(kind, collected))
-        except Exception as error:  # any fault of a plugin is its own, and is shown with its owner
+        except Exception as error:  # a faulty plugin must not affect others; its error is shown with its owner
             self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             if self.pluggy.is_registered(plugin):
                 self.pluggy.unregister(plugin=plugin)
@@ -88,64 +85,19 @@ class Plugins:
             self.registries[kind].add(spec, owner)
 
 
-def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
-    """Discover and register every plugin.
-
-    `RETRAIN_PLUGINS=a,b` loads only those distributions (retrain-core always), `RETRAIN_BLOCK=x,y` leaves some out.
-    """
-    settings = dict(os.environ) if environ is None else environ
-    only, blocked = _names(settings.get("RETRAIN_PLUGINS")), _names(settings.get("RETRAIN_BLOCK"))
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    plugins = Plugins(pluggy=manager)
-    present = set()
-    for offer in offered_plugins():
-        source = offer.entry.value
-        owner = Owner(distribution=offer.distribution or "unknown", version=offer.version, source=source)
-        name = normal_name(owner.distribution)
-        present.add(name)
-        if name != KERNEL and (name in blocked or (only and name not in only)):
-            plugins.left_out.add(name)
-            continue
-        if offer.unmet:
-            plugins.failures.append(LoadFailure(owner=owner, error=offer.unmet))
-            continue
-        try:
-            plugin = offer.entry.load()
-        except Exception as error:  # a broken plugin must not take the others with it
-            plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
-            continue
-        plugins.add(plugin, owner)
-    for name in sorted((only | blocked) - present):
-        owner = Owner(distribution=name, source="RETRAIN_PLUGINS or RETRAIN_BLOCK")
-        plugins.failures.append(LoadFailure(owner=owner, error="no such distribution offers plugins"))
-    return plugins
-
-
-def _names(text: str | None) -> frozenset[str]:
-    return frozenset(normal_name(part.strip()) for part in (text or "").split(",") if part.strip())
-
-
-def _refuse_faulty_hooks(plugin: object) -> None:
-    hooks = [n for n in dir(plugin) if n.startswith(f"{hookspecs.PROJECT}_") and callable(getattr(plugin, n))]
+def refuse_faulty_hooks(plugin: object, manager: pluggy.PluginManager) -> None:
+    """TypeError for an object without hooks, with a misspelt one, or with one that lacks its decorator."""
+    project = manager.project_name
+    hooks = [n for n in dir(plugin) if n.startswith(f"{project}_") and callable(getattr(plugin, n))]
     if not hooks:
-        raise TypeError(
-            f"{_shown(plugin)} has no hook of retrain: its entry point must name a module with @hookimpl functions"
-        )
+        name = getattr(plugin, "__name__", None) or type(plugin).__name__
+        raise TypeError(f"{name} has no hook of retrain: its entry point must name a module with @hookimpl functions")
     for name in hooks:
-        if not hasattr(hookspecs, name):
-            raise TypeError(f"{name} is not a hook of retrain{_nearest_hook(name)}")
-        if not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
+        if getattr(manager.hook, name, None) is None or not getattr(manager.hook, name).has_spec():
+            near = get_close_matches(name, [n for n, hook in vars(manager.hook).items() if hook.has_spec()], n=1)
+            raise TypeError(f"{name} is not a hook of retrain{f'; did you mean {near[0]}?' if near else ''}")
+        if not hasattr(getattr(plugin, name), f"{project}_impl"):
             raise TypeError(f"{name} lacks the @hookimpl decorator of retrain.api")
-
-
-def _shown(plugin: object) -> str:
-    return getattr(plugin, "__name__", None) or type(plugin).__name__
-
-
-def _nearest_hook(name: str) -> str:
-    near = get_close_matches(name, dir(hookspecs), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _collector(kind: Kind, collected: list[tuple[Kind, PluginSpec]]) -> Any:

@@ -1,8 +1,8 @@
-"""From a name in the TOML to the object it stands for.
+"""Resolves a name in the TOML to the object it denotes.
 
-Order: registered name, `search_paths` prefix + dotted path, dotted path. What cannot be found is answered with the
-place it was asked in, the nearest name, every name with its distribution, the install line for a name of ours, and
-any entry point that failed to load together with its own error.
+Order: registered name, `search_paths` prefix + dotted path, dotted path. The message about a missing name gives the
+place that uses it, the nearest name, every name with its distribution, the install line for a name of ours, and any
+entry point that failed to load, with its error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A name resolved: the object, who gave it, and the model of its parameters if it declared one."""
+    """A resolved name: the object, its owner, and the model of its parameters if it declared one."""
 
     name: str
     target: Any
@@ -36,7 +36,7 @@ class Found:
 
 
 def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Found:
-    """The object behind `name`, imported now. PluginError says why not; `where` is the place that asked."""
+    """The object that `name` denotes, imported now; PluginError says why there is none. `where` names the key."""
     entries = plugins.find(kind, name)
     if entries:
         return _from_registry(entries, kind, name, where)
@@ -50,7 +50,7 @@ def resolve(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths
 def problem_with(
     plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()
 ) -> Problem | None:
-    """What `resolve` would complain of, found without importing the part itself; None when it looks fine."""
+    """The problem that `resolve` would raise, found without importing the part itself; None when it looks fine."""
     entries = plugins.find(kind, name)
     if len(entries) == 1 or (not entries and _is_dotted(name) and module_of(name, search_paths)):
         return None
@@ -60,20 +60,20 @@ def problem_with(
 
 
 def module_of(name: str, search_paths: Sequence[str]) -> str:
-    """The module that a dotted path means, not imported; empty when there is none."""
+    """The module that a dotted path refers to, not imported; empty when there is none."""
     for candidate in _candidates(_split(name)[0], search_paths):
         try:
             if importlib.util.find_spec(candidate) is not None:
                 return candidate
         except ModuleNotFoundError:
             continue
-        except Exception:  # its own import error is told, with its cause, when the part is resolved
+        except Exception:  # `resolve` reports its import error, with the cause
             return candidate
     return ""
 
 
 def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths: Sequence[str] = ()) -> Problem:
-    """The message for a name that nobody provides; for no name, about the default when that is what is missing."""
+    """The problem with a name that no plugin provides; an empty name stands for the default, if that is missing."""
     default = promised_default(kind)
     name = name or (default if not plugins.find(kind, default) else "")
     known = plugins.registered(kind)
@@ -85,12 +85,9 @@ def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, search_paths
     if _is_dotted(name):
         modules = ", ".join(_candidates(_split(name)[0], search_paths))
         lines.append(f"as a dotted path: no module found under {modules}")
-    lines += [
-        f"failed to load: {failure.owner} ({failure.owner.source}): {failure.error}" for failure in plugins.failures
-    ]
-    return Problem(
-        where=where, what=f"no {kind} named {name!r}", why="\n    ".join(lines), fix=_fix(plugins, kind, name, near)
-    )
+    lines += [f"failed to load: {each.owner} ({each.owner.source}): {each.error}" for each in plugins.failures]
+    what, fix = f"no {kind} named {name!r}", _fix(plugins, kind, name, near)
+    return Problem(where=where, what=what, why="\n    ".join(lines), fix=fix)
 
 
 def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
@@ -113,24 +110,16 @@ def _from_registry(entries: list[Registered], kind: Kind, name: str, where: str)
     try:
         target, params = spec.load(), spec.load_params()
     except Exception as error:
-        raise PluginError(
-            Problem(
-                where=where,
-                what=f"{kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}",
-                why=f"it was announced as {spec.factory!r}",
-                fix=f"repair or reinstall {owner.distribution}",
-            )
-        ) from error
+        what = f"{kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}"
+        why, fix = f"it was announced as {spec.factory!r}", f"repair or reinstall {owner.distribution}"
+        raise PluginError(Problem(where=where, what=what, why=why, fix=fix)) from error
     return Found(name=spec.name, target=target, owner=owner, params=params, traits=spec.traits)
 
 
 def _clash(entries: list[Registered], kind: Kind, name: str, where: str) -> Problem:
     owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
-    return Problem(
-        where=where,
-        what=f"{kind} {name!r} is provided twice: by {owners}",
-        fix=f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}",
-    )
+    fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}"
+    return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
 
 
 def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[str]) -> Found | None:
@@ -138,35 +127,27 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
     for candidate in _candidates(module_name, search_paths):
         try:
             module = importlib.import_module(candidate)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (candidate == error.name or candidate.startswith(error.name + ".")):
-                continue
-            raise PluginError(_import_failed(name, kind, where, candidate, error)) from error
         except Exception as error:
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            if absent is not None and f"{candidate}.".startswith(f"{absent}."):
+                continue  # it is the candidate that is missing, not a module that the candidate imports
             raise PluginError(_import_failed(name, kind, where, candidate, error)) from error
         if not hasattr(module, attribute):
             near = get_close_matches(attribute, [n for n in vars(module) if not n.startswith("_")], n=1)
             hint = f"did you mean {near[0]!r}?" if near else ""
-            file = getattr(module, "__file__", candidate)
-            raise PluginError(
-                Problem(
-                    where=where, what=f"{kind} {name!r}: {file} has no {attribute!r}", why=hint, fix="correct the name"
-                )
-            )
+            what = f"{kind} {name!r}: {getattr(module, '__file__', candidate)} has no {attribute!r}"
+            raise PluginError(Problem(where=where, what=what, why=hint, fix="correct the name"))
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
         target = getattr(module, attribute)
-        if isinstance(target, PluginSpec):  # what a registration hook would get: parameters and traits come along
+        if isinstance(target, PluginSpec):  # as a registration hook would get it, with parameters and traits
             return _from_registry([Registered(kind=kind, spec=target, owner=owner)], kind, name, where)
         return Found(name=name, target=target, owner=owner)
     return None
 
 
 def _import_failed(name: str, kind: Kind, where: str, module: str, error: Exception) -> Problem:
-    return Problem(
-        where=where,
-        what=f"{kind} {name!r}: importing {module} failed with {type(error).__name__}: {error}",
-        fix=f"make `python -c 'import {module}'` work in this folder",
-    )
+    what = f"{kind} {name!r}: importing {module} failed with {type(error).__name__}: {error}"
+    return Problem(where=where, what=what, fix=f"make `python -c 'import {module}'` work in this folder")
 
 
 def _is_dotted(name: str) -> bool:

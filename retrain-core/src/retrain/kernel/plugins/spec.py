@@ -1,4 +1,4 @@
-"""What a plugin hands over when it registers: a name, one line about it, and where its factory is."""
+"""What a plugin passes when it registers: a name, a one-line summary, and the location of its factory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class PluginSpec:
     """One registered part.
 
-    `factory` is the object itself or `"module:attribute"`, imported only when the name is used; what it must be is
-    said per kind in `retrain.kernel.contracts`. `params` is the pydantic model of the part's own parameters.
-    `traits` is what others may ask before the factory runs (a backend's `Capabilities`, a command's help line).
+    `factory` is the object itself or `"module:attribute"`, imported only when the name is used;
+    `retrain.kernel.contracts` says per kind what it must be. `params` is the pydantic model of the part's parameters.
+    `traits` is what others may read before the factory runs (a backend's `Capabilities`, a command's help line).
     """
 
     name: str
@@ -41,7 +41,7 @@ class PluginSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who registered something: distribution and version, and the entry point or file it came from."""
+    """The plugin that registered something: distribution, version, and the entry point or file it came from."""
 
     distribution: str
     version: str = ""
@@ -62,10 +62,10 @@ class Registered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigClaim:
-    """Who deals with a TOML file that is no training run.
+    """The command that handles a TOML file that is not a training run.
 
     `command` is a registered command; it gets `FILE [overrides]` as `train` would. `explain` is `"module:function"`,
-    `f(arguments, plugins) -> mapping`, what `retrain explain FILE` shows.
+    `f(arguments, plugins) -> mapping`, which returns what `retrain explain FILE` shows.
     """
 
     command: str
@@ -93,7 +93,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFailure:
-    """An entry point that could not be used, and its own error."""
+    """An entry point that could not be used, and its error."""
 
     owner: Owner
     error: str
@@ -101,9 +101,9 @@ class LoadFailure:
 
 @dataclass(slots=True)
 class Registry:
-    """All parts of one kind; two owners of one name are kept apart until the name is asked for.
+    """All parts of one kind; a clash of two owners over one name is an error only when the name is used.
 
-    A config table that extends another is no second owner of it, and is kept in `extensions`.
+    A config table that extends another is not a second owner of it; it is kept in `extensions`.
     """
 
     kind: Kind
@@ -111,7 +111,7 @@ class Registry:
     extensions: list[Registered] = field(default_factory=list)
 
     def add(self, spec: PluginSpec, owner: Owner) -> None:
-        """Take a spec under its name and aliases."""
+        """Register a spec under its name and aliases."""
         entry = Registered(kind=self.kind, spec=spec, owner=owner)
         if isinstance(spec.traits, TableTraits) and spec.traits.extends:
             self.extensions.append(entry)

@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, NAME, sha256
-from retrain.rooms.session.records.folder import MARK, check_run_folder
+from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
 
 PARENT = Path("logs")
@@ -80,7 +80,7 @@ def _given(path: Path, campaign: Campaign, started: datetime, *, is_new: bool) -
     if before is not None and not is_new and before.get("sha256") == sha256(campaign.content()):
         return _taken(path, started, before)
     if (path / NAME).exists() or (path / MARK).exists():
-        move_aside(path)
+        keep_earlier(path)
     return _taken(path, started, None)
 
 
@@ -118,13 +118,9 @@ def _free_name(started: datetime) -> Path:
     return path
 
 
-def move_aside(path: Path) -> None:
+def keep_earlier(path: Path) -> None:
     """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print where it went."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    path.rename(aside)
-    click.echo(f"Moved the earlier contents of {path} to {aside}")
+    click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
 
 
 def _refuse_changes(path: Path, before: Mapping[str, Any], campaign: Campaign) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrain.kernel.errors import EXIT_USAGE, RetrainError
 from retrain.rooms.campaign.devices import gpus_per_run
-from retrain.rooms.campaign.folder import move_aside
+from retrain.rooms.campaign.folder import keep_earlier
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
@@ -118,7 +118,7 @@ class Schedule:
         self._manifest.save()  # before the process starts: counts the attempt even if this process dies now
         try:
             if not continues and has_records(run):
-                move_aside(run.folder)
+                keep_earlier(run.folder)
             job = self._launcher.start(self._job(run, continues=continues))
         except (RetrainError, OSError) as error:
             self._lines.started(run, None, "")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.kernel.errors import BackendError, Problem, RetrainError
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.capacity import plugin
 from retrain.rooms.capacity.history import Past

@@ -11,9 +11,9 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
+from retrain.rooms.cli.templates import DEFAULT_FILE, exists_error, refuse_existing, template_text
 from retrain.rooms.session.streams import is_interactive
 
-DEFAULT_FILE = "retrain.toml"
 DEFAULT_TEMPLATE = "default"
 SCHEMA_COMMAND = "schema"
 SCHEMA_FILE = "retrain.schema.json"
@@ -62,24 +62,6 @@ def command(
     click.echo("\n  ".join([f"Wrote {file} ({template}). Next:", *following]))
 
 
-def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tuple[Path, str]:
-    """The template's file, or `output`, and its text. PluginError names the nearest template."""
-    found = resolve(plugins, Kind.TEMPLATE, name, where="--template")
-    text: str = found.target() if callable(found.target) else found.target
-    return output or Path(found.traits if isinstance(found.traits, str) else DEFAULT_FILE), text
-
-
-def refuse_existing(file: Path) -> None:
-    """ConfigError when the path exists, even as a dangling link."""
-    if file.exists() or file.is_symlink():
-        raise _exists(file)
-
-
-def _exists(file: Path) -> ConfigError:
-    fix = "remove it, or name another with --output FILE"
-    return ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))
-
-
 def _asked(plugins: Plugins, template: str | None, output: Path | None) -> tuple[str, Path, str]:
     if not is_interactive():
         what = "there is no terminal for the questions"
@@ -120,7 +102,7 @@ def _write(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:  # created in the meantime
-        raise _exists(file) from None
+        raise exists_error(file) from None
     except OSError as error:
         fix = "change folder, or name another file with --output FILE"
         what = f"cannot be written: {error.strerror}"

@@ -14,7 +14,7 @@ from tomlkit.items import Table
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.cli.init import refuse_existing, template_text
+from retrain.rooms.cli.templates import refuse_existing, template_text
 from retrain.rooms.session.configure import claim_of, load_checked
 
 FIRST_CHOICES = ("tiny", "quickstart", "experiment", "campaign")  # other templates follow by name

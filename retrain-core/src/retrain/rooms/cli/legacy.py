@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tomli_w
-
 from retrain.kernel.config.legacy import moved
 
 OPTIONS = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
@@ -24,8 +22,3 @@ def merged_options(backend: Mapping[str, Any]) -> dict[str, Any]:
     given = backend.get("options", {})
     options: dict[str, Any] = moved(backend, MOVED).get("options", given)
     return dict(options if isinstance(options, Mapping) else {})
-
-
-def options_block(backend: Mapping[str, Any]) -> str:
-    """The table to write in their place, as TOML."""
-    return tomli_w.dumps({"backend": {"options": merged_options(backend)}}).strip()

@@ -20,7 +20,7 @@ from retrain.kernel.errors import (
     RetrainError,
     StopRequested,
 )
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.cli.completion import VARIABLE, answer
 from retrain.rooms.cli.dispatch import RetrainGroup
 from retrain.rooms.session.streams import drop_stdout, prepare_streams, wants_color

@@ -1,4 +1,15 @@
-"""The text of the configurations that `retrain init` writes."""
+"""The templates of `retrain init`: where each is written, and the text of those that come with the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import resolve
+
+DEFAULT_FILE = "retrain.toml"
 
 DEFAULT = """\
 # retrain: a run with the documented defaults. `retrain explain` shows what it does.
@@ -78,3 +89,22 @@ samples = 4
 [logging]
 log_dir = "logs/experiment"
 """
+
+
+def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tuple[Path, str]:
+    """The template's file, or `output`, and its text. PluginError names the nearest template."""
+    found = resolve(plugins, Kind.TEMPLATE, name, where="--template")
+    text: str = found.target() if callable(found.target) else found.target
+    return output or Path(found.traits if isinstance(found.traits, str) else DEFAULT_FILE), text
+
+
+def refuse_existing(file: Path) -> None:
+    """ConfigError when the path exists, even as a dangling link."""
+    if file.exists() or file.is_symlink():
+        raise exists_error(file)
+
+
+def exists_error(file: Path) -> ConfigError:
+    """The error for a file that must not be overwritten."""
+    fix = "remove it, or name another with --output FILE"
+    return ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))

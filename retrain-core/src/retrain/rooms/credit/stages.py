@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugins.manager import Plugins, load_plugins
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.credit.forms import as_transform

@@ -58,7 +58,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """Keys of `[inference]` that the engine does not support."""
     from retrain.rooms.inference.unsupported_keys import problems_of
 
-    return problems_of(config, plugins)
+    return problems_of(config, plugins, ENGINES)
 
 
 @hookimpl

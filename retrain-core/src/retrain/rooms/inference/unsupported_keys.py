@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.inference.plugin import ENGINES
 from retrain.rooms.inference.table import InferenceTable
 
 KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
@@ -18,9 +19,10 @@ FLAGS = {
 OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
 
 
-def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
+def problems_of(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
     """One problem per key that is not at its default and that the traits of the engine do not list.
 
+    `servers` names the engines that are servers, which have options of their own for some of these keys.
     A backend that samples without an engine refuses them itself.
     """
     table = config.table("inference", InferenceTable)
@@ -30,13 +32,17 @@ def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
         return []
     default = InferenceTable()
     changed = [name for name in KEYS if getattr(table, name) != getattr(default, name)]
-    return [_refused(config, table, name) for name in changed if name not in traits.honours]
+    return [
+        _refused(config, table, name, is_server=table.engine in servers)
+        for name in changed
+        if name not in traits.honours
+    ]
 
 
-def _refused(config: Config, table: InferenceTable, name: str) -> Problem:
+def _refused(config: Config, table: InferenceTable, name: str, *, is_server: bool) -> Problem:
     engine = table.engine
     what = f"{name} = {getattr(table, name)!r} would have no effect: "
-    if engine not in ENGINES:
+    if not is_server:
         what += f"engine {engine!r} does not support it"
         fix = f"remove it, or keep the default {getattr(InferenceTable(), name)!r}"
     else:

@@ -1,1 +1,1 @@
-"""A process runs the kernel: parts assembled, run folder, checkpoints, resume, signals."""
+"""Runs the kernel in a process: assembly of parts, run folder, checkpoints, resume, signals."""

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its configuration, in the order in which a user wants to hear about faults."""
+"""Builds the parts of a run from its configuration, in the order in which users want faults reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assembled:
-    """The parts of a run, and who watches it."""
+    """The parts of a run, and the objects that watch it."""
 
     parts: Parts
     watchers: tuple[object, ...]
@@ -38,7 +38,7 @@ class Assembled:
 def check(
     config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]
 ) -> tuple[CreditFlow | None, list[Problem]]:
-    """Every problem that can be found without data, model or heavy import, and the credit flow if it has none."""
+    """The credit flow, if it can be built, and every problem found without data, model or heavy imports."""
     problems = check_names(config, plugins, tables) + check_options(config, plugins)
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
         problems += found or ()
@@ -53,8 +53,8 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
     capabilities = declared_capabilities(config, plugins)
     if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
         return []
-    drawn_by = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
-    what = f"{flow.uncertainty.name!r} needs entropies, which {drawn_by} cannot give"
+    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
+    what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
     fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
     return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
 
@@ -62,7 +62,7 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
 def assemble(
     config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds, interrupts: Interrupts | None = None
 ) -> Assembled:
-    """Load tokenizer, data and model, in this order, and whatever the configuration names."""
+    """Load tokenizer, data and model, in this order, and build every other part that the configuration names."""
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(
@@ -75,7 +75,7 @@ def assemble(
     )
     tasks = load_tasks(context)
     with closed_on_error(tasks.verifier):
-        _import_backend(context)  # takes longest; the verifier's process starts meanwhile
+        _import_backend(context)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         algorithm = build_algorithm(flow, context)
@@ -100,7 +100,7 @@ def assemble(
 
 
 def _pacer(context: PluginContext) -> Pacer:
-    """The pacer of `[backpressure]` where that is enabled, else the configured batch size."""
+    """The pacer of `[backpressure]` if that is enabled, else the configured batch size."""
     config = context.config
     if not config.value("backpressure.enabled", False):
         return FixedBatch(config.training.batch_size)
@@ -109,7 +109,7 @@ def _pacer(context: PluginContext) -> Pacer:
 
 
 def _import_backend(context: PluginContext) -> None:
-    """Import the backend and no more; what is wrong with it is told when its turn comes."""
+    """Import the backend without building it; `assemble` reports its faults when it builds it."""
     config = context.config
     with suppress(RetrainError):
         resolve(

@@ -1,4 +1,4 @@
-"""Checks the names and parameters of a configuration against what is installed, without importing any part."""
+"""Checks the names and parameters of a configuration against the installed plugins, without importing any part."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from retrain.kernel.plugins.resolve import problem_with
 from retrain.rooms.session.tables import registered_tables as registered_tables
 from retrain.rooms.session.tables import table_hint as table_hint
 
-# Asked for by every run, so their defaults must resolve too; the parts of the credit flow are light and resolved whole.
+# Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
-    """Kind and name of each part that the configuration asks for, by its key, except those of the credit flow."""
+    """Kind and name of each part that the configuration selects, by its key, except those of the credit flow."""
     wanted: dict[str, tuple[Kind, str]] = {}
     for path, kind in ALWAYS.items():
         wanted[path] = (kind, chosen_name(config, path, kind))
@@ -34,7 +34,7 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
             value = config.value(key.path, "")
             named = value or key.default  # empty is a choice only where the default is empty too
             if key.names and key.names not in CREDIT_KINDS and named and config.origin(key.path) != DEFAULT_ORIGIN:
-                for name in [value] if isinstance(value, str) else value:  # a text, or names with their weights
+                for name in [value] if isinstance(value, str) else value:  # one name, or names with their weights
                     wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
             if key.selects and value:
                 wanted[key.path] = key.selects
@@ -46,13 +46,13 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
 
 
 def chosen_name(config: Config, path: str, kind: Kind) -> str:
-    """The name under a key; the documented default where the distribution that supplies it is not installed."""
+    """The name under a key; the documented default if the distribution that supplies it is not installed."""
     value = config.value(path, "")
     return value or (promised_default(kind) if config.origin(path) == DEFAULT_ORIGIN else "")
 
 
 def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """Every name in the configuration that nobody provides, except those of the credit flow."""
+    """A problem for every name in the configuration that no plugin provides, except those of the credit flow."""
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
@@ -65,13 +65,13 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
 
 
 def _place(config: Config, path: str) -> str:
-    """Place of a key, or of one name in a key that holds several: `reward.weights math`."""
+    """Place of a key, or of one name under a key that holds several: `reward.weights math`."""
     key, _, entry = path.partition(" ")
     return f"{config.place(key)} {entry}".rstrip()
 
 
 def check_options(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with `[backend.options]` and `[data.options]`, by the models that backend and source declared."""
+    """Problems with `[backend.options]` and `[data.options]`, judged by the models that backend and source declare."""
     problems = []
     for name, (backend, default) in sorted(_options_of_others(config, plugins).items()):
         if config.backend.options[name] != default:
@@ -85,7 +85,7 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         entries = plugins.find(kind, name)
         try:
             model = entries[0].spec.load_params() if len(entries) == 1 else None
-        except Exception as error:  # a fault of that plugin, told with its owner
+        except Exception as error:  # a fault of that plugin, reported with its owner
             what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
             fix = f"repair or reinstall {entries[0].owner.distribution}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
@@ -95,7 +95,7 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
-    """What the configured backend promises with the configured engine, before either is imported; None = nothing."""
+    """What the configured backend promises with the configured engine, without importing either; None = unknown."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     capabilities = entries[0].spec.traits if entries else None
     if not isinstance(capabilities, Capabilities):
@@ -108,14 +108,15 @@ def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | No
 def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
     """`[backend.options]` without the options of other backends.
 
-    The documented full configuration carries some at their defaults, whatever the backend; other values are refused.
+    The documented full configuration holds some at their defaults, whichever backend it selects; other values are
+    refused.
     """
     foreign = _options_of_others(config, plugins)
     return {name: value for name, value in config.backend.options.items() if name not in foreign}
 
 
 def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:
-    """The options given that another backend declares and the chosen one does not: that backend, and its default."""
+    """The given options that another backend declares and the selected one does not: that backend and its default."""
     chosen = config.backend.backend
     own = _declared_options(plugins, chosen)
     if not set(config.backend.options) - set(own or ()):
@@ -138,6 +139,6 @@ def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | Non
     entries = plugins.find(Kind.BACKEND, backend)
     try:
         model: type[BaseModel] | None = entries[0].spec.load_params() if len(entries) == 1 else None
-    except Exception:  # told where that backend is chosen
+    except Exception:  # reported when that backend is selected
         return None
     return None if model is None else {name: info.default for name, info in model.model_fields.items()}

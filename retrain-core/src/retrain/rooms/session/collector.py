@@ -1,7 +1,7 @@
-"""Python's garbage collector during a start: it would look through a million new objects again and again for nothing.
+"""Pauses Python's garbage collector during start-up, where it would scan a million new objects repeatedly in vain.
 
-All that imports make stays to the end of the process. Collecting meanwhile costs a tenth of a second with PyTorch, and
-later each full collection a few more, for as long as it has those objects to look through.
+Objects created by imports live until the process ends. Collecting during the imports costs 0.1 s with PyTorch, and
+every later full collection that still has to scan them costs a few tenths more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collection in the block until `resume_collector`, and as before after it."""
+    """Collect nothing in the block until `resume_collector`; restore the former setting after it."""
     if not gc.isenabled():
         yield
         return
@@ -26,7 +26,7 @@ def paused_collector() -> Iterator[None]:
 
 
 def resume_collector() -> None:
-    """Collect again, and only what is made from now on; does nothing unless the collector is paused."""
+    """Collect again, but only objects created from now on; does nothing unless the collector is paused."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

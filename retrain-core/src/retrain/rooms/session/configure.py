@@ -1,4 +1,4 @@
-"""From a command line to a configuration that is known to be sound: file, overrides, every problem at once."""
+"""Turns a command line into a validated configuration: file, overrides, every problem at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
 
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
-    """The same for who wants to show the problems: the config (defaults where it is faulty), the flow if any."""
+    """As `load_checked`, but return the problems too: the config (defaults where it is faulty), the flow if any."""
     return _load(arguments, plugins, registered_tables(plugins))
 
 
@@ -58,8 +58,8 @@ def _load(
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The configuration file and the overrides.
 
-    Without a file: the resumed run's own `config.toml` after `--resume DIR`, else `./retrain.toml`, or the defaults if
-    there is none but overrides are given.
+    Without a file: with `--resume DIR` the resumed run's own `config.toml`, else `./retrain.toml`, else the defaults,
+    provided that overrides are given.
     """
     rest = list(arguments)
     if rest and not rest[0].startswith("-"):
@@ -76,9 +76,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
-    """Who deals with the file that the command line means, when that is not training.
+    """The plugin's claim on the file that the command line names; None when the file is for training.
 
-    A file that is missing or cannot be read is nobody's: training says what is wrong with it.
+    A missing or unreadable file is left to training, which reports what is wrong with it.
     """
     try:
         file, _ = split_arguments(arguments)

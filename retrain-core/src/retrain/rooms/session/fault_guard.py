@@ -1,4 +1,4 @@
-"""Keeps a run apart from those who only watch it: whatever they raise is logged once, by name, and training goes on."""
+"""Isolates a run from what only watches it: an exception there is logged once, by name, and training continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FaultGuard:
         self._reported: set[str] = set()
 
     def call(self, name: str, method: str, function: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-        """Whether `function` returned, and what."""
+        """Whether `function` returned, and its result."""
         try:
             return True, function(*arguments)
         except Exception as error:
@@ -31,7 +31,7 @@ class FaultGuard:
             return False, None
 
     def state(self, name: str, function: Callable[[], Mapping[str, Any] | None]) -> dict[str, Any]:
-        """The state of one of them, empty where it is not JSON: a checkpoint must not fail for it."""
+        """The state of one of them; empty if it is not JSON, because it must not make a checkpoint fail."""
 
         def plain() -> Any:
             return json.loads(json.dumps(dict(function() or {}), allow_nan=False))
@@ -39,7 +39,7 @@ class FaultGuard:
         return self.call(name, "state", plain)[1] or {}
 
     def report(self, name: str, method: str, error: Exception) -> None:
-        """Log a fault, the first of each name."""
+        """Log the first fault of each name."""
         if name in self._reported:
             return
         self._reported.add(name)

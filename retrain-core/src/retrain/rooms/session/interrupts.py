@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop does so inside sampling, scoring, training or eval, and leaves a checkpoint."""
+"""Signals: a stop takes effect inside sampling, scoring, training or evaluation, and the run saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1
 class Interrupts:
     """Turns the first signal into `StopRequested`, at once or, inside a shield, when the shield ends.
 
-    `shield` protects what must not be torn: an optimizer step, a write. Within it, long work calls `check` where it
-    may stop. A second signal, or `grace_s` seconds without an end, leaves the process at once: checkpoints are
-    complete or invisible, so the last one stays valid.
+    `shield` protects what must not be interrupted: an optimizer step, a write. Within it, long work calls `check` where
+    it may stop. After a second signal, or if the run has not ended within `grace_s` seconds, the process exits at once:
+    checkpoints are complete or invisible, so the last one stays valid.
     """
 
     def __init__(self, *, grace_s: float) -> None:
@@ -33,28 +33,28 @@ class Interrupts:
         self._timer: threading.Timer | None = None
         self._failure: RetrainError | None = None
         self._is_installed = False
-        self._own_signal = 0  # sent by ourselves and not yet seen
+        self._own_signal = 0  # sent by `fail` and not yet handled
 
     @property
     def reason(self) -> str:
-        """Why the run is to stop; empty while it is not."""
+        """Why the run must stop; empty if no stop is requested."""
         return self._reason
 
     def may_resume(self) -> None:
-        """A valid checkpoint exists: leaving by force means "resume me" from now on."""
+        """Note that a valid checkpoint exists: from now on a forced exit reports that the run can be resumed."""
         self._resumable = True
 
     def request(self, reason: str) -> None:
-        """Ask for a stop, from a signal handler in the main thread."""
+        """Request a stop, from a signal handler in the main thread."""
         if self._reason:
             self._leave(f"second request ({reason}): leaving at once")
         self._begin(reason)
 
     def fail(self, failure: RetrainError) -> None:
-        """Ask for a stop that is a failure, from any thread; nothing when a stop goes on already.
+        """Request a stop because of `failure`, from any thread; does nothing when a stop is already under way.
 
-        The main thread is woken by a signal, so that even a blocking call ends. Where it does not react, or cannot be
-        told, the process is left after `grace_s` seconds.
+        A signal wakes the main thread, so that even a blocking call ends. If it does not react, or cannot be signalled,
+        the process exits after `grace_s` seconds.
         """
         if self._reason:
             return
@@ -65,20 +65,20 @@ class Interrupts:
             signal.pthread_kill(threading.main_thread().ident or 0, self._own_signal)
 
     def settle(self) -> None:
-        """The stop is being carried out: from here on nothing is interrupted but by a second request."""
+        """Mark the stop as being carried out: from here on only a second request interrupts."""
         self._is_settled = True
 
     def check(self) -> None:
-        """Stop here if a stop was asked for; for safe points within a shield.
+        """Stop here if a stop was requested; for safe points within a shield.
 
-        It is raised again, should whoever was interrupted have swallowed it, until it is settled.
+        Raises on every call until `settle`, in case the interrupted code swallowed the exception.
         """
         if self._reason and not self._is_settled:
             self._raise()
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Nothing in this block is torn by a signal; a stop asked for meanwhile happens at its end."""
+        """Protect the block from signals; a stop requested meanwhile takes effect at its end."""
         self._depth += 1
         try:
             yield
@@ -88,10 +88,10 @@ class Interrupts:
             self.check()
 
     def exposed(self, work: Callable[[], T]) -> T:
-        """Do `work` as if there were no shield around it: a stop tears it with StopRequested, and the shield holds.
+        """Run `work` as if no shield surrounded it: a stop interrupts it with StopRequested; then the shield is back.
 
-        A function and no `with` block, which a signal could leave with the shield down: once this has returned or
-        raised, whatever comes next in the shield is as safe as before.
+        A function rather than a `with` block, on whose exit a signal could leave the shield down: once this has
+        returned or raised, the rest of the shielded code is as safe as before.
         """
         depth = self._depth
         try:
@@ -102,12 +102,12 @@ class Interrupts:
             finally:
                 self._depth = depth
         except StopRequested:
-            self._depth = depth  # it came between two statements of the block above; it comes no second time
+            self._depth = depth  # raised between two statements of the block above; it cannot be raised twice
             raise
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen to the signals during the block; only the main thread can, elsewhere nothing is listened to."""
+        """Handle the signals during the block; outside the main thread, where Python forbids it, handle none."""
         if threading.current_thread() is not threading.main_thread():
             try:
                 yield
@@ -140,7 +140,7 @@ class Interrupts:
 
     def _start_timer(self) -> None:
         if self._timer:
-            return  # started by `fail`, which could not know whether the main thread would react
+            return  # `fail` started it already, in case the main thread does not react
         timer = threading.Timer(self._grace_s, self._leave, args=(f"not stopped within {self._grace_s:g} s: leaving",))
         timer.daemon = True
         timer.start()
@@ -148,13 +148,13 @@ class Interrupts:
 
     def _stop_timer(self) -> None:
         if self._timer:
-            self._timer.cancel()  # the process may have other things to do than this run
+            self._timer.cancel()  # the process may have other work than this run
 
     def _raise(self) -> None:
         raise StopRequested(self._reason, self._failure)
 
     def _leave(self, message: str) -> Any:
         failure = f"{self._failure}\n" if self._failure else ""
-        with suppress(OSError):  # not print: the handler may have interrupted the main thread inside of one
+        with suppress(OSError):  # not print: the handler may have interrupted a print in the main thread
             os.write(2, f"{failure}retrain: {message}\n".encode())
         os._exit(EXIT_RESUMABLE if self._resumable and not failure else EXIT_FAILED)

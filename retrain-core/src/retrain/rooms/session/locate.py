@@ -1,4 +1,4 @@
-"""In which file a part stands, and which modules the search paths hold; only the second imports anything."""
+"""Finds the file of a part, and the modules below the search paths; only the latter imports anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedModule:
-    """A module that a search path holds; `status` is `ok`, or `error: ` and what importing it raised."""
+    """A module below a search path; `status` is `ok`, or `error: ` and what importing it raised."""
 
     module: str
     file: str
@@ -26,7 +26,7 @@ class SearchedModule:
 
 
 def module_file(name: str) -> str:
-    """The file of a module; empty when there is none. Neither it nor a package around it is imported."""
+    """The file of a module; empty when there is none. Neither it nor its parent packages are imported."""
     parts, spec, folders = name.split("."), None, None
     for end in range(1, len(parts) + 1):
         full = ".".join(parts[:end])
@@ -41,7 +41,7 @@ def module_file(name: str) -> str:
 
 
 def part_file(spec: PluginSpec) -> str:
-    """The file of a registered part; empty when that cannot be told."""
+    """The file of a registered part; empty when it is unknown."""
     if isinstance(spec.factory, str):
         return module_file(spec.factory.partition(":")[0])
     target = spec.factory if hasattr(spec.factory, "__module__") else type(spec.factory)
@@ -75,6 +75,6 @@ def _import_status(module: str) -> str:
     try:
         with redirect_stdout(sys.stderr):
             importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a file of the user's does, the others are listed too
+    except (Exception, SystemExit) as error:  # whatever one of the user's files does, the others are listed too
         return f"error: {type(error).__name__}: {error}"
     return OK

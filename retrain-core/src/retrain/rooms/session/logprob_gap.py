@@ -1,4 +1,4 @@
-"""How far the sampler's log-probabilities are from the trainer's."""
+"""Measures how far the sampler's log-probabilities are from the trainer's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogprobGap:
 
     @classmethod
     def of(cls, differences: Sequence[Floats]) -> LogprobGap:
-        """Over all entries of log p_trainer - log p_sampler; at least one entry."""
+        """The gap over all entries of log p_trainer - log p_sampler, of which there must be at least one."""
         sizes_N = np.abs(np.concatenate(differences))
         if not np.isfinite(sizes_N).all():
             return cls(mean=np.nan, p99=np.nan, max=np.nan, num_tokens=len(sizes_N))

@@ -13,7 +13,7 @@ from retrain.kernel.plugins.installed import installed_version, requirements_of
 class Package:
     """A package that another one requires.
 
-    `wanted` are the versions it may have (`>=2.6`), `installed` the version that is there, empty when there is none.
+    `wanted` are the permitted versions (`>=2.6`), `installed` is the installed version, empty when there is none.
     """
 
     name: str
@@ -28,19 +28,16 @@ class Package:
 
 
 def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
-    """What a distribution requires on this machine: always, or with `extra` what that extra adds."""
+    """The packages a distribution requires on this machine: always, or with `extra` those which that extra adds."""
     found = []
     for line in requirements_of(name):
         try:
             wanted = Requirement(line)
         except InvalidRequirement:
-            continue  # of a stranger's package; pip would have refused it
+            continue  # in third-party metadata; pip would have refused it
         always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-        if (
-            always
-            if not extra
-            else not always and wanted.marker is not None and wanted.marker.evaluate({"extra": extra})
-        ):
+        with_extra = wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+        if (with_extra and not always) if extra else always:
             found.append(_package(wanted))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""What a plugin can add to a report beside plain text: plots and tables, as data that the report escapes and draws."""
+"""What a plugin can add to a report besides plain text: plots and tables, as data that the report escapes and draws."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 class ReportPlot:
     """A plot: named lines over `x` with thin unnamed ones behind them, or one labelled point per `x`.
 
-    Every series has the length of `x`, with None where it has no number. `x_mark` and `y_mark` are drawn as dashed
-    lines. `heads` and `rows` are the same numbers as a table, for readers without the plot. `is_share` shows y in
-    percent. All text is untrusted: the report escapes it.
+    Every series has the length of `x`, with None for a missing value. `x_mark` and `y_mark` are drawn as dashed lines.
+    `heads` and `rows` are the same numbers as a table, for readers without the plot. `is_share` shows y in percent.
+    All text is untrusted: the report escapes it.
     """
 
     title: str
@@ -35,7 +35,7 @@ class ReportPlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSection:
-    """A section of a report of its own: a sentence, plots, and the files that they were made from.
+    """A separate section of a report: a sentence, plots, and the files they are based on.
 
     `name` is its anchor in the page and its name in `retrain report --json`: lower-case letters, digits and dashes.
     """

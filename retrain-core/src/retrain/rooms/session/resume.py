@@ -1,4 +1,4 @@
-"""Decides how an interrupted run goes on: from which checkpoint, and whether it is still the same run."""
+"""Decides how an interrupted run continues: from which checkpoint, and whether it is still the same run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A key whose value is not the one that the run was started with."""
+    """A key whose value differs from the one the run was started with."""
 
     path: str
     before: Any
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """What a resume would do. Without a valid checkpoint the run begins again, with its own seed."""
+    """What a resume would do. Without a valid checkpoint the run restarts from the beginning, with its own seed."""
 
     run: Path
     adapters: Path
@@ -40,23 +40,23 @@ class ResumePlan:
 
     @property
     def next_step(self) -> int:
-        """The step that comes next."""
+        """The step to continue with."""
         return self.checkpoint.next_step if self.checkpoint else 0
 
     def is_complete(self, max_steps: int) -> bool:
-        """The run ended well, and its last checkpoint holds at least `max_steps` steps."""
+        """Whether the run ended normally and its last checkpoint contains at least `max_steps` steps."""
         last = self.checkpoint
         is_whole = last is not None and last.path.name == FINAL and self.manifest.get("status") == "done"
         return is_whole and self.next_step >= max_steps
 
     @property
     def seed(self) -> int:
-        """Root seed of the run, whatever the configuration says."""
+        """Root seed of the run, regardless of the configuration."""
         return int(self.manifest["seed"])
 
 
 def plan_resume(run: Path, config: Config, keys: list[Key]) -> ResumePlan:
-    """Look at a run folder without changing it; ResumeError when it is no run, or its records are cut."""
+    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
     manifest = read_manifest(run)
     adapters = adapters_of(run, manifest)
     checkpoint, damaged = newest_valid(adapters)
@@ -74,7 +74,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key]) -> ResumePlan:
 
 
 def adapters_of(run: Path, manifest: Mapping[str, Any]) -> Path:
-    """Where the checkpoints of a run are."""
+    """The folder of a run's checkpoints."""
     given = manifest.get("config", {}).get("backend", {}).get("adapter_path", "")
     return Path(given).expanduser() if given else run / "adapter"
 
@@ -88,7 +88,7 @@ def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Non
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
-    """ResumeError naming every key that would make it another run, unless the user insists."""
+    """ResumeError naming every key whose change would make it a different run, unless the user insists."""
     if plan.differences and not anyway:
         raise ResumeError(
             *(

@@ -1,4 +1,4 @@
-"""Writes the records of a run and its whole state into checkpoints, and brings that state back."""
+"""Writes the records of a run, saves its complete state in checkpoints, and restores that state."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from retrain.rooms.session.records.checkpoints import Checkpoint, prune, save_ch
 from retrain.rooms.session.records.completions import generation_records, step_summary, token_records
 from retrain.rooms.session.records.folder import RunFolder
 
-FORMER_PLUGIN_STATES = ("recorders", "health")  # stood beside `plugins` before these rooms were plugins
+FORMER_PLUGIN_STATES = ("recorders", "health")  # top-level keys of checkpoints from before these rooms were plugins
 CONTROLLER = "controller"
 
 
 class RunRecords:
-    """The records of a run in its folder; see `retrain.kernel.parts.Records`."""
+    """Writes the records of a run to its folder; see `retrain.kernel.parts.Records`."""
 
     def __init__(self, folder: RunFolder, parts: Parts, progress: Progress, view: RunView) -> None:
         self.path = folder.path
@@ -40,19 +40,19 @@ class RunRecords:
         is_trained: bool,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Texts, tokens and summary of a step."""
+        """Write texts, tokens and summary of a step."""
         tokenizer = self._parts.tokenizer
         generations = generation_records(step, prompts, groups, credit, tokenizer, is_trained=is_trained)
         self._folder.write_completions(step, step_summary(metrics, groups), generations, token_records(groups, credit))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """One line of `metrics.jsonl`."""
+        """Append one line to `metrics.jsonl`."""
         self._folder.write_metrics(metrics)
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
         """Save policy, optimizer, algorithm, pacer, plugins, counters and the sizes of the record files.
 
-        Then `trainer_state.json` says so, and older checkpoints are pruned.
+        Then update `trainer_state.json` and prune older checkpoints.
         """
         parts, training = self._parts, self._parts.config.training
         state = self._state(metrics)
@@ -83,7 +83,7 @@ class RunRecords:
         }
 
     def _summary(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`trainer_state.json`: what other tools may read of the last checkpoint."""
+        """The content of `trainer_state.json`: what other tools may read about the last checkpoint."""
         progress, training = self._progress, self._parts.config.training
         return {
             "step": progress.step - 1,
@@ -98,9 +98,9 @@ class RunRecords:
 
 
 def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
-    """Bring back everything but counters and records: policy and optimizer, algorithm, pacer, plugins.
+    """Restore everything but counters and records: policy and optimizer, algorithm, pacer, plugins.
 
-    The policy is not published yet: the run does, once it has sampled again what was sampled before an update.
+    The run publishes the policy later, once it has resampled what had been sampled before an update.
     """
     parts.backend.load(checkpoint.path)
     if state := algorithm_state(checkpoint.state):
@@ -111,7 +111,7 @@ def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
 
 
 def algorithm_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """State of the algorithm in a checkpoint, also of one written when the run itself owned the controller."""
+    """State of the algorithm in a checkpoint, even in an older one in which the run itself owned the controller."""
     if "algorithm" in state:
         found: Mapping[str, Any] = state["algorithm"]
         return found
@@ -119,11 +119,11 @@ def algorithm_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def plugin_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """State of plugins in a checkpoint by name, also of one written when some of them were parts of the run."""
+    """State of plugins by name in a checkpoint, even in an older one in which some of them were parts of the run."""
     former = {name: state[name] for name in FORMER_PLUGIN_STATES if state.get(name)}
     return former | dict(state["plugins"])
 
 
 def progress_of(checkpoint: Checkpoint | None) -> Progress:
-    """The counters of a checkpoint, or those of a beginning."""
+    """The counters of a checkpoint; without one, those of a new run."""
     return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress()

@@ -25,7 +25,7 @@ CREDIT = {
 class Selected:
     """A part by the key that names it.
 
-    `source` is its distribution and version, or `dotted path`; empty when nobody provides it, and `problem` says so.
+    `source` is its distribution and version, or `dotted path`; empty when no plugin provides it, as `problem` says.
     """
 
     key: str

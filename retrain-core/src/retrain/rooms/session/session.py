@@ -1,4 +1,4 @@
-"""One training session: folders checked, parts built, records opened, the loop run, the ending written down."""
+"""One training session: checks folders, builds parts, opens records, runs the loop, and records how it ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.views import RunView
-from retrain.kernel.errors import RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
-from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Determinism
@@ -42,16 +42,16 @@ PACED = "the same seed does not give the same run: measured times set the batch 
 
 
 def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
-    """Run a configuration that has no problems, from its beginning or from where it was stopped, to its end.
+    """Run a valid configuration to its end, from the beginning or from where it was stopped.
 
-    `run.json` tells how it ended, whatever happens. StopRequested when a signal ended it; its checkpoint is saved.
+    `run.json` always records how it ended. StopRequested when a signal ended it; its checkpoint is saved.
     """
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
             plan = _plan(folder, config, keys)
             if plan.is_complete(config.training.max_steps):
-                told = "Already complete: %d steps are done. `--max-steps` with more continues it."
-                LOG.log(OUTCOME_LEVEL, told, plan.next_step)
+                message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
+                LOG.log(OUTCOME_LEVEL, message, plan.next_step)
                 return
             _session(config, plugins, flow, plan=plan, folder=folder)
     else:
@@ -103,7 +103,7 @@ def _session(
 
 
 def _same_seed(parts: Parts) -> str:
-    """What the same seed repeats."""
+    """Where the same seed reproduces this run."""
     is_paced = not getattr(parts.pacer, "is_repeatable", False)
     return PACED if is_paced else SAME_SEED[parts.backend.capabilities.determinism]
 
@@ -113,6 +113,11 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
     """Call the hooks of `watchers` during the block."""
     for watcher in watchers:
         kind = type(watcher)
+        try:
+            refuse_faulty_hooks(watcher, plugins.pluggy)
+        except TypeError as error:
+            what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
+            raise PluginError(Problem(what=what, fix="correct the object that retrain_watch_run returns")) from error
         plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
     try:
         yield
@@ -122,7 +127,7 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
 
 
 def _reopened(run: Path) -> RunFolder:
-    """The folder of an interrupted run, held from now on, so that nobody else continues it as well."""
+    """The folder of an interrupted run, locked from now on, so that no other process continues it too."""
     adapters = adapters_of(run, read_manifest(run))
     refuse_unwritable(run, adapters, place="[resume] from")
     folder = RunFolder(run, adapters)
@@ -131,7 +136,7 @@ def _reopened(run: Path) -> RunFolder:
 
 
 def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
-    """How to continue, said aloud; ResumeError when it would not be the same run."""
+    """Decide and log how to continue; ResumeError when it would not be the same run."""
     plan = plan_resume(folder.path, config, keys)
     refuse_changes(plan, anyway=config.value("resume.anyway", False))
     for problem in plan.damaged:
@@ -142,7 +147,7 @@ def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
 
 
 def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts) -> None:
-    """Parts as they were at the checkpoint; when they fit, the records too."""
+    """Restore the parts to the checkpoint; if they fit, rewind the records too."""
     checkpoint = plan.checkpoint
     if checkpoint:
         restore_run(parts, checkpoint, view)
@@ -173,7 +178,7 @@ def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """What plugins add to `run.json`; a fault of one is logged and costs their entries alone."""
+    """What plugins add to `run.json`; a faulty plugin is logged, and only these entries are lost."""
     entries: dict[str, Any] = {}
     try:
         for added in run.notify("retrain_describe_run", plugins=run.parts.plugins):

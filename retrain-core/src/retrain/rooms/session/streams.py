@@ -1,4 +1,4 @@
-"""Prepares stdout and stderr, which may be closed, piped, in an old encoding, or without colour."""
+"""Prepares stdout and stderr, which may be closed, piped, in a legacy encoding, or without colour."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
 
 
 def prepare_streams() -> None:
-    """Make printing safe: characters that the encoding lacks become `?`, output to a closed stream is dropped."""
+    """Make printing safe: characters missing from the encoding become `?`, output to a closed stream is dropped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `>&-`
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - stays open until the process ends
         elif isinstance(stream, TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
     for name in COLOR_VARIABLES:
         if os.environ.get(name) == "":
-            del os.environ[name]  # empty means absent by convention; rich would read FORCE_COLOR= as no
+            del os.environ[name]  # empty means absent by convention, but rich reads FORCE_COLOR= as "no"
 
 
 def wants_color() -> bool | None:
-    """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None means: if the stream is a terminal.
+    """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None: only if the stream is a terminal.
 
-    The same rules as in rich, which prints tables and panels; an empty variable counts as absent.
+    The rules are those of rich, which prints tables and panels; an empty variable counts as absent.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -35,7 +35,7 @@ def wants_color() -> bool | None:
 
 
 def is_interactive() -> bool:
-    """Whether both stdin and stdout are a terminal, so that a user can be asked."""
+    """Whether stdin and stdout are both a terminal, so that the user can be prompted."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 

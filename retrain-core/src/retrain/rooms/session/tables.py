@@ -1,4 +1,4 @@
-"""The config tables of all plugins: each table as its owner defined it, with the keys and defaults others add to it."""
+"""The config tables of all plugins: each table as its owner defines it, with the keys and defaults that others add."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
 
 
 def table_hint(plugins: Plugins, table: str) -> str:
-    """How to get a table of ours that nobody registered; empty for a stranger's."""
+    """How to get one of our own tables that no plugin registered; empty for any other table."""
     distribution = provider(Kind.CONFIG_TABLE, table)
     if distribution is None:
         return ""
@@ -43,7 +43,7 @@ def table_hint(plugins: Plugins, table: str) -> str:
 
 
 def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> TableEntry:
-    """The table with its extensions; of two plugins that define one key, or its default, the first one counts."""
+    """The table with its extensions; when two plugins define one key, or its default, the first one counts."""
     table, traits = base.spec.name, _traits(base)
     key_owners = dict.fromkeys(model.model_fields, base.owner)
     default_owners = {name: base.owner for name, info in model.model_fields.items() if info.default}
@@ -71,7 +71,7 @@ def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> Tab
 
 
 def _merged(models: list[type[BaseModel]], defaults: Mapping[str, Any], plugins: Plugins) -> type[BaseModel]:
-    """One model with the keys of all, those of the first before the others, and with these defaults."""
+    """One model with the keys of all models, those of the first before the others, and with these defaults."""
     fields: dict[str, Any] = {}
     for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):
         description = info.description or ""
@@ -89,7 +89,7 @@ def _merged(models: list[type[BaseModel]], defaults: Mapping[str, Any], plugins:
 
 
 def _known_names(kind: Kind | None, plugins: Plugins) -> str:
-    """The registered names of a kind, ours in the order of their documentation; those of ours when there is none."""
+    """The registered names of a kind, ours first in documented order; without any, the documented ones."""
     if kind is None:
         return ""
     registered = [entry.spec.name for entry in plugins.registered(kind)]
@@ -100,9 +100,9 @@ def _known_names(kind: Kind | None, plugins: Plugins) -> str:
 def _model(entry: Registered, plugins: Plugins) -> type[BaseModel] | None:
     try:
         model: type[BaseModel] | None = entry.spec.load()
-    except Exception as error:  # a fault of that plugin alone
+    except Exception as error:  # must not affect other plugins
         failure = LoadFailure(owner=entry.owner, error=f"table [{entry.spec.name}]: {type(error).__name__}: {error}")
-        if failure not in plugins.failures:  # the tables are asked for more than once
+        if failure not in plugins.failures:  # tables are collected more than once
             plugins.failures.append(failure)
         return None
     return model

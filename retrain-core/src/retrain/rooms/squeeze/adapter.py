@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.checkpoints import checkpoint_folders
@@ -104,7 +105,7 @@ def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
         return adapter
     folder = plugins.notify("retrain_fetch_adapter", path=adapter, config=config)
     if folder is None:
-        fix = "pip install retrain-tinker, or download the adapter and give its folder"
+        fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
         raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)
     return str(folder)
 

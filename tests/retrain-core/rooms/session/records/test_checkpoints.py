@@ -147,7 +147,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     for name in ("checkpoint_step_2", "checkpoint_step_1"):
         with pytest.raises((CheckpointError, BackendError)) as caught:
             save_checkpoint(tmp_path, name, broken, state(2))
-        assert isinstance(error, BackendError) or "earlier checkpoints are whole" in str(caught.value)
+        assert isinstance(error, BackendError) or "earlier checkpoints are intact" in str(caught.value)
     assert names(tmp_path) == ["checkpoint_step_1"]
     assert read_checkpoint(tmp_path / "checkpoint_step_1").next_step == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError
-from retrain.kernel.plugins.manager import load_plugins
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward

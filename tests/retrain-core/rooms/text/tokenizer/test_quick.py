@@ -334,7 +334,7 @@ def test_a_run_of_a_plain_folder_loads_no_transformers(make: Make) -> None:
         "import sys\nfrom retrain.kernel.config.resolved import Config\n"
         "from retrain.kernel.config.schema import ModelTable\n"
         "from retrain.rooms.text.tokenizer.load import load_tokenizer\n"
-        "from retrain.kernel.plugins.manager import load_plugins\n"
+        "from retrain.kernel.plugins.discover import load_plugins\n"
         "config = Config(tables={'model': ModelTable(model=sys.argv[1])})\n"
         "tokenizer = load_tokenizer(config, load_plugins({}))\n"
         "assert tokenizer('what is 3')['input_ids'] and tokenizer.eos_token_id == 1 and tokenizer.decode([4])\n"

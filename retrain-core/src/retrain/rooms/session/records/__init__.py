@@ -1,1 +1,1 @@
-"""What a run leaves on disk: run folder, manifest, metrics, completions, adapter checkpoints."""
+"""What a run writes to disk: run folder, manifest, metrics, completions, adapter checkpoints."""

@@ -1,6 +1,6 @@
-"""Checkpoints: complete or invisible, checked by checksum before they are trusted, pruned when a newer one stands.
+"""Checkpoints: complete or invisible, verified by checksum before use, pruned once a newer one is complete.
 
-A checkpoint is one folder under `adapter/`: the PEFT adapter, whatever else the backend needs, `checkpoint.json` with
+A checkpoint is one folder under `adapter/`: the PEFT adapter, anything else the backend needs, `checkpoint.json` with
 the rest of the run's state, and `checksums.json` over all of it. Adapter and state can therefore never disagree.
 """
 
@@ -21,7 +21,7 @@ from retrain.rooms.session.records.files import REPLACED, write_folder
 STATE, SUMS = "checkpoint.json", "checksums.json"
 FINAL = "final"
 PRUNED, DAMAGED = ".pruned", ".damaged"
-SPARE_BYTES = 64 * 2**20  # left free beside a checkpoint, for the records that go on growing
+SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
 CHUNK = 2**20
 
 
@@ -39,15 +39,15 @@ class Checkpoint:
 
     @property
     def first_unwritten_step(self) -> int:
-        """The first step whose completions are not on record yet: an unfinished step has its own already."""
+        """The first step whose completions are not recorded yet; those of an unfinished step already are."""
         return self.next_step + (self.state["progress"]["unfinished"] is not None)
 
 
 def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
-    """Write `folder/name`: `fill` puts the backend's files in, then state and checksums follow; then it appears.
+    """Write `folder/name`: `fill` writes the backend's files, then state and checksums follow; then it appears.
 
-    CheckpointError when the disk has not the room that the last checkpoint took, or a write fails; nothing that
-    existed is touched then.
+    CheckpointError when the disk has less free space than the last checkpoint took, or a write fails; existing
+    checkpoints are then untouched.
     """
 
     def write(target: Path) -> None:
@@ -55,9 +55,8 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
         sums = {file.relative_to(target).as_posix(): _checksum(file) for file in files}
-        (target / SUMS).write_text(
-            json.dumps(sums, indent=2), encoding="utf-8"
-        )  # ends with its bracket: no byte can be cut off unnoticed
+        # The file ends with its bracket, without a newline, so that truncation by even one byte is detected.
+        (target / SUMS).write_text(json.dumps(sums, indent=2), encoding="utf-8")
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,22 +72,22 @@ def _fill(target: Path, fill: Callable[[Path], None]) -> None:
         fill(target)
     except (OSError, RetrainError):
         raise
-    except Exception as error:  # libraries tell of a full disk with errors of their own
+    except Exception as error:  # libraries report a full disk with exceptions of their own
         raise _unwritten(target, f"{type(error).__name__}: {error}") from error
 
 
 def _unwritten(path: Path, reason: str) -> CheckpointError:
-    fix = "free some space or mend the folder, then `retrain --resume RUN`: earlier checkpoints are whole"
+    fix = "free some space or repair the folder, then `retrain --resume RUN`: earlier checkpoints are intact"
     return CheckpointError(Problem(where=str(path), what=f"could not be written: {reason}", fix=fix))
 
 
 def _damaged(where: Path | str, what: str) -> CheckpointError:
-    fix = "take another one: `--resume RUN` finds the newest that is whole"
+    fix = "use another one: `--resume RUN` finds the newest intact one"
     return CheckpointError(Problem(where=str(where), what=what, fix=fix))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint whose every file is as it was written; CheckpointError names the first that is not."""
+    """A checkpoint whose files are all as they were written; CheckpointError names the first that is not."""
     try:
         sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
         for name, wanted in {STATE: "", **sums}.items():
@@ -102,7 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
-    """The valid checkpoint of the highest step, and what is wrong with every newer one."""
+    """The valid checkpoint with the most steps, and the problems of every newer one."""
     problems: list[Problem] = []
     for path in checkpoint_folders(folder):
         try:
@@ -115,7 +114,7 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
 def checkpoint_folders(folder: Path) -> list[Path]:
     """Every checkpoint folder, newest first, damaged ones included.
 
-    Where a replacement was killed between its two renames, the replaced folder still stands for its name.
+    If a replacement was killed between its two renames, the replaced folder still counts as the checkpoint.
     """
     if not folder.is_dir():
         return []
@@ -126,7 +125,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:
     """Remove all but the newest `keep_last` and the `keep_best` with the highest `metric`; 0 and 0 keeps all.
 
-    The final checkpoint stays, and so does the newest of all. Returns what was removed.
+    The final checkpoint and the newest one always stay. Returns what was removed.
     """
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
@@ -136,7 +135,7 @@ def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[
     kept = {*paths[: max(keep_last, 1)], *best}
     removed = [path for path in paths if path not in kept]
     for path in removed:
-        hidden = path.with_name(f".{path.name}{PRUNED}")  # gone at once, even if removing its files is interrupted
+        hidden = path.with_name(f".{path.name}{PRUNED}")  # invisible at once, even if the removal is interrupted
         path.rename(hidden)
         shutil.rmtree(hidden)
     return removed
@@ -153,7 +152,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def set_newer_aside(folder: Path, checkpoint: Checkpoint | None) -> None:
-    """Hide every checkpoint newer than the one a run continues from: they are damaged, and steps to come anyway."""
+    """Hide every checkpoint newer than the one a run continues from: they are damaged and will be written anew."""
     for path in checkpoint_folders(folder):
         if checkpoint is not None and path == checkpoint.path:
             return
@@ -176,7 +175,7 @@ def _check_space(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < wanted:
         what = f"a checkpoint needs about {wanted // 2**20} MiB in {folder}, and {free // 2**20} MiB are free"
-        fix = "free some space, or set [training] keep_last; earlier checkpoints are whole"
+        fix = "free some space, or set [training] keep_last; earlier checkpoints are intact"
         raise CheckpointError(Problem(what=what, fix=fix))
 
 
@@ -189,7 +188,7 @@ def _metric(path: Path, name: str) -> float | None:
 
 
 def _age(path: Path) -> tuple[int, bool]:
-    """Optimizer steps in it, by what the state says or else by the folder's name; a final one is then the newest."""
+    """Its number of optimizer steps, from its state or else from its name, where `final` is the newest."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         steps = Checkpoint(path=path, state=state).first_unwritten_step

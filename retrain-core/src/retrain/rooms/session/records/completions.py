@@ -1,4 +1,4 @@
-"""The records of a step beside its metrics line: every completion, its tokens with their credit, and a summary."""
+"""The records of a step besides its metrics line: every completion, its tokens with their credit, and a summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generation_records(
     *,
     is_trained: bool,
 ) -> list[dict[str, Any]]:
-    """One record per completion, trained or not, in sampling order; texts are kept whole.
+    """One record per completion, trained or not, in sampling order; texts are never shortened.
 
     `is_trained`: the step trained its informative groups.
     """

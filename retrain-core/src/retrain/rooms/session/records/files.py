@@ -1,4 +1,4 @@
-"""Writes that are whole or absent: temporary name, flush to disk, rename."""
+"""Atomic writes: temporary name, flush to disk, rename."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPLACED = ".old"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text`; a reader sees the old content or the new, never a part."""
+    """Replace a file by `text`; a reader sees the old content or the new, never a mixture."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -26,9 +26,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make `path` a folder that `fill` wrote; it becomes visible when it is complete and on disk.
+    """Make `path` a folder that `fill` writes; it becomes visible once it is complete and on disk.
 
-    A folder that it replaces is `.<name>.old` between two renames: whoever finds that one alone has the old content.
+    Between two renames a replaced folder is named `.<name>.old`: found alone, it holds the old content.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -37,7 +37,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         fill(temporary)
         _sync_tree(temporary)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint must not keep the room that a whole one needs
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint must not occupy space that a whole one needs
         raise
     if path.exists():
         outdated = path.with_name(f".{path.name}{REPLACED}")
@@ -51,7 +51,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk: a rename that is not there is lost when the power fails."""
+    """Flush the names in a folder to disk; otherwise a power failure can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,19 +61,19 @@ def sync_folder(path: Path) -> None:
 
 def _sync_tree(path: Path) -> None:
     for entry in (path, *path.rglob("*")):
-        sync_folder(entry)  # a file is opened and synced in the same way
+        sync_folder(entry)  # works for files as well
 
 
 class JsonLines:
-    """A JSONL file that grows by whole lines: a batch of them is one write, and one that fails leaves nothing."""
+    """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._stream = path.open("ab", buffering=0)  # nothing waits in memory, so nothing is written twice or late
+        self._stream = path.open("ab", buffering=0)  # without a buffer nothing is written twice or late
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records; ValueError on NaN or infinity, RecordError when the disk refuses, with nothing written."""
+        """Append records; ValueError on NaN or infinity, RecordError when the write fails: then nothing is written."""
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) for record in records]
         rest = memoryview("".join(f"{line}\n" for line in lines).encode("utf-8"))
         try:
@@ -88,7 +88,7 @@ class JsonLines:
             raise cannot_write(self._path, error) from error
 
     def sync(self) -> None:
-        """Bring all lines to the disk."""
+        """Flush all lines to disk."""
         try:
             os.fsync(self._stream.fileno())
         except OSError as error:
@@ -100,6 +100,6 @@ class JsonLines:
 
 
 def cannot_write(path: Path, error: OSError) -> RecordError:
-    """The error for a record that the disk refuses."""
-    fix = "free some space or mend the folder, then `retrain --resume RUN`: checkpoints and earlier records are whole"
+    """The error for a record that could not be written."""
+    fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
     return RecordError(Problem(where=str(path), what=f"cannot be written: {error.strerror or error}", fix=fix))

@@ -1,4 +1,4 @@
-"""The run folder: taken for one run at a time, with an earlier run's records moved aside, never overwritten."""
+"""The run folder: locked by one run at a time; records of an earlier run are moved aside, never overwritten."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunFolder:
         self._generations = JsonLines(path / "emergence" / "generations.jsonl")
 
     def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
-        """Write `run.json`, and the resolved `config.toml` that runs again as it is."""
+        """Write `run.json`, and the resolved `config.toml`, which reproduces the run as it is."""
         self.started = str(manifest.get("started", ""))
         try:
             write_text(self.path / "config.toml", config_toml)
@@ -42,7 +42,7 @@ class RunFolder:
             raise cannot_write(self.path / MARK, error) from error
 
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace `run.json`, to say how the run ended; a disk that refuses is told, and hides no other error."""
+        """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
         try:
             write_json(self.path / MARK, manifest)
         except OSError as error:
@@ -55,7 +55,7 @@ class RunFolder:
         generations: Iterable[Mapping[str, Any]],
         tokens: Sequence[TokenRecord],
     ) -> None:
-        """All of a step but its metrics line, which comes last and means that the step is whole."""
+        """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
         try:
             write_tokens(self.path / "emergence", step, tokens)
         except OSError as error:
@@ -64,11 +64,11 @@ class RunFolder:
         self._steps.write([summary])
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """A step's line in `metrics.jsonl`, or that of the evaluation before training."""
+        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
         self._metrics.write([metrics])
 
     def sync(self) -> dict[str, int]:
-        """Bring the record files to the disk; returns their sizes, for a checkpoint."""
+        """Flush the record files to disk; return their sizes, for a checkpoint."""
         for stream in (self._metrics, self._steps, self._generations):
             stream.sync()
         return record_sizes(self.path)
@@ -91,26 +91,31 @@ class RunFolder:
 
 
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
-    """Take `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
+    """Open `log_dir` for a new run; records of an earlier run there move to `<log_dir>.1`, `.2`, ..."""
     path, adapters = _folders(log_dir, adapter_path)
     if (path / MARK).exists():
-        RunLock(path).release()  # another process may have begun here since the check: its folder must not move
-        _move_aside(path)
-    if checkpoint_folders(adapters):  # a given adapter_path; a resume would take them for this run's
-        _move_aside(adapters)
+        RunLock(path).release()  # another process may have started here since the check: its folder must not move
+        _move_records_aside(path)
+    if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
+        _move_records_aside(adapters)
     return RunFolder(path, adapters)
 
 
-def _move_aside(path: Path) -> None:
+def move_aside(path: Path) -> Path:
+    """Rename a folder to `<name>.1`, `.2`, ... and return the new path, so that nothing is overwritten."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     path.rename(aside)
-    LOG.info("Records of an earlier run in %s moved to %s", path, aside)
+    return aside
+
+
+def _move_records_aside(path: Path) -> None:
+    LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
 
 
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
-    """ConfigError when the folders cannot be written, or belong to a run that is still alive."""
+    """ConfigError when the folders are not writable, or belong to a run that is still going on."""
     path, adapters = _folders(log_dir, adapter_path)
     if pid := owner_of(path):
         what = f"{path} belongs to a run that is still going on (process {pid})"
@@ -122,14 +127,14 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
 
 
 def refuse_unwritable(*folders: Path, place: str) -> None:
-    """ConfigError unless files can be made in each folder; one that is missing is made for the try alone."""
+    """ConfigError unless files can be created in each folder; a missing one is created only for the test."""
     for folder in folders:
         made = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            for each in made:  # nothing is left behind by a run that does not start
+            for each in made:  # a run that does not start leaves nothing behind
                 each.rmdir()
         except OSError as error:
             what = f"cannot write {folder}: {error.strerror or error}"

@@ -1,4 +1,4 @@
-"""One process at a time in a run folder; the lock goes with the process, however it ends."""
+"""Admits one process at a time to a run folder; the lock ends with the process, however that ends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import TextIO
 from retrain.kernel.errors import ConfigError, Problem
 
 NAME = ".lock"
-ATTEMPTS, PAUSE_S = 20, 0.05
-TRIES, PAUSE_S = 20, 0.01  # `owner_of` holds the lock for an instant when nobody else does
+TRIES, PAUSE_S = 20, 0.01  # `owner_of` takes the lock for an instant when no process holds it
 
 
 class RunLock:
     """An advisory lock on a run folder, held until `release` or the end of the process.
 
-    ConfigError when another process has it.
+    ConfigError when another process holds it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,12 +41,12 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Let the folder go; safe to call twice."""
+        """Release the folder; safe to call twice."""
         self._stream.close()
 
 
 def owner_of(path: Path) -> int:
-    """Process that runs in this folder; 0 when there is none."""
+    """Id of the process whose run uses this folder; 0 when there is none, -1 when it is unknown."""
     file = path / NAME
     try:
         with file.open("r", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""`run.json` and `config.toml`: what ran, with which values from where, on what; enough to run it again."""
+"""`run.json` and `config.toml`: what ran, with which values from which source, on what; enough to run it again."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
 
 
 def config_toml(config: Config, *, seed: int) -> str:
-    """The resolved configuration as TOML that runs again as it is, with the seed that was used.
+    """The resolved configuration as TOML that reproduces the run as it is, with the seed that was used.
 
-    A reward that nobody chose stays unsaid: written down, it would take the place of the data source's own verifier.
+    A reward left at its default is omitted: written out, it would replace the data source's own verifier.
     """
     tables = public_values(config)
     tables["training"]["seed"] = seed
@@ -67,8 +67,8 @@ def config_toml(config: Config, *, seed: int) -> str:
 def public_values(config: Config) -> dict[str, dict[str, Any]]:
     """Every table as plain data, without keys, tokens or logins in URLs.
 
-    Tables that are not built yet are left out, and so are those that say how runs are started, not what a run is:
-    a `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
+    Tables that are not built yet are omitted, as are those about how runs are started rather than what a run is: a
+    `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
     """
     left_out = {*config.foreign_tables, "resume"}
     kept = {name: table for name, table in config.as_dict().items() if name not in left_out}

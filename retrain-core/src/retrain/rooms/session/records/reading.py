@@ -1,4 +1,4 @@
-"""Reads the files of a run back: damage is named by file and line; a last line that a kill cut short is not damage."""
+"""Reads the files of a run: errors name file and line; a last line that a kill truncated is not an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def read_object(file: Path) -> Record:
-    """The object that a JSON file holds; ConfigError with file and line when there is none."""
+    """The object in a JSON file; ConfigError with file and line when there is none."""
     try:
         return parse_record(file.read_bytes())
     except json.JSONDecodeError as error:
@@ -41,8 +41,8 @@ def read_toml(file: Path) -> Record:
 def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
     """Line number and `parse(line)` of each line of a JSONL file that is not blank, streamed.
 
-    ConfigError names the first line on which `parse` raises ValueError or RecursionError. A last line that was cut
-    short, as a kill in mid-write leaves it, is left out.
+    ConfigError names the first line on which `parse` raises ValueError or RecursionError. A truncated last line, as a
+    kill in mid-write leaves it, is skipped.
     """
     try:
         with file.open("rb") as stream:
@@ -79,9 +79,9 @@ def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
 
 
 def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
-    """The last whole record of a JSONL file, found from its end; None when it has none.
+    """The last complete record of a JSONL file, searched from its end; None when it has none.
 
-    Time and memory do not grow with the file. A damaged whole line is a ConfigError, or passed over on request.
+    Time and memory do not grow with the file. A damaged complete line is a ConfigError, or skipped on request.
     """
     try:
         with file.open("rb") as stream:
@@ -90,7 +90,7 @@ def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
                     if line.strip():
                         return parse_record(line)
                 except (ValueError, RecursionError) as error:
-                    if number > 0 and not skip_damaged:  # number 0 follows the last line break: nothing, or a cut line
+                    if number > 0 and not skip_damaged:  # line 0, after the last line break, is empty or truncated
                         raise damaged(f"{file} (last line)", _reason(error)) from error
     except FileNotFoundError:
         return None
@@ -102,7 +102,7 @@ def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
 def parse_record(line: bytes, *, allow_nan: bool = False, allow_overflow: bool = False) -> Record:
     """The JSON object of a line; ValueError for anything else.
 
-    Unless allowed, the words NaN and Infinity are refused, and numbers beyond every float (1e999).
+    Unless allowed, the words NaN and Infinity are refused, and numbers too large for a float (1e999).
     """
     constant, float_ = None if allow_nan else _refuse, None if allow_overflow else _finite
     record = json.loads(line.decode("utf-8"), parse_constant=constant, parse_float=float_)
@@ -115,7 +115,7 @@ def number(value: object) -> float | None:
     """The value if it is a finite number, else None."""
     try:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return None
     return value if is_number else None  # type: ignore[return-value]
 
@@ -150,7 +150,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _unreadable(file: Path, error: BaseException) -> ConfigError:
-    """The error for a file that cannot be opened; for a campaign given in place of a run it names one of its runs."""
+    """The error for a file that cannot be opened; given a campaign instead of a run, it names one of its runs."""
     runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file())
     if isinstance(error, FileNotFoundError) and runs:
         what = f"this is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, not a run"

@@ -1,4 +1,4 @@
-"""Takes the records of a run back to a checkpoint, so that what comes after is written once."""
+"""Rewinds the records of a run to a checkpoint, so that everything after it is written only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record_sizes(run: Path) -> dict[str, int]:
 
 
 def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
-    """ResumeError when a record file is shorter than it was at the checkpoint: something else has cut it."""
+    """ResumeError when a record file is shorter than at the checkpoint: something else truncated it."""
     for name, size in sizes.items():
         file = run / name
         present = file.stat().st_size if file.exists() else 0
@@ -29,7 +29,7 @@ def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
 
 
 def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
-    """Cut every record file to its size at the checkpoint, and remove the token records of later steps."""
+    """Truncate every record file to its size at the checkpoint, and remove the token records of later steps."""
     check_sizes(run, sizes)
     for name in FILES:
         if (run / name).exists():

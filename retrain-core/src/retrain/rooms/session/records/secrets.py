@@ -1,4 +1,4 @@
-"""Keeps keys, tokens, passwords and URL logins out of everything that is written down or shown."""
+"""Keeps keys, tokens, passwords and URL logins out of everything that is recorded or shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "(hidden)"
-MIN_SECRET_CHARS = 8  # shorter values of secret-looking variables would blot out ordinary words
+MIN_SECRET_CHARS = 8  # hiding shorter values of secret-looking variables would hide ordinary words
 _NAME = (
     r"(?:api_?keys?|(?:access|private|signing)_?keys?|secret(?:_?key)?s?|password|passwd|credentials?"
     r"|(?!(?:pad|eos|bos|unk|sep|cls|mask)_)[a-z0-9]+_token|(?:auth|access|bearer|refresh)token)"
@@ -23,7 +23,7 @@ _ASSIGNED = re.compile(
 
 
 def hide(value: Any, name: str = "") -> Any:
-    """Plain data with its secrets replaced: by name of the key, form of a URL, values of the environment."""
+    """Plain data with its secrets replaced, recognised by key name, by URL form, or by values of the environment."""
     if isinstance(value, Mapping):
         return {key: hide(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -36,7 +36,7 @@ def hide(value: Any, name: str = "") -> Any:
 def is_secret_name(name: str) -> bool:
     """Whether a value under this name is a secret: `api_key`, `hf_token`, ...
 
-    `max_tokens` is not, nor is `api_key_env`, which says in which environment variable a key stands.
+    `max_tokens` is not, nor is `api_key_env`, which names the environment variable that holds a key.
     """
     plain = name.lstrip("-").replace("-", "_").replace(".", "_")
     return bool(_SECRET_NAME.search(plain)) and not plain.lower().endswith("_env")
@@ -48,7 +48,7 @@ def hide_text(text: str) -> str:
 
 
 def _hide_known(text: str) -> str:
-    """What is a secret for certain; prose such as a system prompt must come out as it went in."""
+    """Hide only certain secrets; prose such as a system prompt must stay unchanged."""
     for name, value in os.environ.items():
         if len(value) >= MIN_SECRET_CHARS and _SECRET_VARIABLE.search(name) and value in text:
             text = text.replace(value, HIDDEN)
@@ -56,7 +56,7 @@ def _hide_known(text: str) -> str:
 
 
 def hide_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line with its secrets replaced, in all forms: `--x-api-key v`, `name=value`, `--set=name=value`."""
+    """A command line with its secrets replaced, in every form: `--x-api-key v`, `name=value`, `--set=name=value`."""
     shown: list[str] = []
     for argument in arguments:
         head, equals, value = argument.rpartition("=")

@@ -1,7 +1,7 @@
-"""What credit needs of every completion of a step, compact: ids, log-probabilities, entropies, planning marks, credit.
+"""Compact records of what credit needs per completion: ids, log-probabilities, entropies, planning marks, credit.
 
-One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` cuts
-them into completions. Numbers are float32: samplers do not know more.
+One safetensors file per step, flat arrays over all action tokens in the order of `generations.jsonl`; `lengths` splits
+them into completions. Numbers are float32, which is all the precision that samplers have.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class TokenRecord:
 
 
 def token_file(emergence: Path, step: int) -> Path:
-    """Where the records of a step are."""
+    """The file of a step's records."""
     return emergence / FOLDER / f"step_{step:06d}.safetensors"
 
 
 def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> None:
-    """Write the records of a step; whole or not at all."""
+    """Write the records of a step, completely or not at all."""
     arrays: dict[str, np.ndarray] = {
         "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
         "tokens": np.concatenate([record.tokens_T for record in records]).astype(np.int32),
@@ -62,7 +62,7 @@ def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
     try:
         with safe_open(file, framework="numpy") as stream:
             arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # the library raises its own kinds
+    except Exception as error:  # the library raises exceptions of its own
         fix = "choose another --step, or a run made by this version"
         raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
     cuts = np.cumsum(arrays["lengths"])[:-1]
