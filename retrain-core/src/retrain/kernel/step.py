@@ -43,6 +43,7 @@ class Step:
         view = GroupsView(step=step, groups=groups)
         run.notify("retrain_groups_scored", groups=view)
         credit = parts.algorithm.assign(step, groups)
+        staleness = self.overlap.staleness(groups)  # behind the policy that is about to be trained
         with run.stops.shield():
             report, rejected = self._train(step, credit, clock, progress.example_idx + len(prompts))
             progress.count(groups)
@@ -52,7 +53,7 @@ class Step:
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, groups, credit)
-            line |= self.overlap.staleness(groups) | clock.fields(overlapped=self.overlap.is_on)
+            line |= staleness | clock.fields(overlapped=self.overlap.is_on)
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, len(prompts), has_trained=report is not None)
             run.enter(step, "recording")
