@@ -1,4 +1,4 @@
-"""Where an error was raised, as a user is told it."""
+"""Where an error was raised, as users see it."""
 
 from __future__ import annotations
 

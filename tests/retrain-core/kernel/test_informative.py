@@ -1,4 +1,4 @@
-"""Which groups teach anything is decided on raw scores, exactly."""
+"""Which groups are informative is decided on raw scores, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next step is drawn while this one is trained: what is drawn with what, who is told of what, and how it stops."""
+"""Overlap: which policy samples a step while another trains, what its line reports, and how it stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 5
 TIMEOUT_S = 30
 
 
-def test_a_step_is_drawn_with_the_policy_before_the_last_update(run_overlapped: Run, tmp_path: Path) -> None:
+def test_a_step_is_sampled_with_the_policy_before_the_last_update(run_overlapped: Run, tmp_path: Path) -> None:
     result = run_overlapped("--eval-examples", "0")
     assert (result.code, result.err) == (0, "")
     found = steps(tmp_path / "logs/train")
@@ -37,7 +37,7 @@ def test_a_step_is_drawn_with_the_policy_before_the_last_update(run_overlapped: 
         assert line["sampler_idle_time_s"] == pytest.approx(line["step_time_s"] - line["sample_time_s"])
 
 
-def test_both_halves_are_at_work_at_once_and_drawing_stays_in_the_main_thread(
+def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
     run_overlapped: Run, disturbed: Any, tmp_path: Path
 ) -> None:
     meeting, threads = threading.Barrier(2, timeout=TIMEOUT_S), set()
@@ -61,7 +61,9 @@ def test_both_halves_are_at_work_at_once_and_drawing_stays_in_the_main_thread(
 
 
 @pytest.mark.parametrize("slow", ["train", "sample"])
-def test_who_is_faster_changes_nothing(run_overlapped: Run, disturbed: Any, tmp_path: Path, slow: str) -> None:
+def test_whichever_half_is_faster_changes_nothing(
+    run_overlapped: Run, disturbed: Any, tmp_path: Path, slow: str
+) -> None:
     assert run_overlapped("--log-dir", "plain", "--eval-examples", "2", "--eval-every", "2").code == 0
     setattr(disturbed, slow, lambda backend, what: time.sleep(0.05))
     assert run_overlapped("--log-dir", "slow", "--eval-examples", "2", "--eval-every", "2").code == 0
@@ -81,7 +83,7 @@ def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_overlapp
 
 
 def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What fails in the training of a step, and what fails in its drawing."""
+    """What fails while a step trains, and what fails while it is sampled."""
     drawn = []
 
     def train(backend: Any, batch: Any) -> None:
@@ -97,7 +99,7 @@ def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_an_error_ends_the_run_at_its_own_step_and_is_told_once(
+def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
     run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
 ) -> None:
     error = BackendError(Problem(what="the device is gone", fix="put it back"))
@@ -122,14 +124,14 @@ def test_a_number_that_is_not_finite_rejects_its_own_step_and_the_next_is_on_pol
     assert [line.get("staleness_max") for line in found] == [0, 1, (1, None)[half], 0, 1]
 
 
-def test_steps_that_teach_nothing_are_drawn_in_turn(run_overlapped: Run, tmp_path: Path) -> None:
+def test_steps_without_informative_groups_are_sampled_in_turn(run_overlapped: Run, tmp_path: Path) -> None:
     assert run_overlapped("--eval-examples", "0", "--reward-type", "toy_never").code == 0
     found = steps(tmp_path / "logs/train")
     assert [line["staleness_max"] for line in found] == [0] * STEPS
     assert [line["sample_time_s"] > 0.0 for line in found] == [True] * STEPS
 
 
-def test_a_backend_that_takes_turns_knows_nothing_of_all_this(run_overlapped: Run, tmp_path: Path) -> None:
+def test_a_backend_that_takes_turns_is_unaffected_by_overlap(run_overlapped: Run, tmp_path: Path) -> None:
     assert run_overlapped("--eval-examples", "0", "--backend", "toy").code == 0
     fields = {name for line in steps(tmp_path / "logs/train") for name in line}
     assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
@@ -147,7 +149,7 @@ def test_the_same_seed_gives_the_same_run(run_overlapped: Run, tmp_path: Path) -
 def test_out_of_memory_in_either_half_passes_over_no_prompt(
     run_overlapped: Run, disturbed: Any, tmp_path: Path, half: str
 ) -> None:
-    """A step that does not fit is drawn again with fewer prompts, and what had been drawn after it is given up."""
+    """A step that does not fit is sampled again with fewer prompts, and what was sampled after it is discarded."""
     failed = []
 
     def once(backend: Any, what: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run that draws ahead, stopped or broken anywhere: it goes on as the run that was never interrupted."""
+"""A run with overlap, stopped or broken anywhere, continues like a run that was never interrupted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TIMEOUT_S = 30
 def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, after: bool
 ) -> None:
-    """Before or `after` the other half has ended; the update of a training that goes on is not made."""
+    """Before or `after` the other half has ended; an update still under way is not made."""
     arguments = ("--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped("--log-dir", "never", *arguments).code == 0
     sampled = threading.Event()
@@ -117,7 +117,7 @@ def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
-def test_episodes_are_played_ahead_too(run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path) -> None:
+def test_episodes_overlap_training_too(run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path) -> None:
     turns = ("--environment-provider", "toy_turns", "--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped("--log-dir", "never", *turns).code == 0
     assert [line["staleness_max"] for line in steps(tmp_path / "never")] == [0, 1, 1, 1, 1]

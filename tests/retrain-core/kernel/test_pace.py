@@ -1,4 +1,4 @@
-"""The seam between loop and pacer: off it changes nothing; on it sets the batch size, backs off, and is resumed."""
+"""The interface of loop and pacer: off, it changes nothing; on, it sets the batch size, backs off, and resumes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> 
     assert drawn("paced") == drawn("plain")
 
 
-def test_a_resumed_run_goes_on_with_the_pacers_state(run: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_pacers_state(run: Run, tmp_path: Path) -> None:
     assert run(*on("Pacer"), "--max-steps", "2").code == 0
     result = run(*on("Pacer"), "--resume", "logs/train")
     assert result.code == 0, result.err
@@ -148,7 +148,7 @@ def test_a_pacer_that_wants_nothing_is_refused(run: Run) -> None:
     assert "the pacer wants 0 prompts at step 0" in result.err
 
 
-def test_an_unknown_pacer_is_told_before_anything_loads(run: Run) -> None:
+def test_an_unknown_pacer_is_reported_before_anything_loads(run: Run) -> None:
     result = run("--bp-enabled", "--bp-pacer", "usk")
     assert result.code == 2
     assert "did you mean 'usl'?" in result.err

@@ -56,7 +56,7 @@ def test_numbers_and_their_text_and_joined_keys_are_different_keys() -> None:
     assert seeds.derive("p", "a", "b") != seeds.derive("p", "ab")
 
 
-def test_the_order_of_asking_does_not_matter() -> None:
+def test_the_order_of_derivation_does_not_matter() -> None:
     first, second = Seeds(3), Seeds(3)
     a = first.stream("a").random(4)
     first.stream("b").random(100)

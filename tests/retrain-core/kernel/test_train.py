@@ -102,7 +102,7 @@ def test_a_second_run_moves_the_first_aside(run: Run, tmp_path: Path) -> None:
     assert len(lines(tmp_path / "logs/train/metrics.jsonl")) == 2
 
 
-def test_a_broken_verifier_stops_the_run_and_is_told_cleanly(run: Run, tmp_path: Path) -> None:
+def test_a_broken_verifier_stops_the_run_and_is_reported_cleanly(run: Run, tmp_path: Path) -> None:
     result = run("--reward-type", "toy_broken", "--scoring-audit", "off")
     assert result.code == 1
     assert "retrain: reward error" in result.err

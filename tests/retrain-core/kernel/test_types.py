@@ -28,7 +28,7 @@ def test_nan_and_infinity_are_no_scores(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "right", [1.0], object()])
-def test_anything_else_is_no_score(value: object) -> None:
+def test_anything_else_is_not_a_score(value: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         Score.of(value)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def test_an_error_lists_its_problems_with_their_parts() -> None:
     assert str(ConfigError(problem, "second")).endswith("\n2. second")
 
 
-def test_exit_codes_tell_usage_from_failure() -> None:
+def test_exit_codes_distinguish_usage_errors_from_failures() -> None:
     codes = {kind.__name__: kind.exit_code for kind in RetrainError.__subclasses__()}
     assert codes == {
         "ConfigError": 2,
@@ -90,5 +90,5 @@ def test_the_percentile_is_that_of_numpy_to_the_bit(values: list[float]) -> None
     assert values_N.tolist() == values  # the caller's array stays as it was
 
 
-def test_the_percentile_of_what_is_no_number_is_none() -> None:
+def test_the_percentile_with_nan_is_nan() -> None:
     assert np.isnan(percentile_99(np.array([0.5, np.nan, 1.0])))

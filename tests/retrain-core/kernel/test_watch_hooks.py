@@ -1,4 +1,4 @@
-"""What a run's own watchers do, a plugin of somebody else can do with hooks alone; and each hook has a user of ours."""
+"""A third-party plugin can do with hooks alone what our own watchers do, and we implement every hook ourselves."""
 
 from __future__ import annotations
 

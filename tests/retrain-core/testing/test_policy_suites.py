@@ -1,4 +1,4 @@
-"""The suites of backends and engines tell a sound backend from one with a single fault."""
+"""The suites of backends and engines distinguish a sound backend from one with a single fault."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BROKEN = (
     ("command", "no_command", "is_a_click_command", "the factory is function"),
     ("command", "bare", "explains_itself", "--help ended with 0"),
     ("command", "bare", "documents_its_options", "no help for --many"),
-    ("config table", "LaxTable", "is_a_strict_model", "takes the unknown key"),
+    ("config table", "LaxTable", "is_a_strict_model", "accepts the unknown key"),
     ("config table", "NoDefault", "has_defaults", "Field required"),
     ("config table", "Unexplained", "explains_its_keys", "much_ado"),
     ("init template", "NOT_TOML", "is_toml", "not valid TOML"),
@@ -87,12 +87,12 @@ def test_what_a_registered_part_announces(distribution: Callable[..., object]) -
     assert "its summary is ''" in _message("advantage", "heavy", "says_what_it_is")
     heavy = _message("advantage", "heavy", "is_announced_without_heavy_imports")
     assert "announcing the plugins of retrain-heavy imports vllm" in heavy
-    assert "Lax takes the unknown option" in _message("advantage", "heavy", "refuses_unknown_options")
+    assert "Lax accepts the unknown option" in _message("advantage", "heavy", "refuses_unknown_options")
     assert "No module named 'no_such'" in _message("advantage", "gone", "is_found_by_name")
     assert "--lr is grabbing.lr and training.lr" in _message("config table", "grabbing", "has_flags_of_its_own")
 
 
-def test_a_name_that_nobody_provides_is_told_with_the_nearest_one() -> None:
+def test_a_name_that_no_plugin_provides_is_reported_with_the_nearest_one() -> None:
     assert "no transform named 'gtpo_sep'" in _message("transform", "gtpo_sep", "is_found_by_name")
 
 
@@ -109,7 +109,7 @@ def test_a_kind_that_does_not_exist() -> None:
         conformance("tranform", "none")
 
 
-def test_a_mistake_in_the_configuration_given_is_told() -> None:
+def test_a_mistake_in_the_given_configuration_is_reported() -> None:
     (check,) = (
         c for c in conformance("advantage", "x", config={"training": {"stepz": 1}}) if c.name == "is_found_by_name"
     )
@@ -127,7 +127,7 @@ def test_listing_the_checks_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_error_says_where_what_why_and_how_to_mend_it(failures: Failures) -> None:
+def test_an_error_says_where_what_why_and_how_to_fix_it(failures: Failures) -> None:
     (message,) = failures("config table", "shell_parts.Unexplained").values()
     where, why, fix = message.splitlines()
     assert where.startswith("config table 'shell_parts.Unexplained', check explains_its_keys: no description of ")

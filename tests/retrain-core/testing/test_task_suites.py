@@ -1,4 +1,4 @@
-"""The suites of rewards, data sources and environments tell sound parts from broken ones."""
+"""The suites of rewards, data sources and environments distinguish sound parts from broken ones."""
 
 from __future__ import annotations
 

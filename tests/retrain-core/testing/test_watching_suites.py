@@ -1,4 +1,4 @@
-"""The suites of controllers, pacers, health monitors, recorders and detectors tell sound parts from broken ones."""
+"""The suites of controllers, pacers, monitors, recorders and detectors distinguish sound parts from broken ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BROKEN = (
     ("controller", "RisesWhenAsked", "changes_only_when_it_observes", "value(0) is 0.01, then 0.02"),
     ("controller", "Rolls", "repeats_its_schedule", "different numbers"),
     ("controller", "Forgets", "goes_on_after_a_resume", "without a resume"),
-    ("controller", "NoJson", "goes_on_after_a_resume", "state() is no JSON"),
+    ("controller", "NoJson", "goes_on_after_a_resume", "state() is not JSON"),
     ("controller", "BadMetric", "reports_plain_metrics", "'level' = inf"),
     ("pacer", "NoPrompts", "wants_at_least_one_prompt", "batch_size(6) is 0"),
     ("pacer", "GrowsWhenAsked", "changes_only_when_it_observes", "batch_size(0) is 17, then 18"),

@@ -39,11 +39,10 @@ class Step:
             sampled = self.overlap.collect(step, prompts, clock)
         except NonFiniteError as error:
             return self._reject(step, prompts, clock, error)
-        groups = sampled.groups
+        groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
         view = GroupsView(step=step, groups=groups)
         run.notify("retrain_groups_scored", groups=view)
         credit = parts.algorithm.assign(step, groups)
-        staleness = self.overlap.staleness(groups)  # behind the policy that is about to be trained
         with run.stops.shield():
             report, rejected = self._train(step, credit, clock, progress.example_idx + len(prompts))
             progress.count(groups)

@@ -28,13 +28,13 @@ def build(bench: Bench) -> Algorithm:
 
 
 def token_advantages(algorithm: Algorithm, credit_groups: Sequence[CreditGroup]) -> list[tuple[Floats, ...]]:
-    """Advantages of every action token of a step, by group and completion."""
+    """Advantages of all action tokens of a step, by group and completion."""
     credit = algorithm.assign(0, scored_groups(credit_groups))
     return [tuple(tokens.advantages_A for tokens in tokens_G) for tokens_G in credit.tokens_PG]
 
 
 def expect_untouched_groups(algorithm: Algorithm) -> None:
-    """The groups of a step are the same after `assign`."""
+    """`assign` does not modify the groups of a step."""
     given, before = scored_groups(groups()), scored_groups(groups())
     algorithm.assign(0, given)
     for group, was in zip(given, before, strict=True):
@@ -65,7 +65,7 @@ def names_its_condition(bench: Bench) -> None:
 
 
 def trains_informative_groups(bench: Bench) -> None:
-    """A whole `Algorithm` gives rows of informative groups alone, with the advantages that it records."""
+    """A whole `Algorithm` returns rows of informative groups only, with the advantages that it records."""
     if not _is_whole(bench):
         return
     given = scored_groups(groups())
@@ -89,7 +89,7 @@ def trains_informative_groups(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """A whole `Algorithm` that is restored from its state, sent through JSON, gives the same credit from there on."""
+    """A whole `Algorithm` restored from its state, after a JSON round trip, assigns the same credit from there on."""
     if not _is_whole(bench):
         return
     first = build(bench)

@@ -1,4 +1,4 @@
-"""What every registered part must do before it is used: be found once, load, and refuse what it does not know."""
+"""What every registered part must do before it is used: be found once, load, and refuse unknown options."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNKNOWN_OPTION = "no_such_option_of_this_part"
 
 
 def is_found_by_name(bench: Bench) -> None:
-    """The name leads to one part, and its module can be imported."""
+    """The name resolves to one part, and its module can be imported."""
     target = bench.found.target
     expect(target is not None, "the name leads to None", why="there is nothing to call", fix="correct the factory")
 
 
 def says_what_it_is(bench: Bench) -> None:
-    """`retrain plugins` has one line to show about it."""
+    """It has a one-line summary for `retrain plugins`."""
     for entry in _registered(bench):
         summary = entry.spec.summary
         expect(
@@ -34,7 +34,7 @@ def says_what_it_is(bench: Bench) -> None:
 
 
 def is_announced_without_heavy_imports(bench: Bench) -> None:
-    """Its distribution can be listed without importing torch or another library that takes seconds to load."""
+    """Listing its distribution imports neither torch nor another library that takes seconds to load."""
     for entry in _registered(bench):
         heavy = _imported_by_announcing(entry.owner.distribution)
         expect(
@@ -53,20 +53,20 @@ def refuses_unknown_options(bench: Bench) -> None:
     _, problems = validated_params(model, {UNKNOWN_OPTION: 1}, where="options")
     expect(
         any(UNKNOWN_OPTION in problem.what for problem in problems),
-        f"{model.__name__} takes the unknown option {UNKNOWN_OPTION!r}",
+        f"{model.__name__} accepts the unknown option {UNKNOWN_OPTION!r}",
         why="a researcher who misspells an option would compare two runs that are the same",
         fix='use retrain.api.Table as the base of the model, or model_config = ConfigDict(extra="forbid")',
     )
 
 
 def _registered(bench: Bench) -> list[Registered]:
-    """The part's registration; none when it is named by a dotted path."""
+    """The part's registration; None if it is named by a dotted path."""
     return bench.plugins.find(bench.kind, bench.name)
 
 
 @cache
 def _imported_by_announcing(distribution: str) -> tuple[str, ...]:
-    """Heavy modules that a fresh interpreter holds after it has listed the plugins of one distribution."""
+    """Heavy modules that a fresh interpreter imports while it lists the plugins of one distribution."""
     code = (
         "import sys; from retrain.api import load_plugins; "
         f"load_plugins({{'RETRAIN_PLUGINS': {distribution!r}}}); "

@@ -1,4 +1,4 @@
-"""What a backend must keep: a run repeated with its seed, and one that went on from a checkpoint, are the same run."""
+"""What a backend must preserve: a repeated seed, and a resume from a checkpoint, reproduce the same run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Step = list[tuple[list[int], list[float], int]]
 
 
 def repeats_a_run(bench: Bench) -> None:
-    """Built twice with one seed, it samples, trains and samples the same, bit for bit, where that is declared."""
+    """Two instances with one seed sample, train and sample bit for bit the same, if that is declared."""
     subject = open_subject(bench)
     if subject.capabilities is None or subject.capabilities.determinism is Determinism.NONE:
         return
@@ -31,7 +31,7 @@ def repeats_a_run(bench: Bench) -> None:
 
 
 def goes_on_from_a_checkpoint(bench: Bench) -> None:
-    """Loaded into a fresh backend, what `save` wrote gives the run that was never interrupted, as declared."""
+    """A fresh backend that loads what `save` wrote continues like an uninterrupted run, as declared."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or not found.supports_checkpoint_resume:
@@ -55,7 +55,7 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
         one, two = _step(bench, subject, step), _step(bench, resumed, step)
         expect(
             one == two,
-            f"step {step} after a resume is another than without one",
+            f"step {step} after a resume differs from that without one",
             why="checkpoint_resume_mode is declared as exact",
             fix="save the optimizer's moments and its step count beside the adapter; or declare adapter_only",
         )
@@ -68,7 +68,7 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
 
 
 def saving_changes_nothing(bench: Bench) -> None:
-    """`save` and `save_adapter` leave the policy and the optimizer as they were, where that can be seen."""
+    """`save` and `save_adapter` leave policy and optimizer unchanged, as far as that is observable."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or found.determinism is Determinism.NONE or not found.supports_checkpoint_resume:
@@ -104,7 +104,7 @@ def _empty(bench: Bench, name: str) -> Path:
 
 
 def _step(bench: Bench, subject: Subject, step: int) -> Step:
-    """Sample, train on what came with seeded credit, publish; what was sampled."""
+    """Sample, train on the samples with seeded credit, publish; return the samples."""
     asked = requests(bench)
     samples = subject.sample(asked)
     batch = batch_of(

@@ -1,4 +1,4 @@
-"""What training must do: move the policy the way the credit says, by exactly that, and only when it is published."""
+"""What training must do: move the policy as the credit says, by nothing else, and only visibly once published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Drawn = list[tuple[list[int], list[float]]]
 
 
 def makes_rewarded_tokens_likelier(bench: Bench) -> None:
-    """Steps that reward one token, and punish the others that were drawn, raise its log-probability."""
+    """Steps that reward one token, and punish the other sampled ones, raise its log-probability."""
     subject = open_subject(bench)
     asked = requests(bench, (SEEDS,))
     params, chosen = _choice(subject, asked)
@@ -52,7 +52,7 @@ def reports_what_it_did(bench: Bench) -> None:
     batch, report = _trained(bench, subject)
     for field in fields(TrainReport):
         value = getattr(report, field.name)
-        # a trainer elsewhere may keep everything to itself, and a service that tells its loss its gradient's norm
+        # a remote trainer may report nothing, and a service that reports its loss may omit the gradient norm
         if value is None and (report.loss_is_placeholder or field.name == "grad_norm"):
             continue
         expect(
@@ -85,7 +85,7 @@ def reports_what_it_did(bench: Bench) -> None:
 
 
 def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
-    """On tokens of the policy being trained, trainer and sampler give one log-probability, where a loss is reported."""
+    """On tokens of the policy being trained, trainer and sampler agree on log-probabilities, if a loss is reported."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or not found.reports_sync_loss or found.determinism is Determinism.NONE:
@@ -103,7 +103,7 @@ def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
 
 
 def changes_nothing_without_credit(bench: Bench) -> None:
-    """A first step whose advantages are all zero leaves the policy as it was."""
+    """A first step whose advantages are all zero leaves the policy unchanged."""
     subject = open_subject(bench)
     if not subject.is_repeatable:
         return
@@ -119,7 +119,7 @@ def changes_nothing_without_credit(bench: Bench) -> None:
 
 
 def credits_single_tokens(bench: Bench) -> None:
-    """Advantages that cancel within each row still move the policy, where token advantages are declared."""
+    """Advantages that cancel within each row still move the policy, if token advantages are declared."""
     subject = open_subject(bench)
     found = subject.capabilities
     if found is None or not found.preserves_token_advantages or not subject.is_repeatable:
@@ -136,7 +136,7 @@ def credits_single_tokens(bench: Bench) -> None:
 
 
 def publishes_when_asked(bench: Bench) -> None:
-    """`sample` uses the policy last published; the version starts at 0 and grows with each published training."""
+    """`sample` uses the last published policy; the version starts at 0 and grows with each published training step."""
     subject = open_subject(bench)
     versions = [subject.part.publish()]
     before = _drawn(bench, subject)
@@ -167,7 +167,7 @@ def publishes_when_asked(bench: Bench) -> None:
 
 
 def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
-    """A batch with NaN or infinity is a BackendError, and leaves the policy as it was."""
+    """A batch with NaN or infinity raises BackendError and leaves the policy unchanged."""
     subject = open_subject(bench)
     asked = requests(bench)
     good = batch_of(asked, subject.sample(asked), lambda sample: 1.0)
@@ -190,7 +190,7 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
 
 
 def leaves_batches_alone(bench: Bench) -> None:
-    """The rows that it trains on are not written to."""
+    """Training does not modify its rows."""
     subject, asked = open_subject(bench), requests(bench)
     samples = subject.sample(asked)
     batch, before = (batch_of(asked, samples, lambda sample: 1.0) for _ in range(2))
@@ -206,7 +206,7 @@ def leaves_batches_alone(bench: Bench) -> None:
 
 
 def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParams, int]:
-    """A token that is drawn now and then, and the temperature at which it is."""
+    """A token that is sampled sometimes but not always, and the temperature at which it is."""
     for temperature in TEMPERATURES:
         params = replace(ONE_TOKEN, temperature=temperature)
         counts = Counter(int(sample.tokens_T[0]) for sample in subject.sample(asked, params)[0])
@@ -214,7 +214,7 @@ def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParam
             return params, counts.most_common()[1][0]
     expect(
         False,
-        f"{SEEDS} seeds drew one and the same token, even at temperature {TEMPERATURES[-1]:g}",
+        f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}",
         why="nothing can be learnt without variety",
         fix="draw by the seeds of the request",
     )
@@ -226,19 +226,19 @@ def _is(sample: Sample, token: int) -> bool:
 
 
 def _credit(token: int, share: float, sample: Sample) -> float:
-    """Reward minus its mean: 1 for the chosen token, which `share` of the samples drew."""
+    """Reward minus its mean: the reward is 1 for the chosen token, which a fraction `share` of the samples has."""
     return float(_is(sample, token)) - share
 
 
 def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
-    """As the sampler told it; None when the token was not drawn at all."""
+    """The log-probability that the sampler reported; None if the token was not sampled."""
     return next((float(s.logprobs_T[0]) for s in samples[0] if _is(s, token)), None)
 
 
 def _trained(
     bench: Bench, subject: Subject, *, credit: float | None = 1.0, temperature: float = 1.0
 ) -> tuple[TrainBatch, TrainReport]:
-    """One step on completions of the policy; None credits +1 and -1 in turn, on an even number of tokens."""
+    """One step on completions of the policy; None credits +1 and -1 alternately, on an even number of tokens."""
     asked = requests(bench)
     samples = subject.sample(asked, SamplingParams(max_tokens=6, temperature=temperature))
 

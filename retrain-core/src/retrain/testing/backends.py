@@ -1,4 +1,4 @@
-"""What a backend must do: sample, learn from credit, publish, refuse bad numbers, and be what it declares."""
+"""What a backend must do: sample, learn from credit, publish, refuse non-finite numbers, and keep its promises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.testing.subjects import backend_subject, batch_of, open_subject, re
 
 
 def declares_its_capabilities(bench: Bench) -> None:
-    """The traits of its registration are the `capabilities` of the object, and agree with themselves."""
+    """The traits of its registration equal the `capabilities` of the object and are consistent."""
     found = backend_subject(bench, bench.build()).capabilities
     expect(
         isinstance(found, Capabilities),
@@ -41,7 +41,7 @@ def declares_its_capabilities(bench: Bench) -> None:
 
 
 def is_closed_for_good(bench: Bench) -> None:
-    """Whatever is asked after `close` is a BackendError."""
+    """Every call after `close` raises BackendError."""
     subject, asked = open_subject(bench), requests(bench)
     batch = batch_of(asked, subject.sample(asked), lambda sample: 1.0)
     subject.part.close()

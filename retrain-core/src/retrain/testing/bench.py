@@ -1,4 +1,4 @@
-"""The bench that a part is tried on: a toy configuration, resolved and built through the door that a run uses."""
+"""The test bench of a part: a toy configuration, resolved and built as a run does it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIONS_OF_KIND = {
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
 }
-# Keys of tables that another distribution registers: set when the table is there, and no loss when it is not.
+# Keys of tables that another distribution registers: set if the table exists, omitted without harm if it does not.
 OPTIONAL_KEY_OF_KIND = {
     Kind.REWARD: "reward.type",
     Kind.ENVIRONMENT: "environment.provider",
@@ -57,7 +57,7 @@ TOY_CREDIT = "retrain.testing.toy_credit"
 
 @dataclass(slots=False, kw_only=True)
 class Bench:
-    """Everything that a check needs around one part; what it makes is released when the check is over."""
+    """Everything that a check needs around one part; what it creates is released when the check ends."""
 
     kind: Kind
     name: str
@@ -74,22 +74,22 @@ class Bench:
 
     @cached_property
     def folder(self) -> Path:
-        """A folder of this check alone."""
+        """A folder for this check only."""
         made = tempfile.TemporaryDirectory(prefix="retrain-conformance-", ignore_cleanup_errors=True)
         return Path(self.exits.enter_context(made))
 
     @cached_property
     def plugins(self) -> Plugins:
-        """Everything that is plugged in."""
+        """All installed plugins."""
         return load_plugins()
 
     @cached_property
     def config(self) -> Config:
-        """The toy configuration with what the caller gave; ConfigError when that is not valid."""
+        """The toy configuration with the caller's values; ConfigError when those are invalid."""
         return self.configure(NOTHING)
 
     def configure(self, more: Mapping[str, Any]) -> Config:
-        """The configuration with `more`, table by table, over everything else."""
+        """The configuration with the tables in `more` overriding everything else."""
         tables = registered_tables(self.plugins)
         document = self._base(set(tables))
         for layer in (self.given, more):
@@ -126,7 +126,7 @@ class Bench:
         }
 
     def _name_part(self, document: dict[str, dict[str, Any]], tables: Mapping[str, Any]) -> None:
-        """Write the part's name where a user would write it."""
+        """Set the key under which a user would name the part."""
         key, many = KEY_OF_KIND.get(self.kind), LISTS_OF_KIND.get(self.kind, "")
         optional = OPTIONAL_KEY_OF_KIND.get(self.kind, "")
         for path, value in ((key, self.name), (optional, self.name), (many, [self.name])):
@@ -136,7 +136,7 @@ class Bench:
 
     @cached_property
     def found(self) -> Found:
-        """The part's object, imported now; PluginError when the name leads nowhere."""
+        """The part's object, imported now; PluginError when no part has this name."""
         paths = self.config.plugins.search_paths
         return resolve(self.plugins, self.kind, self.name, where="conformance()", search_paths=paths)
 
@@ -146,14 +146,14 @@ class Bench:
         return tokenizer_of(self.config, self.plugins)
 
     def context(self, config: Config | None = None) -> PluginContext:
-        """What the part's factory is given, apart from its parameters."""
+        """What the part's factory receives, apart from its parameters."""
         config = config or self.config
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
         seeds = Seeds.from_config(config.training.seed)
         return PluginContext(config=config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
 
     def build(self, options: Mapping[str, Any] | None = None, config: Config | None = None) -> Any:
-        """What the part's factory returns, as a run would call it; `options` take the place of the configured ones."""
+        """What the part's factory returns when called as in a run; `options` replace the configured ones."""
         context = self.context(config)
         path = OPTIONS_OF_KIND.get(self.kind, "")
         chosen = options if options is not None else (context.config.value(path, {}) if path else {})
@@ -161,5 +161,5 @@ class Bench:
         return build_part(self.kind, self.name, where, context, chosen, path)
 
     def closing(self, close: Callable[[], object]) -> None:
-        """Call this when the check is over."""
+        """Call this when the check ends."""
         self.exits.callback(close)

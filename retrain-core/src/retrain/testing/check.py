@@ -1,4 +1,4 @@
-"""One check of one part, and the error that says what is wrong with the part, why it matters, and how to mend it."""
+"""One check of one part, and the error that says what is wrong with the part, why it matters, and how to fix it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[[Bench], None]
 
 
 class ConformanceError(AssertionError):
-    """A part does not keep the contract of its kind; `problem` holds where, what, why and the fix."""
+    """A part breaks the contract of its kind; `problem` holds where, what, why and the fix."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -27,7 +27,7 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Check:
-    """One promise of a kind, bound to one part: `check()` tries it and raises ConformanceError when it is not kept.
+    """One promise of a kind, bound to one part: `check()` tests it and raises ConformanceError when it is broken.
 
     `name` is what `str(check)` gives, `purpose` the promise in one line, `subject` the name of the part. A check of
     something optional passes when the part does not offer it. `config` is merged over the toy configuration.
@@ -44,7 +44,7 @@ class Check:
         return self.name
 
     def __call__(self) -> None:
-        """Try it now: the part is resolved, configured and built as a run would."""
+        """Test it now: resolve, configure and build the part as a run would."""
         __tracebackhide__ = True  # pytest then shows the message, not this frame
         where = f"{self.kind} {self.subject!r}, check {self.name}"
         try:
@@ -74,7 +74,7 @@ def _without_fix(problem: Problem) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """File and line that raised, the innermost one outside of this package where there is one."""
+    """File and line that raised: the innermost one outside this package, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
     foreign = [frame for frame in frames if not frame.filename.startswith(own)]
@@ -84,7 +84,7 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _current_folder_on_path() -> Iterator[None]:
-    """Dotted paths are looked for in the current folder, as the `retrain` script does."""
+    """Resolve dotted paths in the current folder too, as the `retrain` script does."""
     folder = str(Path.cwd())
     if "" in sys.path or folder in sys.path:
         yield

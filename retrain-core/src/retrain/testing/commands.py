@@ -1,4 +1,4 @@
-"""What a command must do before it does anything: explain itself, and refuse what it does not know."""
+"""What a command must do before it runs: explain itself, and refuse unknown flags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_a_click_command(bench: Bench) -> None:
 
 
 def explains_itself(bench: Bench) -> None:
-    """`retrain NAME --help` says what it does and ends with 0."""
+    """`retrain NAME --help` says what it does and exits with 0."""
     command = bench.found.target
     outcome = CliRunner().invoke(command, ["--help"], obj=bench.plugins)
     expect(

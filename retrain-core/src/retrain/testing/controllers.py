@@ -25,7 +25,7 @@ def gives_a_number_between_0_and_1(bench: Bench) -> None:
 
 
 def changes_only_when_it_observes(bench: Bench) -> None:
-    """Asked twice for one step, it returns the same number."""
+    """Called twice for one step, `value` returns the same number."""
     controller = bench.build()
     for step, view in enumerate(_views()[:RESUME_AT]):
         first, again = _value(controller, step), _value(controller, step)
@@ -39,7 +39,7 @@ def changes_only_when_it_observes(bench: Bench) -> None:
 
 
 def repeats_its_schedule(bench: Bench) -> None:
-    """Built afresh, it returns the same numbers."""
+    """A second instance returns the same numbers."""
     first, again = (_run(bench.build(), 0, STEPS) for _ in range(2))
     expect(
         first == again,
@@ -50,7 +50,7 @@ def repeats_its_schedule(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, sent through JSON, it continues with the same numbers."""
+    """Restored from its state, after a JSON round trip, it continues with the same numbers."""
     controller = bench.build()
     _run(controller, 0, RESUME_AT)
     state = expect_plain_state(controller)
@@ -61,7 +61,7 @@ def goes_on_after_a_resume(bench: Bench) -> None:
 
 
 def reports_plain_metrics(bench: Bench) -> None:
-    """`metrics()` gives finite numbers and booleans, before the first step too."""
+    """`metrics()` returns finite numbers and booleans, even before the first step."""
     controller = bench.build()
     expect_plain_metrics(controller.metrics(), allows_text=False)
     for step, view in enumerate(_views()):
@@ -71,7 +71,7 @@ def reports_plain_metrics(bench: Bench) -> None:
 
 
 def _views() -> list[ControllerView]:
-    """Steps of a run that learns, some without anything to measure."""
+    """Steps of a run that learns, some of which measure nothing."""
     stream = Seeds(0).stream("conformance controller")
     return [
         ControllerView(

@@ -19,14 +19,14 @@ Arrays = Sequence[Sequence[Floats]]
 
 
 def gives_one_finite_number_per_completion(bench: Bench) -> None:
-    """Every group gets one finite advantage per completion: equal, single, negative, huge and graded rewards too."""
+    """Every group gets one finite advantage per completion, even for equal, single, negative, huge, graded rewards."""
     flow = build_flow(bench.config, bench.plugins)
     for name, rewards_G in REWARDS.items():
         episode_advantages(rewards_G.copy(), flow, name=name)
 
 
 def follows_the_order_of_completions(bench: Bench) -> None:
-    """Completions of a group have no order: when they change places, their advantages change places with them."""
+    """The completions of a group have no order: permuting them permutes their advantages alike."""
     flow = build_flow(bench.config, bench.plugins)
     for name, rewards_G in REWARDS.items():
         plain_G = episode_advantages(rewards_G.copy(), flow, name=name)
@@ -41,7 +41,7 @@ def follows_the_order_of_completions(bench: Bench) -> None:
 
 
 def leaves_rewards_alone(bench: Bench) -> None:
-    """The rewards it is given are not written to."""
+    """It does not modify the rewards."""
     flow = build_flow(bench.config, bench.plugins)
     for name, rewards_G in REWARDS.items():
         given_G = rewards_G.copy()
@@ -55,7 +55,7 @@ def leaves_rewards_alone(bench: Bench) -> None:
 
 
 def repeats_its_advantages(bench: Bench) -> None:
-    """The same rewards get the same advantages, whatever came before and in a new process."""
+    """The same rewards get the same advantages, whatever came before, and in a new process too."""
 
     def prepare(flow: CreditFlow) -> Callable[[], Arrays]:
         return lambda: [[episode_advantages(r.copy(), flow, name=n)] for n, r in REWARDS.items()]
@@ -64,14 +64,14 @@ def repeats_its_advantages(bench: Bench) -> None:
 
 
 def gives_one_finite_number_per_token(bench: Bench) -> None:
-    """Every action token gets one finite number: empty, single-token, long and nearly impossible completions too."""
+    """Every action token gets one finite number, even in empty, single-token, long or nearly impossible completions."""
     compute = _credit(bench, build_flow(bench.config, bench.plugins))
     for sepa_lambda in LAMBDAS:
         compute(groups(), sepa_lambda)
 
 
 def leaves_its_inputs_alone(bench: Bench) -> None:
-    """Rewards, log-probabilities, entropies and planning marks are not written to."""
+    """It does not modify rewards, log-probabilities, entropies or planning marks."""
     flow = build_flow(bench.config, bench.plugins)
     if flow.is_custom:
         expect_untouched_groups(build(bench))
@@ -88,7 +88,7 @@ def leaves_its_inputs_alone(bench: Bench) -> None:
 
 
 def repeats_its_credit(bench: Bench) -> None:
-    """The same group gets the same credit, whatever came before and in a new process."""
+    """The same group gets the same credit, whatever came before, and in a new process too."""
 
     def prepare(flow: CreditFlow) -> Callable[[], Arrays]:
         compute = _credit(bench, flow)
@@ -107,21 +107,21 @@ def credits_a_group_by_itself(bench: Bench) -> None:
         alone = assign_credit([group], flow, sepa_lambda=0.5).token_advs[0]
         expect(
             all(np.array_equal(a, b) for a, b in zip(alone, together[number], strict=True)),
-            f"{group.name} gets other credit alone than in a step with others",
+            f"{group.name} gets different credit alone than in a step with other groups",
             why="a run would depend on its batch size and on the order of its prompts",
             fix="keep no state between calls; a schedule belongs in a controller",
         )
 
 
 def measures_every_token(bench: Bench) -> None:
-    """Every action token gets one finite number >= 0: empty, long and nearly impossible completions too."""
+    """Every action token gets one finite number >= 0, even in empty, long or nearly impossible completions."""
     flow = build_flow(bench.config, bench.plugins)
     for group in groups():
         measure_uncertainty(group, flow)
 
 
 def declares_that_it_needs_entropies(bench: Bench) -> None:
-    """Without `needs_entropy` it works for engines that give none."""
+    """Without `needs_entropy` it works with engines that provide no entropies."""
     flow = build_flow(bench.config, bench.plugins)
     if flow.needs_entropy:
         return
@@ -130,20 +130,20 @@ def declares_that_it_needs_entropies(bench: Bench) -> None:
 
 
 def repeats_its_measure(bench: Bench) -> None:
-    """The same completion has the same uncertainty, whatever came before and in a new process."""
+    """The same completion has the same uncertainty, whatever came before, and in a new process too."""
     _expect_repeated(bench, lambda flow: lambda: [measure_uncertainty(group, flow) for group in groups()])
 
 
 def names_a_controller_that_exists(bench: Bench) -> None:
-    """The controller that it asks for lambda is installed."""
+    """The controller from which it takes lambda is installed."""
     flow = build_flow(bench.config, bench.plugins)
     spec = flow.algorithm or flow.transform
     if not flow.controller or not isinstance(bench.found.target, type(spec)):
-        return  # a bare function may use lambda, and says nothing about it
+        return  # a bare function may use lambda but declares nothing about it
     known = [entry.spec.name for entry in bench.plugins.registered(Kind.CONTROLLER)]
     expect(
         flow.controller in known,
-        f"it asks controller {flow.controller!r} for lambda, which is not installed; known: {', '.join(known)}",
+        f"it takes lambda from controller {flow.controller!r}, which is not installed; known: {', '.join(known)}",
         why="a run with it ends before its first step",
         fix="correct TransformSpec(controller=...), or let your distribution require the one that provides it",
     )
@@ -158,14 +158,14 @@ def _credit(bench: Bench, flow: CreditFlow) -> Callable[[Sequence[CreditGroup], 
 
 
 def _expect_repeated(bench: Bench, prepare: Callable[[CreditFlow], Callable[[], Arrays]]) -> None:
-    """What is prepared gives the same numbers twice, and once more when flow and part are built afresh."""
+    """Expect the same numbers twice, and once more from a new flow and part."""
     compute = prepare(build_flow(bench.config, bench.plugins))
     rebuilt = prepare(build_flow(bench.config, bench.plugins))
     first = compute()
     for again, when in ((compute(), "called again"), (rebuilt(), "rebuilt")):
         expect(
             all(np.array_equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)),
-            f"it gives other numbers when {when}",
+            f"it returns different numbers when {when}",
             why="a run that is resumed, or repeated with its seed, must train on the same numbers",
             fix="use no randomness and no state: the answer may depend on the arguments alone",
         )

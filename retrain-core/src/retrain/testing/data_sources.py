@@ -1,4 +1,4 @@
-"""What a data source must give: tasks with stable ids, in a fixed order, that fit the model's chat template."""
+"""What a data source must provide: tasks with stable ids, in a fixed order, that fit the model's chat template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gives_examples(bench: Bench) -> None:
 
 
 def names_examples_for_good(bench: Bench) -> None:
-    """Ids are unique texts, and a second load gives the same ones in the same order."""
+    """Ids are unique texts, and a second load returns the same ones in the same order."""
     first, again = _load(bench), _load(bench)
     expect_unique_ids(first)
     expect(
@@ -69,7 +69,7 @@ def can_be_put_to_the_model(bench: Bench) -> None:
 
 
 def brings_a_sound_verifier(bench: Bench) -> None:
-    """Its own reward, if it brings one, works in a scoring process, and scores its own gold as right."""
+    """Its own reward, if any, works in a scoring process and scores its own gold answers as correct."""
     data = _load(bench)
     if data.reward is None:
         return
@@ -79,7 +79,7 @@ def brings_a_sound_verifier(bench: Bench) -> None:
 
 
 def expect_examples(data: Any) -> None:
-    """LoadedData with Examples in it."""
+    """Expect LoadedData that contains Examples."""
     expect(
         isinstance(data, LoadedData),
         f"load() returned {type(data).__name__}",
@@ -97,7 +97,7 @@ def expect_examples(data: Any) -> None:
 
 
 def expect_unique_ids(data: LoadedData) -> None:
-    """Every id is a unique text."""
+    """Expect every id to be a unique text."""
     counts = Counter(example.id for example in data.examples)
     bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
     expect(
@@ -109,7 +109,7 @@ def expect_unique_ids(data: LoadedData) -> None:
 
 
 def expect_plain_examples(examples: tuple[Example, ...]) -> None:
-    """Info and chats can be written as JSON and read back."""
+    """Expect info and chats to survive a JSON round trip."""
     for example in examples:
         for what, value in (("prompt", example.prompt), ("info", dict(example.info))):
             try:

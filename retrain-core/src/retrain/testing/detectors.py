@@ -22,14 +22,14 @@ TEXTS = (
 
 
 def marks_every_token(bench: Bench) -> None:
-    """One mask of booleans per completion, of its length: empty, random and special tokens too."""
+    """One boolean mask per completion, of its length, even for empty, random and special tokens."""
     detector = bench.build()
     _masks(detector, _completions(bench))
     _masks(detector, [])
 
 
 def leaves_tokens_alone(bench: Bench) -> None:
-    """The tokens that it reads are not written to."""
+    """It does not modify the tokens it reads."""
     before, given = _completions(bench), _completions(bench)
     _masks(bench.build(), given)
     expect(
@@ -41,7 +41,7 @@ def leaves_tokens_alone(bench: Bench) -> None:
 
 
 def repeats_its_marks(bench: Bench) -> None:
-    """The same completions get the same marks again, and when it is built afresh."""
+    """The same completions get the same marks again, and from a second instance too."""
     detector, given = bench.build(), _completions(bench)
     first = _masks(detector, given)
     for again in (_masks(detector, given), _masks(bench.build(), given)):

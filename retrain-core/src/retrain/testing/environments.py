@@ -32,7 +32,7 @@ class _Played:
 
 
 def gives_tasks(bench: Bench) -> None:
-    """`load` returns LoadedData with tasks of plain data, each with an id of its own."""
+    """`load` returns LoadedData with tasks of plain data, each with a unique id."""
     data = bench.build().load()
     expect_examples(data)
     expect_unique_ids(data)
@@ -40,7 +40,7 @@ def gives_tasks(bench: Bench) -> None:
 
 
 def plays_in_a_process_of_its_own(bench: Bench) -> None:
-    """Sent to another process as a run sends it, it plays an episode of a group there to the end."""
+    """Sent to another process as in a run, it plays an episode of a group there to the end."""
     process = EnvironmentProcess(
         bench.build(), name=bench.name, timeout_s=TIMEOUT_S, memory_gb=bench.config.scoring.memory_gb
     )
@@ -49,7 +49,7 @@ def plays_in_a_process_of_its_own(bench: Bench) -> None:
 
 
 def plays_episodes_side_by_side(bench: Bench) -> None:
-    """Groups of several tasks are played together, and `results` gives one result for each episode."""
+    """Groups of several tasks are played together, and `results` returns one result per episode."""
     environment, examples = _loaded(bench)
     chosen = [example for example in examples[:3] for _ in range(GROUP_SIZE)]
     _expect_results(_play(environment, chosen, HARMLESS), len(chosen))
@@ -62,7 +62,7 @@ def asks_in_plain_data(bench: Bench) -> None:
         for number, observation in observations.items():
             expect(
                 isinstance(observation, Observation) and 0 <= number < 2,
-                f"reset() or step() gave {number!r}: {observation!r:.100}",
+                f"reset() or step() returned {number!r}: {observation!r:.100}",
                 why="the number says which episode waits, and an Observation what the policy sees",
                 fix="return {number of the episode: retrain.api.Observation(prompt=...)}",
             )
@@ -78,7 +78,7 @@ def asks_in_plain_data(bench: Bench) -> None:
 
 
 def survives_hostile_replies(bench: Bench) -> None:
-    """Whatever the policy writes, episodes end, and their scores are sound."""
+    """Whatever the policy writes, episodes end, and their scores are valid."""
     environment, examples = _loaded(bench)
     texts = list(HOSTILE.values())
     chosen = (list(examples) * len(texts))[: len(texts)]
@@ -86,7 +86,7 @@ def survives_hostile_replies(bench: Bench) -> None:
 
 
 def ends_when_the_context_is_full(bench: Bench) -> None:
-    """Empty actions that were cut for length, one after the other, end an episode."""
+    """Empty, truncated actions, one after the other, end an episode."""
     environment, examples = _loaded(bench)
     _expect_results(_play(environment, examples[:2], ("",), stop=StopReason.LENGTH), len(examples[:2]), failures=True)
 
@@ -99,7 +99,7 @@ def drops_what_was_left_open(bench: Bench) -> None:
 
 
 def _loaded(bench: Bench) -> tuple[Any, Sequence[Example]]:
-    """The environment as another process would have it, and its tasks."""
+    """The environment as another process would receive it, and its tasks."""
     environment = with_current_methods(pickle.loads(pickle.dumps(bench.build())))
     return environment, environment.load().examples
 
@@ -112,7 +112,7 @@ def _play(
     by_episode: bool = False,
     stop: StopReason = StopReason.EOS,
 ) -> _Played:
-    """Play to the end; every episode gets the texts in turn, or its own text every time."""
+    """Play to the end; every episode gets the texts in turn, or its own text on every turn."""
     played = _Played()
     observations = environment.reset(list(examples))
     while observations:
@@ -135,10 +135,10 @@ def _play(
 
 
 def _expect_results(played: _Played, count: int, *, failures: bool = False) -> None:
-    """One sound result per episode; a failed score only where `failures` are acceptable."""
+    """Expect one valid result per episode; a failed score only if `failures` are acceptable."""
     expect(
         len(played.results) == count,
-        f"results() gave {len(played.results)} results for {count} episodes",
+        f"results() returned {len(played.results)} results for {count} episodes",
         why="a result belongs to the episode with its number",
         fix="return one EpisodeResult for every example that reset() was given, in that order",
     )

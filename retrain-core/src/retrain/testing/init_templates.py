@@ -1,4 +1,4 @@
-"""What an `init` template must be: a TOML file that is a valid configuration as it stands."""
+"""What an `init` template must be: a TOML file that is a valid configuration without changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def is_toml(bench: Bench) -> None:
     try:
         tomllib.loads(_text(bench))
     except tomllib.TOMLDecodeError as error:
-        expect(False, f"not valid TOML: {error}", why="`retrain init` writes it as it is", fix="correct that line")
+        expect(False, f"not valid TOML: {error}", why="`retrain init` writes it unchanged", fix="correct that line")
 
 
 def is_a_valid_configuration(bench: Bench) -> None:
-    """Every table, key, value and name in it is known, with what is installed here."""
+    """Every table, key, value and name in it is valid with the plugins installed here."""
     file = bench.folder / "retrain.toml"
     file.write_text(_text(bench), encoding="utf-8")
     tables = registered_tables(bench.plugins)
@@ -33,7 +33,7 @@ def is_a_valid_configuration(bench: Bench) -> None:
 
 
 def explains_itself(bench: Bench) -> None:
-    """It has comments: a template is read before it is changed."""
+    """It has comments, because users read a template before they change it."""
     expect(
         any("#" in line for line in _text(bench).splitlines()),
         "it has no comment",

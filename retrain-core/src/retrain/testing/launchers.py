@@ -1,4 +1,4 @@
-"""What a launcher must do: start a real process as the job says, tell how it ended, and stop it with all it started."""
+"""What a launcher must do: start a process as the job says, report how it ended, and stop it with its children."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ time.sleep(600)
 
 
 def runs_a_process_to_its_end(bench: Bench) -> None:
-    """`start` returns at once, and `poll` tells None while the process runs and its exit code after that."""
+    """`start` returns at once; `poll` returns None while the process runs and its exit code after that."""
     job = _job(bench, TELLS)
     code = _ended(_launcher(bench).start(job))
     expect(
@@ -90,7 +90,7 @@ def asks_it_to_stop(bench: Bench) -> None:
 
 
 def kills_it_with_all_it_started(bench: Bench) -> None:
-    """`kill` ends the process and its children, and `poll` tells a code that is not 0."""
+    """`kill` ends the process and its children, and `poll` returns a non-zero code."""
     job = _job(bench, HAS_CHILD)
     running = _launcher(bench).start(job)
     _wait_for(lambda: "up " in _text(job.folder / "stdout.log"), "the process to start a child")
@@ -104,7 +104,7 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
         fix="tell the negative number of the signal",
     )
     running.kill()
-    if running.pid is None:  # it ran on another machine
+    if running.pid is None:  # it runs on another machine
         return
     try:
         _wait_for(lambda: not _is_alive(child), "the child of a killed process to end")
@@ -114,7 +114,7 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
 
 
 def runs_several_at_a_time(bench: Bench) -> None:
-    """Jobs that were started do not wait for each other, and each has its own logs."""
+    """Jobs run side by side, and each has its own logs."""
     launcher = _launcher(bench)
     slow = _job(bench, STOPS, name="slow")
     quick = _job(bench, TELLS, name="quick")
@@ -133,7 +133,7 @@ def runs_several_at_a_time(bench: Bench) -> None:
 
 
 def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
-    """A command that cannot be started is a BackendError, or a job that ends with a code that is not 0."""
+    """A command that cannot be started raises BackendError, or its job ends with a non-zero code."""
     job = _job(bench, "")
     missing = Job(
         name=job.name, argv=(str(bench.folder / "no-such-program"),), environ={}, cwd=job.cwd, folder=job.folder
@@ -147,7 +147,7 @@ def tells_of_a_program_that_is_not_there(bench: Bench) -> None:
 
 
 def lets_go(bench: Bench) -> None:
-    """`close` can be called when no job was started, and after one has ended."""
+    """`close` works when no job was started, and after one has ended."""
     bench.build().close()
     launcher = bench.build()
     _ended(launcher.start(_job(bench, TELLS)))
@@ -213,7 +213,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Dead, and not yet collected by whoever inherited it."""
+    """Whether the process is dead but not yet reaped by its new parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):

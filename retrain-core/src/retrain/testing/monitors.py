@@ -1,4 +1,4 @@
-"""What a health monitor must do: find the same in the same lines, whatever they lack, and after a resume."""
+"""What a health monitor must do: find the same in the same lines, whichever fields are absent, and after a resume."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STATE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def finds_what_can_be_told(bench: Bench) -> None:
-    """`observe` gives Findings: a lower-case name, a message, and "warn" or "stop"."""
+    """`observe` returns Findings: a lower-case name, a message, and "warn" or "stop"."""
     monitor = bench.build()
     for line in collapsing():
         _observe(monitor, line)
 
 
 def bears_lines_that_lack_fields(bench: Bench) -> None:
-    """Lines with nothing but a step, with None, and with fields it does not know do not break it."""
+    """Lines with only a step, with None, and with unknown fields do not break it."""
     monitor = bench.build()
     for line in lines():
         for poorer in (
@@ -36,7 +36,7 @@ def bears_lines_that_lack_fields(bench: Bench) -> None:
 
 
 def leaves_lines_alone(bench: Bench) -> None:
-    """The line that it looks at is not written to."""
+    """It does not modify the lines it observes."""
     monitor = bench.build()
     for line in collapsing():
         given = dict(line)
@@ -50,7 +50,7 @@ def leaves_lines_alone(bench: Bench) -> None:
 
 
 def repeats_its_findings(bench: Bench) -> None:
-    """Built afresh, it finds the same in the same lines."""
+    """A second instance finds the same in the same lines."""
     first, again = ([_told(_observe(m, line)) for line in collapsing()] for m in (bench.build(), bench.build()))
     expect(
         first == again,
@@ -61,7 +61,7 @@ def repeats_its_findings(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, sent through JSON, it finds what it would have found."""
+    """Restored from its state, after a JSON round trip, it finds what it would have found without a resume."""
     monitor, all_lines = bench.build(), collapsing()
     for line in all_lines[:RESUME_AT]:
         _observe(monitor, line)
@@ -79,7 +79,7 @@ def _observe(monitor: Any, line: Mapping[str, Any]) -> Sequence[Finding]:
             and STATE_NAME.fullmatch(finding.state)
             and bool(finding.message.strip())
             and finding.severity in ("warn", "stop"),
-            f"observe() gave {finding!r:.200}",
+            f"observe() returned {finding!r:.200}",
             why="the state is a field of metrics.jsonl, the message is what the user reads",
             fix='return retrain.api.Finding(state="lower_case", message="cause, and the key to change")',
         )

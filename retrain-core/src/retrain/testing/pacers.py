@@ -1,4 +1,4 @@
-"""What a pacer must do: say how many prompts a step draws, never none, and back off when memory runs out."""
+"""What a pacer must do: set the number of prompts of each step, at least 1, and back off when memory runs out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ODD_STEPS: tuple[dict[str, Any], ...] = (
 
 
 def wants_at_least_one_prompt(bench: Bench) -> None:
-    """`batch_size` is an integer of at least 1 at every step, whatever the steps before it took."""
+    """`batch_size` is an integer of at least 1 at every step, whatever the earlier measurements."""
     for seconds in (0.01, 1.0, 1e4):
         pacer = bench.build()
         for step in range(STEPS):
@@ -29,7 +29,7 @@ def wants_at_least_one_prompt(bench: Bench) -> None:
 
 
 def changes_only_when_it_observes(bench: Bench) -> None:
-    """Asked again before the next `observe`, it says the same."""
+    """Called again before the next `observe`, it returns the same."""
     pacer = bench.build()
     for step in range(RESUME_AT):
         size, again = _size(pacer, step), _size(pacer, step)
@@ -43,7 +43,7 @@ def changes_only_when_it_observes(bench: Bench) -> None:
 
 
 def backs_off_when_memory_runs_out(bench: Bench) -> None:
-    """After `out_of_memory` it wants fewer prompts, down to 1, and never as many again at once."""
+    """After `out_of_memory` it sets fewer prompts, down to 1, and does not return at once to as many."""
     pacer = bench.build()
     for step in range(RESUME_AT):
         pacer.observe(_view(bench, step, _size(pacer, step)))
@@ -69,7 +69,7 @@ def bears_steps_that_say_nothing(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, sent through JSON, it wants what it wanted."""
+    """Restored from its state, after a JSON round trip, it sets the batch sizes it would have set."""
     pacer = bench.build()
     for step in range(RESUME_AT):
         pacer.observe(_view(bench, step, _size(pacer, step)))

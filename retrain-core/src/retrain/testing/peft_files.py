@@ -1,4 +1,4 @@
-"""The files of a PEFT adapter: writing a toy one, and checking those that a backend wrote."""
+"""The files of a PEFT adapter: writes a toy one, and checks those that a backend wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_toy_adapter(folder: Path) -> None:
 
 
 def expect_peft_files(folder: Path) -> None:
-    """Configuration and weights that PEFT, vLLM and SGLang read; nothing that has to be unpickled."""
+    """Expect configuration and weights that PEFT, vLLM and SGLang can read, and nothing that needs unpickling."""
     why = "PEFT, inference servers, squeeze and the hub read exactly these two files"
     fix = "write what peft's save_pretrained(folder, safe_serialization=True) writes"
     found = sorted(path.name for path in folder.rglob("*"))
@@ -34,7 +34,7 @@ def expect_peft_files(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         rank = config["r"] if config["peft_type"] == "LORA" else 1
     except (ValueError, KeyError, TypeError) as error:
-        expect(False, f"{CONFIG} is no configuration of PEFT: {error!r}", why=why, fix=fix)
+        expect(False, f"{CONFIG} is not a PEFT configuration: {error!r}", why=why, fix=fix)
         return
     expect(isinstance(rank, int) and rank > 0, f"{CONFIG} has r = {rank!r}", why=why, fix=fix)
     try:
@@ -43,10 +43,10 @@ def expect_peft_files(folder: Path) -> None:
     except (SafetensorError, OSError) as error:
         expect(False, f"{WEIGHTS} cannot be read: {error}", why=why, fix=fix)
         return
-    expect(names, f"{WEIGHTS} holds no tensor", why=why, fix=fix)
+    expect(names, f"{WEIGHTS} contains no tensor", why=why, fix=fix)
     expect(
         all(".lora_" in name for name in names) or config["peft_type"] != "LORA",
-        f"{WEIGHTS} holds {names[:2]}, which are no tensors of a LoRA adapter",
+        f"{WEIGHTS} contains {names[:2]}, which are not tensors of a LoRA adapter",
         why=why,
         fix=fix,
     )

@@ -1,4 +1,4 @@
-"""What a recorder must do: take whatever a run writes down, and let go however the run ends."""
+"""What a recorder must do: accept everything that a run records, and release it however the run ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = {"started": ""}
 
 
 def records_a_whole_run(bench: Bench) -> None:
-    """Start, every line of a run with absent and null fields, a checkpoint, and the end."""
+    """It accepts a start, every line of a run with absent and null fields, a checkpoint, and the end."""
     recorder, folder = bench.build(), _run_folder(bench)
     recorder.start(_manifest(bench), folder)
     for line in lines():
@@ -27,7 +27,7 @@ def records_a_whole_run(bench: Bench) -> None:
 
 
 def lets_go_of_a_run_that_failed(bench: Bench) -> None:
-    """`finish` is told what ended the run, with and without any step before."""
+    """`finish` accepts the error that ended the run, whether or not any step came before."""
     for count in (0, 3):
         recorder = bench.build()
         recorder.start(_manifest(bench), _run_folder(bench, f"failed-{count}"))
@@ -37,12 +37,12 @@ def lets_go_of_a_run_that_failed(bench: Bench) -> None:
 
 
 def can_be_finished_before_it_started(bench: Bench) -> None:
-    """`finish` is called even when `start` raised."""
+    """`finish` works even when `start` raised."""
     bench.build().finish(RuntimeError("start failed"))
 
 
 def leaves_lines_alone(bench: Bench) -> None:
-    """The lines and the manifest that it is given are not written to."""
+    """It does not modify the lines and the manifest it receives."""
     recorder, manifest, before = bench.build(), _manifest(bench), _manifest(bench)
     recorder.start(manifest, _run_folder(bench))
     for line in lines()[:3]:
@@ -64,7 +64,7 @@ def leaves_lines_alone(bench: Bench) -> None:
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
-    """Restored from its state, sent through JSON, it records the rest of the run into the same folder."""
+    """Restored from its state, after a JSON round trip, it records the rest of the run into the same folder."""
     recorder, folder = bench.build(), _run_folder(bench)
     recorder.start(_manifest(bench), folder)
     for line in lines()[:RESUME_AT]:
@@ -75,7 +75,7 @@ def goes_on_after_a_resume(bench: Bench) -> None:
     if state:
         expect(
             hasattr(resumed, "restore"),
-            f"state() gives {state!r:.100}, and there is no restore()",
+            f"state() returns {state!r:.100}, and there is no restore()",
             why="what a checkpoint keeps is lost otherwise",
             fix="add restore(self, state)",
         )

@@ -1,4 +1,4 @@
-"""What a reward must do: score any text, in the process where a run scores, and give the same score again."""
+"""What a reward must do: score any text, in a scoring process, and reproduce its scores."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def can_score(bench: Bench) -> None:
 
 
 def works_in_the_process_of_a_run(bench: Bench) -> None:
-    """It can be sent to a scoring process, prepared there, and called."""
+    """It can be sent to a scoring process, set up there, and called."""
     example = examples_for(bench)[0]
     expect_sound(bench, bench.build(), [(example, answer) for answer in ANSWERS])
 
 
 def survives_hostile_texts(bench: Bench) -> None:
-    """Any text gets a score or no verdict: nothing raises, hangs or returns a number that is not finite."""
+    """Any text gets a score or no verdict: nothing raises, hangs or returns a non-finite number."""
     example = examples_for(bench)[0]
     expect_sound(bench, bench.build(), [(example, text) for text in HOSTILE.values()], names=list(HOSTILE))
 
 
 def calls_its_gold_right(bench: Bench) -> None:
-    """The completion that `gold` gives for an example scores 1, if it offers any."""
+    """The completion that `gold` returns for an example, if any, scores 1."""
     expect_gold(bench, bench.build(), examples_for(bench))
 
 
@@ -73,7 +73,7 @@ def repeats_its_scores(bench: Bench) -> None:
 
 
 def leaves_examples_alone(bench: Bench) -> None:
-    """It does not change the example."""
+    """It does not modify the example."""
     examples = examples_for(bench)
     before = as_text(examples)
     scores_of(bench, bench.build(), [(example, answer) for example in examples for answer in ANSWERS])
@@ -101,7 +101,7 @@ def reports_finite_metrics(bench: Bench) -> None:
 
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
-    """Scores from the service of a run: in another process, or in an event loop for a coroutine."""
+    """Scores from a run's scoring service: in another process, or in an event loop for a coroutine."""
     settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
     service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
     try:
@@ -114,7 +114,7 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
-    """None of these scores is a failure."""
+    """Expect none of these scores to be a failure."""
     for number, score in enumerate(scores_of(bench, reward, pairs)):
         shown = names[number] if names else repr(pairs[number][1])
         expect(
@@ -126,7 +126,7 @@ def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] =
 
 
 def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
-    """The text of `gold` scores 1."""
+    """Expect the text of `gold` to score 1."""
     gold = getattr(reward, "gold", None)
     if gold is None:
         return

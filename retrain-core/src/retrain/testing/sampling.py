@@ -1,4 +1,8 @@
-"""What sampling must give, by an engine or a backend: the right shapes, honest numbers, and one completion per seed."""
+"""What sampling must return, from an engine or a backend: right shapes, true numbers, and one completion per seed.
+
+Backends and inference engines share these checks; an engine runs inside the backend `local`, or with a toy policy
+if that is not installed. An engine that cannot reproduce a seed declares `EngineTraits(determinism=Determinism.NONE)`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.subjects import MAX_TOKENS, QUESTIONS, open_subject, requests
 
-ROUNDING = 1e-3  # nats by which half-precision arithmetic may pass zero
-GAP = 1e-3  # nats between two ways to batch the same completion
-LONG_PROMPT = 400  # tokens, or half of what the model can see
+ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
+GAP = 1e-3  # nats between two ways of batching the same completion
+LONG_PROMPT = 400  # tokens, or half of the context limit
 COOL, HOT = 0.2, 2.0
 
 
@@ -57,7 +61,7 @@ def gives_log_probabilities(bench: Bench) -> None:
 
 
 def ends_where_it_says(bench: Bench) -> None:
-    """EOS: the end token is kept and nothing follows it. LENGTH: `max_tokens` were drawn and none was an end token."""
+    """EOS: the end token is kept and nothing follows it. LENGTH: `max_tokens` were sampled, none an end token."""
     subject, end = open_subject(bench), bench.tokenizer.eos_token_id
     asked = requests(bench, (8, 8, 8))
     samples = [s for n in (4, 48) for s in _flat(subject.sample(asked, SamplingParams(max_tokens=n, temperature=1.0)))]
@@ -95,7 +99,7 @@ def ends_where_it_says(bench: Bench) -> None:
 
 
 def cuts_at_max_tokens(bench: Bench) -> None:
-    """With `max_tokens` = 1 each completion is one token, and cut unless that is the end."""
+    """With `max_tokens` = 1 each completion is one token, and truncated unless that is the end token."""
     subject = open_subject(bench)
     for sample in _flat(subject.sample(requests(bench), SamplingParams(max_tokens=1, temperature=1.0))):
         expect(
@@ -107,7 +111,7 @@ def cuts_at_max_tokens(bench: Bench) -> None:
 
 
 def tells_the_policy_version(bench: Bench) -> None:
-    """Every sample says which published policy drew it; 0 before any training."""
+    """Every sample states the version of the published policy that it came from; 0 before any training."""
     subject = open_subject(bench)
     versions = {sample.policy_version for sample in _flat(subject.sample(requests(bench)))}
     expect(
@@ -119,7 +123,7 @@ def tells_the_policy_version(bench: Bench) -> None:
 
 
 def repeats_a_seed(bench: Bench) -> None:
-    """A seed gives its completion again: alone, in another order, and with other prompts beside it, as declared."""
+    """A seed reproduces its completion: alone, in another order, and beside other prompts, as declared."""
     subject = open_subject(bench)
     if not subject.is_repeatable:
         return
@@ -150,7 +154,7 @@ def draws_by_the_seed(bench: Bench) -> None:
 
 
 def heeds_the_temperature(bench: Bench) -> None:
-    """Cooler sampling draws likelier tokens."""
+    """Sampling at a lower temperature yields likelier tokens."""
     subject, asked = open_subject(bench), requests(bench, (8, 8, 8))
     cool, hot = (
         np.mean(np.concatenate([s.logprobs_T for s in _flat(subject.sample(asked, params))]))
@@ -190,7 +194,7 @@ def takes_an_empty_list(bench: Bench) -> None:
 
 
 def takes_a_long_prompt(bench: Bench) -> None:
-    """A prompt of some hundred tokens is answered like a short one."""
+    """A prompt of several hundred tokens works like a short one."""
     limit = context_length(bench.config, bench.plugins)
     wanted = min(LONG_PROMPT, limit // 2) if limit else LONG_PROMPT
     (request,) = requests(bench, (2,), QUESTIONS[:1])
@@ -207,7 +211,7 @@ def takes_a_long_prompt(bench: Bench) -> None:
 
 
 def leaves_requests_alone(bench: Bench) -> None:
-    """Prompts are not written to."""
+    """Sampling does not modify prompts."""
     asked, before = requests(bench), requests(bench)
     open_subject(bench).sample(asked)
     expect(
@@ -219,7 +223,7 @@ def leaves_requests_alone(bench: Bench) -> None:
 
 
 def delivers_what_it_returns(bench: Bench) -> None:
-    """What `delivers_early` delivers each sample at most once, and as it is returned."""
+    """With `delivers_early`, each sample is delivered at most once, exactly as it is returned."""
     delivered: dict[tuple[int, int], Sample] = {}
 
     def deliver(request: int, place: int, sample: Sample) -> None:
@@ -243,7 +247,7 @@ def delivers_what_it_returns(bench: Bench) -> None:
 
 
 def can_be_closed_twice(bench: Bench) -> None:
-    """`close` after `close` does nothing."""
+    """A second `close` does nothing."""
     subject = open_subject(bench)
     subject.part.close()
     subject.part.close()

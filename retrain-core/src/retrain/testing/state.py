@@ -1,4 +1,4 @@
-"""What every part with state must do: tell it as JSON, and go on from there as if nothing had been between."""
+"""What every stateful part must do: return its state as JSON, and continue from it as if never interrupted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from retrain.testing.check import expect
 
 
 def expect_plain_state(part: Any) -> dict[str, Any]:
-    """What `state` gives, sent through JSON as a checkpoint does."""
+    """What `state` returns, after the JSON round trip that a checkpoint makes."""
     state = part.state()
     expect(
         isinstance(state, Mapping),
-        f"state() gave {type(state).__name__}",
+        f"state() returned {type(state).__name__}",
         why="it is written into trainer_state.json",
         fix="return a dictionary, {} when there is nothing to keep",
     )
@@ -23,7 +23,7 @@ def expect_plain_state(part: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         expect(
             False,
-            f"state() is no JSON: {error}",
+            f"state() is not JSON: {error}",
             why="it is written into trainer_state.json",
             fix="keep plain numbers, text, lists and tables; no arrays, no NaN",
         )
@@ -39,7 +39,7 @@ def expect_plain_state(part: Any) -> dict[str, Any]:
 
 
 def expect_same(went_on: Any, resumed: Any, *, what: str) -> None:
-    """The part that was restored does what the other one does."""
+    """Expect the restored part to do what the uninterrupted one does."""
     expect(
         went_on == resumed,
         f"{what}: {went_on!r:.300} without a resume, {resumed!r:.300} after one",
@@ -49,10 +49,10 @@ def expect_same(went_on: Any, resumed: Any, *, what: str) -> None:
 
 
 def expect_plain_metrics(metrics: Any, *, allows_text: bool) -> None:
-    """Fields for a line of `metrics.jsonl`."""
+    """Expect valid fields for a line of `metrics.jsonl`."""
     expect(
         isinstance(metrics, Mapping),
-        f"metrics() gave {type(metrics).__name__}",
+        f"metrics() returned {type(metrics).__name__}",
         why="its fields are added to the step's line",
         fix="return a dictionary, {} when there is nothing to say",
     )
@@ -60,7 +60,7 @@ def expect_plain_metrics(metrics: Any, *, allows_text: bool) -> None:
     for name, value in metrics.items():
         expect(
             isinstance(name, str) and isinstance(value, plain) and _is_finite(value),
-            f"metrics() gave {name!r} = {value!r}",
+            f"metrics() returned {name!r} = {value!r}",
             why="a line of metrics.jsonl holds finite numbers, so that every reader can plot it",
             fix="leave the field out while there is nothing to say; convert numpy numbers with float()",
         )

@@ -1,4 +1,4 @@
-"""Backends and engines on the bench: opened as a run opens them, with prompts to sample and batches to train on."""
+"""Backends and engines under test: opened as a run opens them, with prompts to sample and batches to train on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retrain.rooms.text.chat import encode
 from retrain.testing.bench import Bench
 from retrain.testing.peft_files import write_toy_adapter
 
-HOST_BACKEND = "local"  # hosts the engine that is tried, unless the caller names another
+HOST_BACKEND = "local"  # hosts the engine under test, unless the caller names another
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")
 COUNTS = (4, 2, 1)  # completions of each
 MAX_TOKENS = 12
@@ -29,7 +29,7 @@ MAX_TOKENS = 12
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ToyPolicy:
-    """What an engine is given where no backend is installed: a version, and an adapter that changes nothing."""
+    """The policy that an engine gets if no backend is installed: a version, and an adapter that changes nothing."""
 
     model_path: str
     version: int = 0
@@ -53,13 +53,13 @@ class Subject:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether a seed gives the same completion again; an engine that declares nothing promises it."""
+        """Whether a seed must reproduce its completion; an engine that declares nothing promises that it does."""
         declared = self.capabilities or self.traits
         return declared is None or declared.determinism is not Determinism.NONE
 
     @property
     def provides_entropy(self) -> bool:
-        """Whether samples must have entropies when asked."""
+        """Whether samples must have entropies when requested."""
         declared = self.capabilities or self.traits
         return declared is not None and declared.provides_entropy
 
@@ -69,7 +69,7 @@ class Subject:
         params: SamplingParams | None = None,
         deliver: Deliver | None = None,
     ) -> list[list[Sample]]:
-        """Through the checks that a run makes."""
+        """Sample, with the checks that a run makes."""
         names = [f"request {number}" for number in range(len(requests))]
         chosen = params or SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0)
         return draw_samples(self.part, requests, chosen, names, deliver)

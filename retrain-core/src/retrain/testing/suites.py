@@ -1,4 +1,4 @@
-"""Which checks every kind has, and how they are bound to a part."""
+"""The checks of every kind, and how they are bound to a part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUITES: Mapping[Kind, str] = {
     Kind.PLANNING_DETECTOR: "retrain.testing.detectors:PLANNING_DETECTOR",
     Kind.CONTROLLER: "retrain.testing.controllers:CONTROLLER",
     Kind.BACKEND: "retrain.testing.backends:BACKEND",
-    Kind.INFERENCE_ENGINE: "retrain.testing.engines:INFERENCE_ENGINE",
+    Kind.INFERENCE_ENGINE: "retrain.testing.sampling:SAMPLING",
     Kind.RECORDER: "retrain.testing.recorders:RECORDER",
     Kind.HEALTH_MONITOR: "retrain.testing.monitors:HEALTH_MONITOR",
     Kind.PACER: "retrain.testing.pacers:PACER",

@@ -1,4 +1,4 @@
-"""What a config table must be: a strict model whose defaults are valid and whose every key is explained."""
+"""What a config table must be: a strict model with valid defaults and a description of every key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_a_strict_model(bench: Bench) -> None:
         return
     expect(
         False,
-        f"{model.__name__} takes the unknown key {UNKNOWN_KEY!r}",
+        f"{model.__name__} accepts the unknown key {UNKNOWN_KEY!r}",
         why="a misspelt key would be ignored, and two runs that should differ would be the same",
         fix="derive it from retrain.api.Table",
     )
@@ -59,7 +59,7 @@ def explains_its_keys(bench: Bench) -> None:
 
 
 def has_flags_of_its_own(bench: Bench) -> None:
-    """The command-line flags of its keys belong to no key of another table."""
+    """The command-line flags of its keys clash with no key of another table."""
     flags: dict[str, str] = {}
     for key in all_keys(registered_tables(bench.plugins)):
         first = flags.setdefault(key.flag, key.path)

@@ -1,4 +1,4 @@
-"""The tokenizer of a bench: the configured model's, or a small one made in memory that downloads nothing."""
+"""The tokenizer of a bench: the configured model's, or a small one built in memory without a download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECIAL = ["<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|assistant|>", 
 
 
 def toy_model(plugins: Plugins) -> str:
-    """`builtin:tiny` where somebody ships it, else a name that stands for the toy tokenizer and has no weights."""
+    """`builtin:tiny` if an installed plugin ships it, else a name for the toy tokenizer, which has no weights."""
     return BUILTIN if plugins.notify("retrain_locate_model", model=BUILTIN) else TOY_MODEL
 
 

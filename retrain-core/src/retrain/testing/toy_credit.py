@@ -1,4 +1,4 @@
-"""A minimal flow of credit around the part under test."""
+"""A minimal credit flow around the part under test."""
 
 from __future__ import annotations
 

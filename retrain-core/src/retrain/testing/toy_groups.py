@@ -46,7 +46,7 @@ def groups(*, entropies: bool = True) -> list[CreditGroup]:
 
 
 def scored_groups(credit_groups: Sequence[CreditGroup]) -> list[Group]:
-    """The same groups as a step has them: prompts of two tokens, completions, scores."""
+    """The same groups in the form of a step: prompts of two tokens, completions, scores."""
     return [_scored_group(group) for group in credit_groups]
 
 

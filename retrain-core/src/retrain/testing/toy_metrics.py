@@ -10,7 +10,7 @@ STEPS = 30
 
 
 def lines() -> list[dict[str, Any]]:
-    """A run that learns, with an evaluation first, a step that trained nothing, and fields that come and go."""
+    """A run that learns, with an initial evaluation, steps that train nothing, and fields that come and go."""
     stream = Seeds(0).stream("conformance metrics")
     made: list[dict[str, Any]] = [{"step": -1, "condition": "toy", "eval_correct_rate": 0.25}]
     for step in range(STEPS):
@@ -38,7 +38,7 @@ def lines() -> list[dict[str, Any]]:
 
 
 def collapsing() -> list[dict[str, Any]]:
-    """A run in which everything goes wrong at once and stays so."""
+    """A run in which everything goes wrong from the start and stays wrong."""
     broken = {
         "truncation_rate": 1.0,
         "correct_rate": 0.0,

@@ -1,4 +1,4 @@
-"""Tasks and hostile texts on which a reward or an environment is tried."""
+"""Tasks and hostile texts for testing rewards and environments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOSTILE = {
 
 
 def examples_for(bench: Bench) -> tuple[Example, ...]:
-    """The first examples of the configured data source, or the toys if none was configured."""
+    """The first examples of the configured data source, or toy examples if none is configured."""
     if "source" not in bench.given.get("data", {}):
         return TOYS
     config, context = bench.config, bench.context()
@@ -53,7 +53,7 @@ def examples_for(bench: Bench) -> tuple[Example, ...]:
 
 
 def as_text(examples: Sequence[Example]) -> str:
-    """The examples as text, to find out whether they were changed."""
+    """The examples as text, to detect whether they were modified."""
     return json.dumps(
         [[e.id, e.prompt, e.reference, e.task, dict(e.info)] for e in examples], default=repr, sort_keys=True
     )

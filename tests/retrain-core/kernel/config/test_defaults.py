@@ -142,7 +142,7 @@ def test_containers_are_not_shared_between_configurations(tables: Mapping[str, T
     assert second.backend.options == {}
 
 
-def test_the_documented_full_file_holds_every_documented_table() -> None:
+def test_the_documented_full_file_contains_every_documented_table() -> None:
     written = tomllib.loads(FULL.read_text(encoding="utf-8"))
     assert set(DOCUMENTED) - set(written) == {"campaign", "eval", "lora", "optimizer", "planning"}
 

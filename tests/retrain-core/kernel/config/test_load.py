@@ -152,7 +152,7 @@ def test_faults_of_lists_tables_and_rules_name_their_place(text: str, where: str
     assert what in problem.what
 
 
-def test_every_problem_is_told_at_once_and_the_good_keys_are_kept(load: Load) -> None:
+def test_every_problem_is_reported_at_once_and_the_good_keys_are_kept(load: Load) -> None:
     text = """\
 [training]
 lr = "fast"
@@ -288,7 +288,7 @@ def test_an_unknown_table_of_ours_is_answered_with_its_distribution(
     assert one(problems).fix == "pip install retrain-sepa"
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
     file = tmp_path / "x.toml"
     file.write_bytes(b"\xef\xbb\xbf[training]\r\nlr = 1e-3\r\n")
     config, problems = load_config(file, tables=tables)

@@ -1,4 +1,4 @@
-"""Flags and environment variables: a unique flag for every key, and no text taken for more than it says."""
+"""Flags and environment variables: a unique flag for every key, and no text read as more than it says."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
 
 
-def test_every_flag_set_and_variable_takes_its_own_default(tables: Mapping[str, TableEntry]) -> None:
+def test_every_flag_set_and_variable_accepts_its_own_default(tables: Mapping[str, TableEntry]) -> None:
     keys = [key for key in all_keys(tables) if key.table != "campaign"]
     by_flag = [word for key in keys for word in (f"--{key.flag}", as_text(key.default))]
     by_set = [f"--set={key.path}={as_text(key.default)}" for key in keys]
@@ -235,16 +235,14 @@ def test_parameter_flags_repeat_and_add_to_the_file(load: Load) -> None:
         (("--options", "[1]"), "'[1]' is not a valid backend.options", ""),
     ],
 )
-def test_a_bad_flag_is_answered_once_with_its_mending(
-    arguments: tuple[str, ...], what: str, fix: str, load: Load
-) -> None:
+def test_a_bad_flag_is_reported_once_with_its_fix(arguments: tuple[str, ...], what: str, fix: str, load: Load) -> None:
     _, problems = load("", *arguments)
     assert len(problems) == 1, [str(problem) for problem in problems]
     assert what in problems[0].what
     assert fix in problems[0].fix
 
 
-def test_environment_variables_are_layered_and_misspelt_ones_told(load: Load) -> None:
+def test_environment_variables_are_layered_and_misspelt_ones_reported(load: Load) -> None:
     environ = {
         "RETRAIN__LOGGING__RECORDERS": "a,b",
         "RETRAIN__algorithm__transform_params": '{"cap": 1}',

@@ -117,7 +117,7 @@ def test_of_an_array_of_tables_the_first_counts() -> None:
     assert key_lines("[[a]]\nx = 1\n[[a]]\nx = 2\n") == {"a": 1, "a.x": 2}
 
 
-def test_a_subtable_tells_the_line_of_its_parent() -> None:
+def test_a_subtable_has_the_line_of_its_parent() -> None:
     assert key_lines("\n[algorithm.params]\nx = 1\n") == {
         "algorithm": 2,
         "algorithm.params": 2,

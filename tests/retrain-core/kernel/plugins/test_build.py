@@ -1,4 +1,4 @@
-"""Parameters of a plugin against the model that it declared."""
+"""Parameters of a plugin, validated against the model that it declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.kernel.plugins.build import validated_params
 
 
 class Params(BaseModel):
-    """A strict model, as plugins are told to write them."""
+    """A strict model, as the documentation tells plugins to write them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     scale: float = Field(1.0, gt=0.0)
@@ -38,13 +38,13 @@ def test_without_a_model_anything_goes() -> None:
         ({"names": ["a", 3]}, "here.names.1", "valid string", "correct the value"),
     ],
 )
-def test_bad_parameters_are_told_with_their_place(given: dict[str, Any], where: str, text: str, fix: str) -> None:
+def test_bad_parameters_are_reported_with_their_place(given: dict[str, Any], where: str, text: str, fix: str) -> None:
     params, (problem,) = validated_params(Params, given, where="here")
     assert params is None
     assert (problem.where, problem.fix) == (where, fix)
     assert text in problem.what
 
 
-def test_all_bad_parameters_are_told_together() -> None:
+def test_all_bad_parameters_are_reported_together() -> None:
     _, problems = validated_params(Params, {"scale": -1.0, "zzz": 1, "names": 3}, where="here")
     assert len(problems) == 3

@@ -1,4 +1,4 @@
-"""What metadata say: the versions of retrain-core that a distribution accepts, who requires what, which version."""
+"""What metadata say: which versions of retrain-core a distribution accepts, its requirements, its version."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_requirement_that_is_met_or_no_matter_says_nothing(line: str, tmp_path
         "retrain-core (>=99)",
     ],
 )
-def test_a_requirement_that_is_not_met_is_told_with_both_versions_and_the_fix(line: str, tmp_path: Path) -> None:
+def test_an_unmet_requirement_is_reported_with_both_versions_and_the_fix(line: str, tmp_path: Path) -> None:
     told = unmet_requirement(required(line, tmp_path))
     assert "it requires retrain-core " in told
     assert f"and this is {__version__}" in told

@@ -98,13 +98,13 @@ def test_a_plugin_may_register_nothing(distribution: Distribution) -> None:
     assert load_plugins({}).failures == []
 
 
-def test_what_has_no_hook_is_no_plugin(distribution: Distribution) -> None:
+def test_an_object_without_a_hook_is_not_a_plugin(distribution: Distribution) -> None:
     distribution("empty-one", {"empty_one": "VALUE = 3"})
     (failure,) = load_plugins({}).failures
     assert "empty_one has no hook of retrain" in failure.error
 
 
-def test_two_owners_of_a_name_are_both_named_and_nobody_wins(distribution: Distribution) -> None:
+def test_two_owners_of_a_name_are_both_named_and_neither_wins(distribution: Distribution) -> None:
     distribution("first-one", {"first_one": reward_plugin("same")})
     distribution("second-one", {"second_one": reward_plugin("other").replace("other_too", "same")})
     plugins = load_plugins({})
@@ -117,7 +117,7 @@ def test_two_owners_of_a_name_are_both_named_and_nobody_wins(distribution: Distr
     assert resolve(load_plugins({"RETRAIN_BLOCK": "second-one"}), Kind.REWARD, "same", where="here")
 
 
-def test_an_alias_equal_to_the_name_is_no_clash() -> None:
+def test_an_alias_equal_to_the_name_does_not_clash() -> None:
     registry = Registry(Kind.REWARD)
     registry.add(PluginSpec(name="x", summary="", factory=1, aliases=("x", "y", "y")), Owner(distribution="d"))
     assert {name: len(entries) for name, entries in registry.entries.items()} == {"x": 1, "y": 1}
@@ -168,7 +168,7 @@ def test_a_factory_given_as_text_is_imported_only_when_its_name_is_used(
 
 
 @pytest.mark.parametrize("factory", ["no_such_module_at_all:make", "json:no_such_attribute"])
-def test_a_factory_that_cannot_be_imported_is_told_with_its_owner(factory: str) -> None:
+def test_a_factory_that_cannot_be_imported_is_reported_with_its_owner(factory: str) -> None:
     plugins = load_plugins({})
     plugins.registries[Kind.REWARD].add(
         PluginSpec(name="x", summary="", factory=factory), Owner(distribution="its-owner", version="9")
@@ -179,7 +179,7 @@ def test_a_factory_that_cannot_be_imported_is_told_with_its_owner(factory: str) 
     assert factory in str(caught.value)
 
 
-def test_a_life_cycle_hook_that_raises_is_told_with_its_plugin(distribution: Distribution) -> None:
+def test_a_life_cycle_hook_that_raises_is_reported_with_its_plugin(distribution: Distribution) -> None:
     source = f"{HEAD}@hookimpl\ndef retrain_step_start(run, step): raise ValueError('step %d' % step)\n"
     distribution("loud-one", {"loud_one": source})
     with pytest.raises(HookError) as caught:

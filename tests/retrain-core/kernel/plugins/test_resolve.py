@@ -1,4 +1,4 @@
-"""Names, dotted paths, search paths, and everything that the message about a missing name must hold."""
+"""Names, dotted paths, search paths, and everything that the message about a missing name must contain."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def find(plugins: Plugins, name: str, *search_paths: str) -> object:
-    """What a transform name stands for."""
+    """The object that a transform name denotes."""
     return resolve(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=search_paths).target
 
 
 def message(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.TRANSFORM) -> str:
-    """The error about a name."""
+    """The message of the error about a name."""
     with pytest.raises(PluginError) as caught:
         resolve(plugins, kind, name, where=WHERE, search_paths=search_paths)
     assert caught.value.exit_code == 2
@@ -129,13 +129,13 @@ def test_a_module_that_fails_to_import_is_not_called_missing(
     assert WHERE in text
 
 
-def test_a_dependency_that_is_named_like_a_part_of_the_path_is_still_told(write: Write, plugins: Plugins) -> None:
+def test_a_missing_dependency_named_like_a_part_of_the_path_is_still_reported(write: Write, plugins: Plugins) -> None:
     write("pack_f/__init__.py", "")
     write("pack_f/mod.py", "import mod_of_somebody_else")
     assert "mod_of_somebody_else" in message(plugins, "mod.thing", "pack_f")
 
 
-def test_the_message_about_a_missing_name_holds_everything_needed(plugins: Plugins) -> None:
+def test_the_message_about_a_missing_name_contains_everything_needed(plugins: Plugins) -> None:
     text = message(plugins, "gtpo_seppa")
     assert text.startswith(f"{WHERE}: no transform named 'gtpo_seppa'")
     assert "did you mean 'gtpo_sepa'?" in text
@@ -172,7 +172,7 @@ def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkey
     assert "pip install" not in text
 
 
-def test_a_name_that_nobody_ever_promised(plugins: Plugins) -> None:
+def test_a_name_that_is_documented_nowhere(plugins: Plugins) -> None:
     text = message(plugins, "zzzzzz", kind=Kind.REWARD)
     assert "use a known name, or install the distribution that provides it" in text
     assert "pip install" not in text

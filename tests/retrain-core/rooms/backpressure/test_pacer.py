@@ -220,7 +220,7 @@ def test_longer_answers_are_not_read_as_contention() -> None:
 
 
 @given(st.integers(0, 30), st.sampled_from([10**9, 20]))
-def test_a_restored_pacer_goes_on_as_the_one_before(at: int, fits: int) -> None:
+def test_a_restored_pacer_continues_like_the_original(at: int, fits: int) -> None:
     machine = Machine(law(40.0, 0.1), fits=fits)
     one = pacer_for(machine)
     drive(one, machine, at)

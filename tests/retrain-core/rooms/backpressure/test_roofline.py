@@ -1,4 +1,4 @@
-"""The roofline, and the words for where a run stands on the curve."""
+"""The roofline, and the names of a run's regimes on the curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window of measurements: bounded, varied, of like lengths, and the same after a restart."""
+"""The window of measurements: bounded, varied, of similar lengths, and the same after a restart."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_without_crosstalk_there_is_no_peak() -> None:
     assert Scaling(sigma=0.05, kappa=0.0, rate=1.0).p_star == UNBOUNDED
 
 
-def test_a_noisy_curve_gives_the_published_numbers() -> None:
+def test_a_noisy_curve_yields_the_published_numbers() -> None:
     fit = fitted(NOISY)
     assert fit.sigma == pytest.approx(0.039186, abs=1e-6)
     assert fit.kappa == pytest.approx(0.000921, abs=1e-6)
@@ -87,7 +87,7 @@ def test_serial_work_alone_gains_nothing() -> None:
         [(1.0, 100.0), (2.0, 1e-9), (3.0, 1e9), (4.0, 1e-9)],
     ],
 )
-def test_what_decides_nothing_gives_no_fit(samples: list[tuple[float, float]]) -> None:
+def test_insufficient_samples_yield_no_fit(samples: list[tuple[float, float]]) -> None:
     fit = fit_usl(samples)
     assert fit is None or (fit.rate > 0.0 and fit.sigma >= 0.0 and fit.kappa >= 0.0)
     if len({p for p, _ in samples}) < 3:
@@ -120,7 +120,7 @@ def test_any_law_is_found_again_in_any_unit(sigma: float, peak: float, rate: flo
     ),
     st.booleans(),
 )
-def test_no_measurement_gives_an_impossible_law(samples: list[tuple[float, float]], relative: bool) -> None:
+def test_no_measurement_yields_an_impossible_law(samples: list[tuple[float, float]], relative: bool) -> None:
     fit = fit_usl(samples, relative=relative)
     if fit is not None:
         assert math.isfinite(fit.rate)

@@ -1,4 +1,4 @@
-"""The monitor `default`: what it calls a fault, from which step on, and what it leaves alone."""
+"""The monitor `default`: what it reports as a fault, from which step on, and what it ignores."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_fault_is_found_at_its_third_step_and_until_it_goes(
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_the_threshold_itself_is_no_fault(edge: dict[str, Any]) -> None:
+def test_the_threshold_itself_is_not_a_fault(edge: dict[str, Any]) -> None:
     assert states(monitor(), {}, {}, {}, edge, edge, edge, edge) == [[]] * 7
 
 
@@ -89,7 +89,7 @@ def test_fewer_groups_of_one_kind_come_later_in_the_message() -> None:
     assert "(3 all right, 1 all wrong)" in finding.message
 
 
-def test_surprisal_stands_for_entropy_where_there_is_none() -> None:
+def test_surprisal_replaces_missing_entropy() -> None:
     watcher = monitor(steps=1)
     plain = {name: value for name, value in GOOD.items() if name != "exec_entropy_mean"}
     assert watcher.observe(plain | {"exec_surprisal_mean": 1.0}) == []
@@ -97,18 +97,18 @@ def test_surprisal_stands_for_entropy_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("counts", [{"useful_groups": 0, "all_right_groups": 4, "all_wrong_groups": 0}, {}])
-def test_a_task_that_is_being_solved_is_no_collapse(counts: dict[str, Any]) -> None:
+def test_solving_a_task_is_not_a_collapse(counts: dict[str, Any]) -> None:
     found = states(monitor(), {}, {}, {}, *[counts | {"exec_entropy_mean": 0.01}] * 4)
     assert not [state for step in found for state in step if state == "entropy_collapse"]
 
 
-def test_a_step_that_tells_nothing_neither_continues_nor_breaks_a_row() -> None:
+def test_a_step_without_the_fields_neither_extends_nor_breaks_a_row() -> None:
     watcher, cut = monitor(), GOOD | {"max_token_hit_rate": 1.0}
     rejected = {"step": 2, "loss": None, "rejected": "logits of nan"}
     assert [bool(watcher.observe(step)) for step in (cut, rejected, cut, rejected, cut)] == [False] * 4 + [True]
 
 
-def test_thresholds_of_zero_and_one_turn_a_fault_off() -> None:
+def test_thresholds_of_zero_and_one_disable_a_fault() -> None:
     watcher = monitor(
         steps=1, truncation=1.0, entropy_collapse=0.0, entropy_explosion=0.0, length_collapse=0.0, ratio_drift=0.0,
         ess_frac=0.0,

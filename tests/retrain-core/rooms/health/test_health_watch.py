@@ -1,4 +1,4 @@
-"""Findings are told once per episode, recorded at each step, and end the run only where that is asked for."""
+"""Findings are logged once per episode, recorded at each step, and end the run only if configured to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fields(watch: HealthWatch, steps: Sequence[int]) -> list[list[str]]:
     return [watch.retrain_step_line({"step": step}).get("health", []) for step in steps]
 
 
-def test_an_episode_is_told_once_and_recorded_throughout(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_episode_is_logged_once_and_recorded_throughout(caplog: pytest.LogCaptureFixture) -> None:
     watch = HealthWatch({"m": Scripted([], ["a"], ["a", "b"], [], ["a"])}, policy="warn")
     with caplog.at_level(logging.WARNING, logger="retrain"):
         assert fields(watch, range(5)) == [[], ["a"], ["a", "b"], [], ["a"]]
@@ -88,7 +88,7 @@ def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogC
     assert "\x1b" not in caplog.text
 
 
-def test_a_resumed_watch_tells_nothing_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_watch_logs_nothing_twice(caplog: pytest.LogCaptureFixture) -> None:
     script = (["a"], ["a"], [], ["a"])
     first = HealthWatch({"m": Scripted(*script)}, policy="stop")
     first.retrain_step_line({"step": 0})

@@ -1,4 +1,4 @@
-"""pass@k against its definition, and an interval that deserves its name."""
+"""pass@k against its definition, and an interval with the promised coverage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COUNTS = st.integers(1, 8).flatmap(
 
 
 @given(COUNTS)
-def test_the_interval_holds_the_rate_and_stays_in_range(counts: tuple[int, list[int]]) -> None:
+def test_the_interval_contains_the_rate_and_stays_in_range(counts: tuple[int, list[int]]) -> None:
     samples, right = counts
     rates_E = np.array(right) / samples
     low, high = rate_interval(rates_E, samples)

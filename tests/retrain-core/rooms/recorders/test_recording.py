@@ -1,4 +1,4 @@
-"""Recorders are kept apart from the run: a fault is logged once, by name, and stops nothing."""
+"""Recorders are isolated from the run: a fault is logged once, by name, and stops nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = ("start", "step", "checkpoint", "state", "restore", "finish")
 
 
 class Diary:
-    """Writes down its calls; raises in the methods named."""
+    """Records its calls; raises in the methods named."""
 
     def __init__(self, *faulty: str, state: Any = None) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -90,7 +90,7 @@ def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fault_is_told_once_by_name_and_the_others_go_on(
+def test_a_fault_is_reported_once_by_name_and_the_others_continue(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = Diary(state={"n": 1})
@@ -125,7 +125,7 @@ def test_what_ends_the_run_reaches_finish(error: BaseException, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("state", [7, {"x": float("nan")}, {"x": object()}, [1]])
-def test_a_state_that_is_no_json_is_left_out_of_the_checkpoint(state: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_is_not_json_is_left_out_of_the_checkpoint(state: Any, caplog: pytest.LogCaptureFixture) -> None:
     recorders = Recorders(
         {"odd": Diary(state=state), "good": Diary(state={"n": (1, 2)}), "none": Diary(), "l": Least()}
     )

@@ -13,8 +13,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.first_party import install_line
-from retrain.rooms.recorders.installed import require
-from retrain.rooms.recorders.names import named_metrics
+from retrain.rooms.recorders.names import named_metrics, require
 from retrain.rooms.recorders.tensorboard import TensorboardRecorder
 
 
@@ -84,13 +83,13 @@ print([name for name in ("torch", "tensorflow") if name in sys.modules])
     assert python(source, str(tmp_path)).strip() == "[]"
 
 
-def test_a_missing_package_is_told_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("retrain-core", "tensorboard"))):
         require("tensorboard", where="[logging] recorders")
 
 
-def test_a_mere_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mere_folder_of_that_name_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leftover").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="not installed"):

@@ -96,7 +96,7 @@ def test_no_secret_is_in_any_file_of_wandb(recorded_run: Path, read_wandb: Calla
     assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
 
 
-def test_a_resumed_session_goes_on_with_the_same_run_and_keeps_adapters_if_asked(
+def test_a_resumed_session_continues_the_same_run_and_keeps_adapters_if_requested(
     recorded_run: Path, tmp_path: Path, python: Callable[..., str], read_wandb: Callable[..., Any]
 ) -> None:
     run_id = python(SESSIONS, str(recorded_run), WANDB_DIR=str(tmp_path)).split()[-1]
@@ -110,7 +110,7 @@ def test_a_resumed_session_goes_on_with_the_same_run_and_keeps_adapters_if_asked
 
 
 @pytest.mark.slow
-def test_a_run_resumed_by_the_script_goes_on_in_both_recorders(
+def test_a_run_resumed_by_the_script_continues_in_both_recorders(
     tmp_path: Path,
     train: Train,
     read_wandb: Callable[..., Any],
@@ -132,7 +132,7 @@ def test_a_run_resumed_by_the_script_goes_on_in_both_recorders(
 
 
 @pytest.mark.parametrize("arguments", [("--wandb-project", "demo"), ("--recorders", "wandb")])
-def test_without_the_package_nothing_starts_and_the_install_line_is_told(
+def test_without_the_package_nothing_starts_and_the_install_line_is_shown(
     arguments: tuple[str, ...], tmp_path: Path, toy_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -153,7 +153,7 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_told(
     ],
     ids=["import", "init", "log", "finish"],
 )
-def test_a_fault_of_wandb_is_told_once_and_stops_nothing(
+def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
     method: str,
     source: str,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The garbage collector rests while a run is built, works while it runs, and is afterwards as it was."""
+"""The garbage collector pauses while a run is built, works while it runs, and is restored afterwards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_error_leaves_it_as_it_was() -> None:
     assert gc.isenabled()
 
 
-def test_who_has_no_collector_gets_none() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     with paused_collector():
         assert not gc.isenabled()

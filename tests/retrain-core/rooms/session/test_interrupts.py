@@ -1,4 +1,4 @@
-"""Signals stop a run where it may stop, once; what must not be torn is finished first."""
+"""Signals stop a run where it may stop, once; shielded work is finished first."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_only_the_main_thread_listens_and_others_may_run_without() -> None:
     assert seen == [before]
 
 
-def test_a_run_that_stopped_in_time_does_not_end_a_process_that_goes_on() -> None:
+def test_a_run_that_stopped_in_time_does_not_end_a_process_that_continues() -> None:
     text = (
         "import os, signal, time\n"
         "from retrain.kernel.errors import StopRequested\nfrom retrain.rooms.session.interrupts import Interrupts\n"

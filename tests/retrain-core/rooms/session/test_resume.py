@@ -1,4 +1,4 @@
-"""Runs of the toy policy that are stopped or broken at every hook, and then continued: the same run, or a clear no."""
+"""Runs of the toy policy, stopped or broken at every hook, then resumed: the same run, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(
 
 @pytest.fixture
 def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happens to."""
+    """The uninterrupted run."""
 
     def make(folder: Path) -> None:
         assert run("--log-dir", "never").code == 0
@@ -105,7 +105,8 @@ def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    """Every file and its content, without the bytecode that Python caches when it imports a plugin."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
@@ -165,7 +166,7 @@ def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
     check_same(tmp_path / LOG, never)
 
 
-def test_a_stop_that_someone_swallows_is_asked_for_again(run: Run, tmp_path: Path) -> None:
+def test_a_swallowed_stop_is_raised_again(run: Run, tmp_path: Path) -> None:
     result = run("--backend", "swallowing.create", act={"hook": "inside", "step": 0, "action": "SIGTERM"})
     assert result.code == 75, result.err
     assert json.loads((tmp_path / LOG / "run.json").read_text())["status"] == "stopped"
@@ -218,7 +219,7 @@ def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_what_is_no_run_is_refused_and_nothing_is_made(folder: str, run: Run, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(folder: str, run: Run, tmp_path: Path) -> None:
     before = contents(tmp_path)
     (tmp_path / "retrain.toml").write_text("")
     result = run("--resume", folder)

@@ -1,4 +1,4 @@
-"""Tables that several plugins make together: keys added, defaults supplied, legacy keys refused, clashes named."""
+"""Tables that several plugins define together: keys added, defaults supplied, legacy keys refused, clashes named."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_keys_are_added_after_those_of_the_owner(loaded: Callable[..., Any]) -> 
     assert "JSON array" in loaded(tables, "[logging]\nstrategic_grams = '[oops'\n")[1]
 
 
-def test_an_extension_is_no_second_owner_of_the_table(loaded: Callable[..., Any]) -> None:
+def test_an_extension_is_not_a_second_owner_of_the_table(loaded: Callable[..., Any]) -> None:
     plugins, tables = extended(extension("logging", Notebook))
     config, _ = loaded(tables, "[logging]\nlog_dir = 'x'\n")
     assert check_names(config, plugins, tables) == []
     assert len(plugins.find(Kind.CONFIG_TABLE, "logging")) == 1
 
 
-def test_a_key_that_selects_a_part_asks_for_it(loaded: Callable[..., Any]) -> None:
+def test_a_key_that_selects_a_part_requires_it(loaded: Callable[..., Any]) -> None:
     plugins, tables = extended(extension("logging", Notebook))
     assert "logging.notebook" not in wanted_names(loaded(tables)[0], tables)
     config, _ = loaded(tables, "[logging]\nnotebook = 'n'\nwandb_project = 'p'\n")
@@ -164,13 +164,13 @@ def test_names_in_a_description_are_those_that_are_registered() -> None:
         (Kind.BACKEND, "local", "retrain-local"),
     ],
 )
-def test_a_default_that_nobody_supplies_comes_with_the_install_line(kind: Kind, name: str, distribution: str) -> None:
+def test_a_missing_default_comes_with_the_install_line(kind: Kind, name: str, distribution: str) -> None:
     plugins, _ = extended(only="retrain-core")
     line = f"{install_line(distribution)}  (it provides {name!r})"
     assert f"fix: {line}" in str(missing(plugins, kind, "", where="here"))
 
 
-def test_the_kernel_alone_supplies_no_default_and_says_who_does(loaded: Callable[..., Any]) -> None:
+def test_the_kernel_alone_supplies_no_default_and_names_the_distribution_that_does(loaded: Callable[..., Any]) -> None:
     plugins, tables = extended(only="retrain-core")
     config, problems = loaded(tables)
     assert problems == ""

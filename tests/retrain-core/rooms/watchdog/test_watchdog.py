@@ -1,4 +1,4 @@
-"""The watchdog: heartbeats, deadlines of phases, and a process that ends even if its main thread does not listen."""
+"""The watchdog: heartbeats, deadlines of phases, and a process that ends even if its main thread does not react."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with interrupts.installed(), watching(load_plugins({}), [watchdog]):
 
 @contextmanager
 def running(watchdog: Watchdog, folder: Path, plugins: Plugins) -> Iterator[None]:
-    """A run in `folder` from its start to its end, as the hooks tell the watchdog."""
+    """A run in `folder` from its start to its end, as the watchdog's hooks see it."""
     view: Any = SimpleNamespace(folder=folder)
     with watching(plugins, [watchdog]):
         watchdog.retrain_run_start(view)
@@ -62,7 +62,7 @@ def running(watchdog: Watchdog, folder: Path, plugins: Plugins) -> Iterator[None
 
 
 def wait_for(path: Path) -> None:
-    """Until a file exists; the test's own time limit ends it otherwise."""
+    """Wait until a file exists; the test's own time limit ends the wait otherwise."""
     while not path.exists():
         time.sleep(0.02)
 
@@ -105,7 +105,7 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
     assert not (tmp_path / STACKS).exists()
 
 
-def test_a_heartbeat_says_who_is_where(tmp_path: Path, plugins: Plugins) -> None:
+def test_a_heartbeat_states_process_step_and_phase(tmp_path: Path, plugins: Plugins) -> None:
     watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.01), Interrupts(grace_s=GRACE_S).fail)
     with running(watchdog, tmp_path, plugins):
         plugins.pluggy.hook.retrain_phase(run=None, step=4, phase="sampling")
@@ -120,7 +120,7 @@ def test_a_heartbeat_says_who_is_where(tmp_path: Path, plugins: Plugins) -> None
     assert {path.name for path in tmp_path.iterdir()} == {HEARTBEAT}
 
 
-def test_there_is_no_watchdog_where_nothing_is_to_be_watched(load: Callable[..., Any], plugins: Plugins) -> None:
+def test_there_is_no_watchdog_when_there_is_nothing_to_watch(load: Callable[..., Any], plugins: Plugins) -> None:
     def watched(text: str) -> Watchdog | None:
         config, problems = load(f"[deadlines]\n{text}\n")
         assert problems == []

@@ -253,7 +253,7 @@ class Contradicts(Backend):
 
 
 class PromisesLittle(StartsAnywhere):
-    """Draws its first weights anywhere, keeps nothing, and says so: nothing to complain of."""
+    """Draws its first weights at random, keeps nothing, and declares both, which breaks no promise."""
 
     capabilities = replace(
         CAPABILITIES,

@@ -77,7 +77,7 @@ def writes_marks(ctx):
 
 
 class Drifting:
-    """Its answer depends on the groups that it has seen."""
+    """Its result depends on the groups that it has seen."""
 
     def __init__(self):
         self.seen = 0.0

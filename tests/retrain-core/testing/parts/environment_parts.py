@@ -44,7 +44,7 @@ class Counting:
 
 
 class FormerNames:
-    """As a plugin was written before `reset`, `step` and `results`."""
+    """A plugin from before `reset`, `step` and `results`."""
 
     def load(self) -> LoadedData:
         return LoadedData(examples=tuple(Example(id=f"e{n}", prompt=f"Say {n}.", reference=str(n)) for n in range(3)))

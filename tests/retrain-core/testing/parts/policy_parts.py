@@ -1,4 +1,4 @@
-"""A backend of one softmax per position class, sound in all that a suite asks, and one variant for each fault."""
+"""A backend of one softmax per position class that passes every check, and one variant for each fault."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Backend:
 
 
 class Engine:
-    """The sampling of the sound backend, for whatever policy it is given."""
+    """The sampling of the sound backend, for any policy."""
 
     def __init__(self, context, policy):
         self.backend, self.policy = Backend(context), policy

@@ -9,7 +9,7 @@ from retrain.api import Score
 
 
 class Sound:
-    """1 when the reference stands in the text."""
+    """1 if the text contains the reference."""
 
     def __init__(self, context):
         pass

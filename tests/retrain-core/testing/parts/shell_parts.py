@@ -55,7 +55,7 @@ class Launcher:
 
 
 class Strict(Launcher):
-    """Tells of a missing program as the contract says."""
+    """Reports a missing program as the contract says."""
 
     def start(self, job):
         from retrain.api import BackendError

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from retrain.kernel.errors import Problem
 
 
@@ -38,6 +36,8 @@ def legacy_problem(
     names = [name for name in content if name in legacy_keys]
     if not names:
         return None
+    import tomli_w  # only a legacy key needs it
+
     what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
     block = tomli_w.dumps({table: moved(content, legacy_keys)}).strip().replace("\n", "\n        ")
     fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"

@@ -100,13 +100,10 @@ def install_line(distribution: str, extra: str = "") -> str:
     clone = core.parent if core else None
     if clone is None or not (clone / distribution / "pyproject.toml").is_file():
         return f"pip install {shlex.quote(distribution + suffix)}"
-    folders = [
-        f"{clone / distribution}{suffix}",
-        *(str(clone / name) for name in _missing_siblings(clone / distribution)),
-    ]
+    needed = (distribution + suffix, *_missing_siblings(clone / distribution))
     constraints = clone / "constraints.txt"
     options = f"-c {shlex.quote(str(constraints))} " if constraints.is_file() else ""
-    return f"pip install {options}{shlex.join(folders)}"
+    return f"pip install {options}{shlex.join(str(clone / name) for name in needed)}"
 
 
 def _missing_siblings(folder: Path) -> list[str]:

@@ -1,1 +1,1 @@
-"""Back pressure: a batch size that follows measured throughput. Off by default; see `docs/pages/backpressure.md`."""
+"""Back pressure: adapts the batch size to measured throughput. Off by default; see `docs/pages/backpressure.md`."""

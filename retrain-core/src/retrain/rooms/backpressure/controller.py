@@ -1,4 +1,4 @@
-"""The pacer `usl`: how many prompts the next step draws, from the throughput of the steps before."""
+"""The pacer `usl`: sets the number of prompts of the next step from the throughput of earlier steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 HOLD, INCREASE, THROTTLE = "hold", "increase", "throttle"
-LENGTH_DECAY = 0.8  # of the mean completion length that samples are compared by: about the last five steps
+LENGTH_DECAY = 0.8  # of the mean completion length that selects comparable samples: about the last five steps
 
 
 def build(context: PluginContext) -> UslPacer:
@@ -28,7 +28,7 @@ def build(context: PluginContext) -> UslPacer:
     pacer = UslPacer(table, batch_size=batch_size, group_size=config.training.group_size)
     LOG.info(
         "Back pressure: the batch size follows measured throughput, between %d and %d prompts; measured times differ "
-        "from run to run, so a seed alone does not repeat this run.",
+        "from run to run, so a seed alone does not reproduce this run.",
         table.min_batch_size,
         table.max_batch_size,
     )
@@ -42,7 +42,7 @@ class UslPacer:
 
     With p = batch size x group size and target = throttle_margin p*: p > target throttles to the target, p <
     increase_margin x target increases to it, anything between holds. Throttling never raises the batch size and
-    increasing never lowers it. Running out of memory sets a ceiling that stays. `group_size` never moves.
+    increasing never lowers it. Running out of memory sets a permanent ceiling. `group_size` never changes.
     """
 
     def __init__(self, table: BackpressureTable, *, batch_size: int, group_size: int) -> None:
@@ -62,16 +62,16 @@ class UslPacer:
         self._mean_tokens = 0.0
         self._fit: Scaling | None = None
         self._p = 0
-        self._is_cold = True  # the first step of a process compiles, allocates and reads files: no measure of anything
+        self._is_cold = True  # the first step of a process compiles, allocates and reads files: its time means nothing
 
     def batch_size(self, step: int) -> int:
-        """Prompts of the coming step; the same until the next `observe`."""
+        """Prompts of the next step; constant until the next `observe`."""
         if self._steps < self._table.warmup_steps:
             return min(self._sweep[self._steps % len(self._sweep)], self._ceiling)
         return self._batch_size
 
     def observe(self, view: PaceView) -> None:
-        """Learn from a step; one without an optimizer step counts for the sweep and nothing else."""
+        """Learn from a step; one without an optimizer step only advances the sweep."""
         self._p = view.batch_size * view.group_size
         if view.out_of_memory:
             self._lower_ceiling(view.batch_size)
@@ -85,7 +85,7 @@ class UslPacer:
             self._decide()
 
     def metrics(self) -> Mapping[str, float | str | bool]:
-        """`bp_*` for the line of the step last observed; a field is absent while there is nothing to say."""
+        """`bp_*` for the line of the last observed step; a field is absent until it is known."""
         is_warmup = self._steps <= self._table.warmup_steps
         fields: dict[str, float | str | bool] = {
             "bp_warmup": is_warmup,
@@ -103,7 +103,7 @@ class UslPacer:
         return fields
 
     def state(self) -> Mapping[str, Any]:
-        """As JSON."""
+        """Everything that a resume needs, as JSON."""
         return {
             "batch_size": self._batch_size,
             "ceiling": self._ceiling,
@@ -117,7 +117,7 @@ class UslPacer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave, within the bounds of the configuration as it is now."""
+        """Continue from what `state` returned, within the bounds of the current configuration."""
         table = self._table
         self._ceiling = min(max(int(state["ceiling"]), table.min_batch_size), table.max_batch_size)
         self._batch_size = min(max(int(state["batch_size"]), table.min_batch_size), self._ceiling)
@@ -158,7 +158,7 @@ class UslPacer:
         return min(max(wanted, self._table.min_batch_size), self._ceiling)
 
     def _lower_ceiling(self, failed: int) -> None:
-        """Half of what did not fit, or the largest size that once did, if that is more; below what failed."""
+        """Half of the size that did not fit, or the largest that did fit if that is more; always below the former."""
         fitting = self._largest_worked if self._largest_worked < failed else 0
         self._largest_worked = fitting
         self._ceiling = max(self._table.min_batch_size, min(self._ceiling, max(failed // 2, fitting)))
@@ -183,7 +183,7 @@ class UslPacer:
 
 
 def _sweep(smallest: int, largest: int) -> list[int]:
-    """1, 2, 4, ... between the bounds, which both belong to it."""
+    """1, 2, 4, ... between the bounds, including both bounds."""
     powers = [2**exponent for exponent in range(largest.bit_length())]
     return sorted({smallest, *(power for power in powers if smallest <= power <= largest), largest})
 

@@ -19,7 +19,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
-    """One pacer; others come from plugins."""
+    """The one built-in pacer."""
     summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
     register(PluginSpec(name="usl", summary=summary, factory="retrain.rooms.backpressure.controller:build"))
 

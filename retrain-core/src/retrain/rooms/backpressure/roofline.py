@@ -1,4 +1,4 @@
-"""The roofline of decoding: whether memory or arithmetic limits it, and the word for where a run stands."""
+"""The roofline of decoding: whether memory or arithmetic limits it, and the name of a run's regime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Roofline:
     """Peak arithmetic in GFLOP/s and peak memory bandwidth in GB/s of one device, both above 0.
 
     Decoding with bf16 weights reads 2 bytes per weight and does 2 operations with it for every completion in the batch:
-    its arithmetic intensity, in FLOP per byte, is the number of completions at once (arXiv:2402.16363).
+    its arithmetic intensity, in FLOP per byte, is the number of concurrent completions (arXiv:2402.16363).
     """
 
     peak_gflops: float
@@ -26,7 +26,7 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity, so completions at once, from which arithmetic is the limit: peak / bandwidth."""
+        """Intensity, that is concurrent completions, from which on arithmetic is the limit: peak / bandwidth."""
         return self.peak_gflops / self.peak_bw_gb_s
 
     def attainable_gflops(self, intensity: float) -> float:
@@ -39,7 +39,7 @@ class Roofline:
 
 
 def regime(p: float, p_star: float, *, underused_below: float, roofline: Roofline | None) -> str:
-    """Where p completions at once stand: past the peak, else what the roofline says, else whether more would pay."""
+    """The regime of p concurrent completions: past the peak, else by the roofline, else whether more would help."""
     if p > p_star:
         return RETROGRADE
     if roofline is not None:

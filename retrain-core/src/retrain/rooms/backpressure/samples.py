@@ -1,4 +1,4 @@
-"""The measurements that the curve is fitted to: few, varied, and of completions as long as today's."""
+"""The measurements that the curve is fitted to: few, varied, and of completions as long as the current ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_SAMPLES = 100
-LENGTH_BAND = 2.0  # mean lengths further apart than this factor cost too differently to lie on one curve
+LENGTH_BAND = 2.0  # completions whose mean lengths differ by more than this factor cost too differently for one curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A step: `p` completions at once, `throughput` in sampled tokens per second, mean completion length in tokens."""
+    """A step: `p` concurrent completions, `throughput` in sampled tokens per second, mean length in tokens."""
 
     p: int
     throughput: float
@@ -21,16 +21,16 @@ class Sample:
 
 @dataclass(slots=True)
 class Window:
-    """The last `MAX_SAMPLES` samples, thinned where there are most.
+    """The last `MAX_SAMPLES` samples, thinned where they are most frequent.
 
-    A run that has settled measures one p again and again. When the window is full the oldest sample of the p that has
-    most of them goes, so the others, without which there is no curve, stay.
+    A settled run keeps measuring one p. When the window is full, it drops the oldest sample of the most frequent p, so
+    that it keeps the others, without which no curve can be fitted.
     """
 
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Take a sample in."""
+        """Add a sample."""
         self.samples.append(sample)
         if len(self.samples) > MAX_SAMPLES:
             counts = Counter(each.p for each in self.samples)
@@ -40,16 +40,16 @@ class Window:
     def comparable(self, mean_tokens: float) -> list[tuple[float, float]]:
         """(p, throughput) of the samples whose completions were about as long, within `LENGTH_BAND`.
 
-        Answers grow during training, and long ones cost more per token: an old sample would be read as contention.
+        Answers grow during training and long ones cost more per token: old samples would look like contention.
         """
         low, high = mean_tokens / LENGTH_BAND, mean_tokens * LENGTH_BAND
         return [(float(each.p), each.throughput) for each in self.samples if low <= each.mean_tokens <= high]
 
     def state(self) -> list[list[float]]:
-        """As JSON."""
+        """The samples as JSON."""
         return [[each.p, each.throughput, each.mean_tokens] for each in self.samples]
 
     @classmethod
     def of_state(cls, state: Sequence[Sequence[float]]) -> Window:
-        """What `state` gave."""
+        """The window that `state` returned."""
         return cls([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in state])

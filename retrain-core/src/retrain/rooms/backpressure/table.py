@@ -14,7 +14,7 @@ class BackpressureTable(Table):
     """Adaptive batch sizing (Universal Scalability Law and roofline)."""
 
     enabled: bool = key(False, "Let measured throughput set the batch size.")
-    pacer: str = key("usl", "Who decides: usl or a plugin.", names=Kind.PACER)
+    pacer: str = key("usl", "What sets the batch size: usl or a plugin.", names=Kind.PACER)
     warmup_steps: int = key(10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0)
     ema_decay: float = key(0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0)
     throttle_margin: float = key(0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0)

@@ -1,4 +1,4 @@
-"""The Universal Scalability Law, fitted to measured throughput."""
+"""Fits the Universal Scalability Law to measured throughput."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MIN_DISTINCT = 3  # three parameters: fewer different p leave the curve open
+MIN_DISTINCT = 3  # three parameters: fewer different p do not determine the curve
 UNBOUNDED = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """X(p) = rate p / (1 + sigma (p - 1) + kappa p (p - 1)), in tokens per second at p completions at once.
+    """X(p) = rate p / (1 + sigma (p - 1) + kappa p (p - 1)), in tokens per second at p concurrent completions.
 
-    `rate` > 0 is the throughput of one completion alone, `sigma` >= 0 the share of work that queues for something,
-    `kappa` >= 0 the cost of every pair's getting in each other's way (Gunther, Guerrilla Capacity Planning, 2007).
+    `rate` > 0 is the throughput of a single completion, `sigma` >= 0 the share of work that queues for a resource
+    (contention), `kappa` >= 0 the cost of coordinating every pair (coherency; Gunther, Guerrilla Capacity Planning,
+    2007).
     """
 
     sigma: float
@@ -45,9 +46,9 @@ def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -
     """Least squares on p / X = (1 + sigma (p - 1) + kappa p (p - 1)) / rate over samples (p >= 1, X > 0).
 
     `relative` weights each sample with X / p, so that errors count as fractions of the throughput: the plain form
-    trusts slow samples more than fast ones. p is scaled by its largest value, so the result depends on no unit. A
-    negative sigma or kappa (faster than linear) becomes 0. None with fewer than `MIN_DISTINCT` different p, on a number
-    that is not finite, and when the best curve has no positive rate: there is nothing to decide by.
+    trusts slow samples more than fast ones. p is scaled by its largest value, so the result does not depend on units. A
+    negative sigma or kappa (faster than linear) becomes 0. None with fewer than `MIN_DISTINCT` different p, with a
+    non-finite number, or when the best curve has no positive rate: there is then no basis for a decision.
     """
     if len({p for p, _ in samples}) < MIN_DISTINCT:
         return None

@@ -1,1 +1,1 @@
-"""Health: watches the numbers of a run for one that goes on and learns nothing, and says why."""
+"""Health: detects from its metrics a run that continues without learning, and says why."""

@@ -1,4 +1,4 @@
-"""What a health monitor must do, and what it finds."""
+"""The contract of a health monitor, and its findings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something wrong with the run as a whole, as a health monitor sees it.
+    """A problem with the run as a whole, found by a health monitor.
 
-    `state` names it in `metrics.jsonl` (`truncation`, `entropy_collapse`: lower case and underscores). `message` says
-    the cause and the smallest fix, naming a key of the configuration. `severity` "stop" ends the run whatever
-    `[health] policy` says, "warn" leaves that to the policy.
+    `state` names it in `metrics.jsonl` (`truncation`, `entropy_collapse`: lower case and underscores). `message` gives
+    the cause and the smallest fix, naming a key of the configuration. `severity` "stop" ends the run regardless of
+    `[health] policy`, "warn" leaves the decision to the policy.
     """
 
     state: str
@@ -22,17 +22,17 @@ class Finding:
 
 
 class HealthMonitor(Protocol):
-    """Watches the lines of `metrics.jsonl` for a run that goes on and learns nothing.
+    """Detects from the lines of `metrics.jsonl` a run that continues without learning.
 
-    Whatever a method raises is reported once, by the monitor's name, and never stops training. What it finds must
-    depend on the lines alone, so that a resumed run finds the same.
+    An exception in a method is reported once, by the monitor's name, and never stops training. Findings must depend
+    only on the lines, so that a resumed run has the same ones.
     """
 
     def observe(self, metrics: Mapping[str, Any]) -> Sequence[Finding]:
-        """All that is wrong at this step, for as long as it is; before the line is written. Fields may be absent."""
+        """Everything wrong at this step, repeated while it lasts; before the line is written. Fields may be absent."""
 
     def state(self) -> Mapping[str, Any]:
-        """Everything that a resume needs, as JSON; asked at each checkpoint."""
+        """Everything that a resume needs, as JSON; called at each checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from what `state` returned."""

@@ -1,4 +1,4 @@
-"""Monitor `default`: names a fault after so many steps in a row, with its cause and the key to change."""
+"""Monitor `default`: reports a fault that lasts for several steps in a row, with its cause and the key to change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from retrain.rooms.health.contract import Finding
 from retrain.rooms.health.table import HealthTable
 
 Metrics = Mapping[str, Any]
-Verdict = str | None  # what is wrong at a step; "" when it is fine, None when the step cannot tell
+Verdict = str | None  # what is wrong at a step; "" when nothing is, None when the step lacks the fields to tell
 CAUSES = {"all_wrong_groups": "all wrong", "all_right_groups": "all right", "no_verdict_groups": "no verdict"}
 CAUSES |= {"tied_groups": "all same"}
 STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
 FIXES = {
     "all_wrong_groups": "use easier tasks ([data]), or raise [training] group_size or max_tokens; check that the "
-    "verifier ([reward] type) reads the answers at all: see completion and reference in emergence/generations.jsonl",
+    "verifier ([reward] type) can parse the answers: see completion and reference in emergence/generations.jsonl",
     "all_right_groups": "use harder tasks ([data]); the model solves these already",
     "no_verdict_groups": "check [reward] type: it gave no verdict on the completions in emergence/generations.jsonl, "
     "or [training] group_size is 1",
-    "tied_groups": "raise [training] group_size, or use a [reward] type that tells answers apart",
+    "tied_groups": "raise [training] group_size, or use a [reward] type that distinguishes answers",
 }
 
 
@@ -34,19 +34,19 @@ def build(context: PluginContext) -> DefaultMonitor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A fault: `judge` looks at one step."""
+    """A fault: `judge` examines one step."""
 
     state: str
     judge: Callable[[Metrics], Verdict]
 
 
 class DefaultMonitor:
-    """A finding is there from the `steps`-th step in a row with its fault on, until a step without it.
+    """Reports a finding from the `steps`-th step in a row with its fault until a step without it.
 
-    A step that lacks the fields of a fault (a rejected one, say) neither continues nor breaks the row. The entropy is
-    `exec_entropy_mean`, or `exec_surprisal_mean`, which estimates it, where the backend gives no entropies; its start,
-    and that of the mean length, is the mean over the first `steps` steps that have it. A collapse of the entropy counts
-    while more groups are stuck (all wrong, all the same, no verdict) than useful: else the task is just being solved.
+    A step that lacks the fields of a fault (such as a rejected one) neither extends nor breaks the row. The entropy is
+    `exec_entropy_mean`, or its estimate `exec_surprisal_mean` if the backend reports no entropies; its start, and that
+    of the mean length, is the mean over the first `steps` steps that have it. An entropy collapse counts only while
+    more groups are stuck (all wrong, all the same, no verdict) than useful: otherwise the task is just being solved.
     """
 
     def __init__(self, table: HealthTable, *, max_tokens: int) -> None:
@@ -65,7 +65,7 @@ class DefaultMonitor:
         )
 
     def observe(self, metrics: Metrics) -> list[Finding]:
-        """The faults that have lasted for `steps` steps or more."""
+        """The faults that have lasted for at least `steps` steps."""
         self._learn_starts(metrics)
         findings = []
         for rule in self._rules:
@@ -83,7 +83,7 @@ class DefaultMonitor:
         return {"rows": dict(self._rows), "causes": dict(self._causes), "starts": dict(self._starts)}
 
     def restore(self, state: Metrics) -> None:
-        """Go on in the middle of a row."""
+        """Continue in the middle of a row."""
         self._rows, self._causes = dict(state["rows"]), dict(state["causes"])
         self._starts = {name: list(values) for name, values in state["starts"].items()}
 
@@ -104,7 +104,7 @@ class DefaultMonitor:
         self._causes = {field: self._causes.get(field, 0) + metrics.get(field, 0) for field in CAUSES}
         ranked = sorted((field for field in CAUSES if self._causes[field]), key=lambda field: -self._causes[field])
         counts = ", ".join(f"{self._causes[field]} {CAUSES[field]}" for field in ranked)
-        return f"no group could teach anything ({counts}); fix: {FIXES[ranked[0]]}" if ranked else ""
+        return f"no group carried a training signal ({counts}); fix: {FIXES[ranked[0]]}" if ranked else ""
 
     def _entropy_collapse(self, metrics: Metrics) -> Verdict:
         value, start = self._since_start(metrics, "entropy")
@@ -112,10 +112,10 @@ class DefaultMonitor:
             return None
         stuck = sum(metrics.get(field, 0) for field in STUCK)
         if value >= self._table.entropy_collapse * start or stuck <= metrics.get("useful_groups", -1):
-            return ""  # a task that is solved has little entropy left too: nothing is wrong then
+            return ""  # a solved task has little entropy left as well: nothing is wrong then
         cause = (
             f"the entropy fell from {start:.3g} to {value:.3g} nats per token, "
-            "so completions are nearly alike, and most groups that are not solved teach nothing"
+            "so completions are nearly alike, and most unsolved groups carry no training signal"
         )
         return f"{cause}; fix: lower [training] lr, or raise [training] temperature"
 
@@ -126,7 +126,7 @@ class DefaultMonitor:
         limit = self._table.entropy_explosion * start
         if not limit or value <= limit:
             return ""
-        cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy comes apart"
+        cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy is falling apart"
         return f"{cause}; fix: lower [training] lr and resume from a checkpoint before that"
 
     def _length_drift(self, metrics: Metrics) -> Verdict:
@@ -157,7 +157,7 @@ class DefaultMonitor:
                 values.append(float(value))
 
     def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
-        """The value at this step and at the start, None while the start is still being measured."""
+        """The value at this step, and that at the start: None while the start is still being measured."""
         value = _entropy(metrics) if name == "entropy" else metrics.get("mean_tokens")
         values = self._starts[name]
         return value, sum(values) / len(values) if len(values) >= self._table.steps else None

@@ -25,7 +25,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_health_monitors(register: Callable[[PluginSpec], None]) -> None:
-    """One monitor; others come from plugins."""
+    """The one built-in monitor."""
     summary = "Truncation, no useful groups, and drift of entropy, ratios and lengths."
     register(PluginSpec(name="default", summary=summary, factory="retrain.rooms.health.monitors:build"))
 

@@ -1,4 +1,4 @@
-"""`[health]`: which monitors watch a run, what they may do, and from where on they speak."""
+"""`[health]`: which monitors watch a run, what they may do, and their thresholds."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class HealthWatch:
     """Every monitor by its name.
 
     An episode of a finding begins with the step at which its monitor first reports it and ends with the first step at
-    which it does not. Which episodes are open is part of the state, so a resumed run logs nothing twice. A monitor that
-    raises is reported once and passed over for that step.
+    which it does not. Open episodes are part of the state, so a resumed run logs each only once. A monitor that raises
+    is reported once and skipped for that step.
     """
 
     def __init__(self, monitors: Mapping[str, HealthMonitor], *, policy: str) -> None:
@@ -44,11 +44,11 @@ class HealthWatch:
         self._policy = policy
         self._open: dict[str, list[str]] = {}  # monitor -> states whose episode goes on
         self._ending: tuple[str, Finding] | None = None
-        self._guard = FaultGuard("Health monitor", "Training goes on without its findings.")
+        self._guard = FaultGuard("Health monitor", "Training continues without its findings.")
 
     @hookimpl
     def retrain_step_line(self, metrics: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Ask every monitor about a step; returns the field `health` for its line, nothing when all is well."""
+        """Let every monitor examine a step; return the field `health` for its line, or {} when nothing is wrong."""
         states: list[str] = []
         for name, monitor in self._monitors.items():
             has_answered, findings = self._guard.call(name, "observe", _findings, monitor, metrics)
@@ -63,12 +63,12 @@ class HealthWatch:
 
     @hookimpl
     def retrain_stop_run(self, metrics: Mapping[str, Any]) -> HealthError | None:
-        """The error of an episode that began since the last call and ends the run."""
+        """The error for an episode that began since the last call and is to end the run."""
         if self._ending is None:
             return None
         (name, finding), self._ending = self._ending, None
-        why = f"monitor {name!r} asks for it" if finding.severity == STOP else '[health] policy = "stop"'
-        fix = 'do as it says and continue with `retrain --resume RUN`, or set [health] policy = "warn"'
+        why = f"monitor {name!r} requires it" if finding.severity == STOP else '[health] policy = "stop"'
+        fix = 'apply its fix and continue with `retrain --resume RUN`, or set [health] policy = "warn"'
         what = f"{finding.state}: {printable(finding.message)}"
         return HealthError(Problem(where=f"step {metrics['step']}", what=what, why=why, fix=fix))
 
@@ -97,5 +97,5 @@ def _findings(monitor: HealthMonitor, metrics: Mapping[str, Any]) -> list[Findin
     findings = list(monitor.observe(metrics))
     for finding in findings:
         if not isinstance(finding, Finding):
-            raise TypeError(f"observe() gave {type(finding).__name__}, not Finding")
+            raise TypeError(f"observe() returned {type(finding).__name__}, not Finding")
     return findings

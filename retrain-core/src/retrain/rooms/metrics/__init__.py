@@ -1,1 +1,1 @@
-"""The fields of a step's line, and the records of its completions."""
+"""The standard fields of a step's line, evaluation included, and their descriptions."""

@@ -16,7 +16,7 @@ Z_95 = 1.959963984540054
 def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:
     """`eval_*` fields from the scores of each held-out example's completions; no verdict and failures count as wrong.
 
-    pass@k = mean over examples of 1 - C(n - c, k) / C(n, k), n samples of which c are right, k = 1, 2, 4, ... <= n
+    pass@k = mean over examples of 1 - C(n - c, k) / C(n, k), with c of n samples correct and k = 1, 2, 4, ... <= n
     (arXiv:2107.03374).
     """
     samples = len(scores[0])
@@ -38,16 +38,16 @@ def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Unbiased chance that at least one of k completions is right, from `right` of `samples`; needs k <= samples."""
+    """Unbiased estimate, from `right` of `samples`, of P(at least one of k completions is correct); k <= samples."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def rate_interval(rates_E: np.ndarray, samples: int) -> tuple[float, float]:
-    """95 % Wilson interval of the mean rate, at the effective number of independent answers.
+    """95 % Wilson interval of the mean rate, for the effective number of independent answers.
 
-    Completions of one example resemble each other, so n is not examples x samples but
-    n_eff = p (1 - p) / (variance of the mean over examples), kept between the two extremes; with no variance at all
-    n_eff is the number of examples, which is the cautious end.
+    Completions of one example are correlated, so n is not examples x samples but
+    n_eff = p (1 - p) / (variance of the mean over examples), clamped to [examples, examples x samples]; without any
+    variance n_eff is the number of examples, the conservative end.
     """
     examples = len(rates_E)
     mean = float(rates_E.mean())

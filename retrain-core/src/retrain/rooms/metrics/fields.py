@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 def reward_metrics(groups: Sequence[Group]) -> Fields:
     """Rates over all completions of the step, trained or not; `mean_reward` is absent without any verdict.
 
-    A group is eligible for ties when two completions have a score; it is tied when at least two scores are equal.
+    A group is eligible for ties if at least two completions have a score; it is tied if at least two scores are equal.
     """
     values = [verdicts(group) for group in groups]
     flat = [value for group in values for value in group]
@@ -56,7 +56,7 @@ def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
 
 
 def length_metrics(groups: Sequence[Group]) -> Fields:
-    """Completion lengths in tokens, before any masking, and the share that was cut off."""
+    """Completion lengths in tokens, before any masking, and the share of truncated completions."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = np.array([completion.num_actions for completion in completions])
     cut = sum(completion.stop_reason is StopReason.LENGTH for completion in completions)

@@ -1,7 +1,7 @@
-"""What a run writes into `metrics.jsonl`, field by field: the one place where these names are explained.
+"""Explains every field that a run writes to `metrics.jsonl`; these names are explained nowhere else.
 
 A plugin describes its own fields the same way, through the hook `retrain_describe_metrics`. The manual and the
-reference page of metrics are made from what the hook returns.
+reference page of metrics are generated from what the hook returns.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HEAD = (
     ("transform_mode", "Name of the transform in use.", "text", ""),
     ("uncertainty_kind", "Name of the uncertainty in use.", "text", ""),
     ("condition", "Label of the run's algorithm, advantage+transform.", "text", ""),
-    ("rejected", "Why nothing was trained although there was something to train.", "text", "on a sound step"),
+    ("rejected", "Why the step was not trained although it had something to train.", "text", "unless rejected"),
     ("batch_size", "Prompts of this step.", "prompts", REJECTED),
     ("group_size", "Completions per prompt.", "completions", REJECTED),
-    ("backend_reports_sync_loss", "Whether `loss` is that of this very step.", "flag", REJECTED),
+    ("backend_reports_sync_loss", "Whether `loss` is that of the same step.", "flag", REJECTED),
     ("backend_preserves_token_advantages", "Whether each token is trained with its own credit.", "flag", REJECTED),
 )
 TRAINED = (
@@ -41,12 +41,12 @@ TRAINED = (
     ("reported_loss", "The number that the backend reported as its loss; null without one.", "", REJECTED),
     (
         "loss_is_placeholder",
-        "Whether that number is a stand-in for a loss not known in time.",
+        "Whether that number is a placeholder for a loss not known in time.",
         "flag",
         REJECTED,
     ),
     ("trained_tokens", "Action tokens in the denominator of the loss, credit of zero included.", "tokens", REJECTED),
-    ("num_datums", "Rows handed to the backend.", "rows", REJECTED),
+    ("num_datums", "Rows passed to the backend.", "rows", REJECTED),
     ("grad_norm", "L2 norm of the gradient before clipping.", "", UNTRAINED),
     ("ratio_mean", "Mean over action tokens of p now / p when sampled; 1 on policy.", "", UNTRAINED),
     ("ratio_max", "Largest such ratio.", "", UNTRAINED),
@@ -61,7 +61,7 @@ TRAINED = (
 )
 REWARDS = (
     ("mean_reward", "Mean score over all completions that have one, trained or not.", "", "without any verdict"),
-    ("correct_rate", "Share of all completions that are right; no verdict and failures count as wrong.", "", REJECTED),
+    ("correct_rate", "Share of correct completions; no verdict and failures count as wrong.", "", REJECTED),
     ("running_correct_rate", "`correct_rate` over all completions of the run so far.", "", REJECTED),
     ("no_verdict_count", "Completions whose verifier had no verdict.", "completions", REJECTED),
     ("failed_score_count", "Completions whose verifier failed.", "completions", REJECTED),
@@ -76,23 +76,23 @@ REWARDS = (
     ("reward_uniform_group_rate", "`reward_uniform_groups` over the eligible ones.", "", REJECTED),
     ("reward_tie_pair_rate", "Share of pairs within eligible groups whose scores are equal.", "", REJECTED),
     ("reward_unique_fraction_mean", "Different scores over all scores, mean over eligible groups.", "", REJECTED),
-    ("useful_groups", "Groups that can teach something: their scores are not all equal.", "groups", REJECTED),
-    ("all_right_groups", "Groups without use because all are right.", "groups", REJECTED),
-    ("all_wrong_groups", "Groups without use because all are wrong.", "groups", REJECTED),
-    ("tied_groups", "Groups without use because all scores are equal, neither right nor wrong.", "groups", REJECTED),
-    ("no_verdict_groups", "Groups without use because fewer than two completions have a verdict.", "groups", REJECTED),
+    ("useful_groups", "Informative groups: their scores are not all equal.", "groups", REJECTED),
+    ("all_right_groups", "Uninformative groups in which all completions are correct.", "groups", REJECTED),
+    ("all_wrong_groups", "Uninformative groups in which all completions are wrong.", "groups", REJECTED),
+    ("tied_groups", "Uninformative groups whose scores are all equal, strictly between 0 and 1.", "groups", REJECTED),
+    ("no_verdict_groups", "Uninformative groups with fewer than two verdicts.", "groups", REJECTED),
 )
 TOKENS = (
     ("mean_tokens", "Mean length of a completion.", "tokens", REJECTED),
     ("max_tokens_seen", "Longest completion.", "tokens", REJECTED),
     ("sampled_tokens", "All tokens sampled.", "tokens", REJECTED),
-    ("max_token_hit_rate", "Share of completions cut off at max_tokens or at the end of the context.", "", REJECTED),
+    ("max_token_hit_rate", "Share of completions truncated by max_tokens or the context limit.", "", REJECTED),
     ("sepa_lambda", "Pooling strength of the step's controller; 0 without one.", "", REJECTED),
 )
 EPISODES = (
     ("turns_mean", "Mean number of turns of an episode.", "turns", NO_EPISODES),
     ("turn_limit_rate", "Share of episodes that ended at max_turns.", "", NO_EPISODES),
-    ("rewritten_history_count", "Times that an environment rewrote what was said before.", "times", NO_EPISODES),
+    ("rewritten_history_count", "How often an environment rewrote the earlier conversation.", "times", NO_EPISODES),
 )
 EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
@@ -105,14 +105,14 @@ EVALUATION = (
 )
 TIMES = (
     ("step_time_s", "Time of the step without evaluation and checkpoint.", "s", ""),
-    ("sample_time_s", "Of these, sampling; scoring goes on meanwhile.", "s", ""),
-    ("score_time_s", "Of these, waiting for scores after sampling.", "s", ""),
-    ("train_time_s", "Of these, the optimizer step.", "s", ""),
-    ("overlap_time_s", "Of these, sampling (for the step after) and training at once.", "s", IN_TURN),
-    ("sampler_idle_time_s", "Of these, without sampling.", "s", IN_TURN),
-    ("trainer_idle_time_s", "Of these, without training.", "s", IN_TURN),
+    ("sample_time_s", "Part of it spent sampling, while scoring runs alongside.", "s", ""),
+    ("score_time_s", "Part of it spent waiting for scores after sampling.", "s", ""),
+    ("train_time_s", "Part of it spent in the optimizer step.", "s", ""),
+    ("overlap_time_s", "Part of it in which sampling (for the next step) and training overlapped.", "s", IN_TURN),
+    ("sampler_idle_time_s", "Part of it without sampling.", "s", IN_TURN),
+    ("trainer_idle_time_s", "Part of it without training.", "s", IN_TURN),
 )
-HEALTH = (("health", "What the health monitors find wrong, by name of the state.", "list", "when nothing is wrong"),)
+HEALTH = (("health", "States of the health monitors' findings.", "list", "when nothing is wrong"),)
 PARTS = (("exec", "execution tokens"), ("plan", "planning tokens"))
 STATISTICS = (("mean", "Mean"), ("var", "Variance"))
 
@@ -124,7 +124,7 @@ def described() -> list[MetricSpec]:
 
 
 def _uncertainties() -> Iterator[tuple[str, str, str, str]]:
-    """Mean and variance over execution and planning tokens; without a detector every token executes."""
+    """Mean and variance over execution and planning tokens; without a detector all are execution tokens."""
     for part, tokens in PARTS:
         for statistic, word in STATISTICS:
             surprisal, entropy = f"{part}_surprisal_{statistic}", f"{part}_entropy_{statistic}"

@@ -1,4 +1,4 @@
-"""The standard fields of a step's line, through the hooks that anybody's fields go through."""
+"""The standard fields of a step's line, added through the same hooks as any plugin's fields."""
 
 from __future__ import annotations
 

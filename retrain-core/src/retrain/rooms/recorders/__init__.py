@@ -1,1 +1,1 @@
-"""Recorders beside the JSONL files: Weights & Biases and TensorBoard."""
+"""Recorders besides the JSONL files: Weights & Biases and TensorBoard."""

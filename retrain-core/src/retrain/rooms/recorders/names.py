@@ -1,12 +1,16 @@
-"""Under which names a metrics line and a configuration appear in wandb and TensorBoard."""
+"""The names of metrics and configuration keys in wandb and TensorBoard, and whether those libraries are installed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
-# The same on every line of a run: part of its configuration there.
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.first_party import install_line
+
+# Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
 _PATTERNS = tuple(
     (re.compile(pattern), name)
@@ -20,7 +24,7 @@ _PATTERNS = tuple(
         (r"eval_(\w+)", r"eval/\1"),
     )
 )
-# Name there -> where the value stands in `run.json`.
+# Name there -> path of the value in `run.json`.
 CONFIG_KEYS = {
     "algorithm_mode": "config.algorithm.algorithm_mode",
     "advantage_mode": "config.algorithm.advantage_mode",
@@ -48,7 +52,7 @@ CONFIG_KEYS = {
 def metric_name(field: str) -> str:
     """Name of one field of `metrics.jsonl`: `mean_reward` -> `train/rewards/mean_reward`; `train/FIELD` unless listed.
 
-    Different fields have different names.
+    No two fields share a name.
     """
     for pattern, name in _PATTERNS:
         match = pattern.fullmatch(field)
@@ -58,7 +62,7 @@ def metric_name(field: str) -> str:
 
 
 def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `metrics.jsonl` under its names here, without `step`, `CONSTANTS` and fields that are null."""
+    """A line of `metrics.jsonl` under these names, without `step`, `CONSTANTS` and null fields."""
     return {
         metric_name(field): value
         for field, value in metrics.items()
@@ -67,9 +71,17 @@ def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration under flat names, from the content of `run.json`; absent where a table is not installed."""
+    """The configuration under flat names, from the content of `run.json`, without keys of tables not installed."""
     found = {name: _look_up(manifest, path) for name, path in CONFIG_KEYS.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def require(library: str, *, where: str) -> None:
+    """ConfigError with the install line when `library`, named like its extra, is not installed; imports nothing."""
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
+        what = f"recorder {library!r} needs the package {library!r}, which is not installed"
+        raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
 
 
 def _look_up(content: Any, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Registers the recorders that come with the kernel."""
+"""Registers the built-in recorders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_recorders(register: Callable[[PluginSpec], None]) -> None:
-    """Both are imported only when a configuration names them."""
+    """The built-in recorders; each is imported only when a configuration names it."""
     for name, summary, module in RECORDERS:
         register(PluginSpec(name=name, summary=summary, factory=f"{module}:build"))
 

@@ -1,4 +1,4 @@
-"""Brings the lines and checkpoints of a run to its recorders; whatever one raises never stops training."""
+"""Passes the lines and checkpoints of a run to its recorders; an exception in one never stops training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONAL = frozenset({"state", "restore", "checkpoint"})
 
 
 def recorder_names(config: Config) -> dict[str, str]:
-    """The recorders of a configuration, each with the key that asks for it; `wandb_project` asks for `wandb`."""
+    """The recorders of a configuration, each with the key that selects it; `wandb_project` selects `wandb`."""
     names = dict.fromkeys(config.logging.recorders, "logging.recorders")
     return ({"wandb": "logging.wandb_project"} if config.value("logging.wandb_project", "") else {}) | names
 
@@ -37,49 +37,49 @@ def watch_run(context: PluginContext) -> Recorders | None:
 class Recorders:
     """Every recorder by its name, called in order.
 
-    A recorder whose `start` failed is not called again but for `state` and `finish`. `state`, `restore` and
-    `checkpoint` may be missing in a recorder.
+    After a failed `start` only `state` and `finish` of a recorder are called. A recorder may lack `state`, `restore`
+    and `checkpoint`.
     """
 
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
         self._recorders = dict(recorders)
         self._started: set[str] = set()
-        self._guard = FaultGuard("Recorder", "Training goes on; its records have gaps.")
+        self._guard = FaultGuard("Recorder", "Training continues; its records have gaps.")
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Give each recorder what its `state` returned; one that is new in this run starts afresh."""
+        """Pass each recorder what its `state` returned; one that is new in this run starts afresh."""
         for name, saved in state.get(STATE, {}).items():
             if name in self._recorders:
                 self._call(name, "restore", saved)
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """`start` with the content of `run.json`."""
+        """Call `start` with the content of `run.json`."""
         self._started = {name for name in self._recorders if self._call(name, "start", run.manifest, run.folder)}
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        """A line of `metrics.jsonl`."""
+        """Pass on a line of `metrics.jsonl`."""
         for name in self._started_in_order():
             self._call(name, "step", metrics)
 
     @hookimpl
     def retrain_checkpoint_saved(self, folder: Path, name: str) -> None:
-        """A checkpoint that is complete on disk."""
+        """Pass on a checkpoint that is complete on disk."""
         for recorder in self._started_in_order():
             self._call(recorder, "checkpoint", folder, name)
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        """What each recorder needs to continue, by its name; without those that need nothing."""
+        """What each recorder needs to continue, by its name, without those that need nothing."""
         methods = {name: getattr(recorder, "state", dict) for name, recorder in self._recorders.items()}
         states = {name: self._guard.state(name, method) for name, method in methods.items()}
         return {STATE: {name: state for name, state in states.items() if state}}
 
     @hookimpl
     def retrain_run_end(self, error: BaseException | None) -> None:
-        """`finish`, however the run ended."""
+        """Call `finish`, however the run ended."""
         for name in self._recorders:
             self._call(name, "finish", error)
 
@@ -87,7 +87,7 @@ class Recorders:
         return [name for name in self._recorders if name in self._started]
 
     def _call(self, name: str, method: str, *arguments: Any) -> bool:
-        """Whether the call succeeded, or was not needed."""
+        """Whether the call succeeded, or the recorder lacks an optional method."""
         recorder = self._recorders[name]
         if method in OPTIONAL and not hasattr(recorder, method):
             return True

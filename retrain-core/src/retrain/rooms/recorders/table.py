@@ -11,7 +11,7 @@ class WandbKeys(Table):
 
     wandb_project: str = key(
         "",
-        "wandb project; a name turns the recorder wandb on.",
+        "wandb project; setting it enables the recorder wandb.",
         selects=(Kind.RECORDER, "wandb"),
         free_on_resume=True,
     )

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.rooms.recorders.installed import require
-from retrain.rooms.recorders.names import named_metrics
+from retrain.rooms.recorders.names import named_metrics, require
 
 NEXT_STEP = "tensorboard_next_step"
 FIRST_STEP = -1
@@ -25,8 +24,8 @@ def build(context: PluginContext) -> TensorboardRecorder:
 class TensorboardRecorder:
     """An event file per session, one record per step, on disk when `step` returns.
 
-    The evaluation before training has step -1. A session that finds earlier ones in its folder tells TensorBoard from
-    which step on they are outdated. Written in TensorBoard's own record format, without TensorFlow or PyTorch.
+    The evaluation before training has step -1. A session that finds files of earlier sessions tells TensorBoard from
+    which step on they are outdated. Uses TensorBoard's own record format, without TensorFlow or PyTorch.
     """
 
     def __init__(self) -> None:
@@ -34,15 +33,15 @@ class TensorboardRecorder:
         self._next_step = FIRST_STEP
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on at the step that the checkpoint expects next."""
+        """Continue at the step that follows the checkpoint."""
         self._next_step = int(state[NEXT_STEP])
 
     def state(self) -> dict[str, int]:
-        """The step that comes next."""
+        """The next step."""
         return {NEXT_STEP: self._next_step}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open a new event file; TensorBoard reads those of a folder in the order of their names."""
+        """Open a new event file; TensorBoard reads the files of a folder in order of their names."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 

@@ -1,4 +1,4 @@
-"""Recorder `wandb`: metrics, configuration and, if asked, adapters of a run in Weights & Biases."""
+"""Recorder `wandb`: metrics, configuration and, if requested, adapters of a run in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.rooms.recorders.installed import require
-from retrain.rooms.recorders.names import named_config, named_metrics
+from retrain.rooms.recorders.names import named_config, named_metrics, require
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 RUN_ID = "wandb_run_id"
-FINISH_TIMEOUT_S = 300.0  # a server that is gone must not keep a finished run waiting for ever
+FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
 PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
-# wandb would collect the command line, the git remote and the console on its own, with the secrets in them.
+# By default wandb collects the command line, the git remote and the console, including any secrets in them.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
 def build(context: PluginContext) -> WandbRecorder:
     """The recorder; ConfigError when wandb is not installed. wandb itself is imported at `start`."""
     config = context.config
-    asked_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
-    require("wandb", where=config.place(asked_by))
+    selected_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
+    require("wandb", where=config.place(selected_by))
     return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
 
 
@@ -34,8 +33,8 @@ class WandbRecorder:
     """One wandb run. Everything it sends comes from `run.json` and `metrics.jsonl`, where secrets are hidden.
 
     wandb's step is the batch index. It has no step -1: the evaluation before training shares the row of step 0, where
-    an evaluation after step 0 takes its place, and is kept in the summary as `eval_before/...` in any case. After a
-    resume, wandb leaves out the steps that it already has.
+    an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. After a resume,
+    wandb skips the steps that it already has.
     """
 
     def __init__(self, *, artifacts: bool) -> None:
@@ -44,15 +43,15 @@ class WandbRecorder:
         self._run_id = ""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the run with that id."""
+        """Continue the run with the saved id."""
         self._run_id = str(state.get(RUN_ID) or "")
 
     def state(self) -> dict[str, str]:
-        """The run's id; empty when no run was ever opened."""
+        """The run's id; empty if no run was opened."""
         return {RUN_ID: self._run_id} if self._run_id else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        """Open the run, offline when the server cannot be had."""
+        """Open the run, offline if the server cannot be reached."""
         arguments = run_arguments(manifest, folder)
         if self._run_id:
             arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
@@ -78,14 +77,14 @@ class WandbRecorder:
         self._run.log_artifact(artifact, aliases=["latest", name])
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Send what is left, for five minutes at most (`WANDB_FINISH_TIMEOUT`); a run with an error ends as failed."""
+        """Send the rest, within five minutes (`WANDB_FINISH_TIMEOUT`); a run with an error is marked as failed."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(exit_code=0 if error is None else 1)
 
 
 def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What `wandb.init` is called with for a new run."""
+    """The arguments of `wandb.init` for a new run."""
     logging_table = manifest["config"]["logging"]
     tags = [tag.strip() for tag in logging_table["wandb_tags"].split(",")]
     return {
@@ -113,11 +112,11 @@ def _open(arguments: Mapping[str, Any]) -> Any:
             LOG.info("wandb run %s is kept in %s", run.id, Path(run.dir).parent)
         return run
     try:
-        if not wandb.login(prompt=False, verify=False):  # its prompt would wait unseen behind the live panel
+        if not wandb.login(prompt=False, verify=False):  # the live panel would hide its prompt
             raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
         run = wandb.init(**arguments, settings=wandb.Settings(**settings))
         LOG.info("wandb run %s: %s", run.id, run.url)
-    except Exception as error:  # no key, no network, no such entity: what the run gives can still be kept
+    except Exception as error:  # no key, no network, no such entity: the run can still be recorded locally
         run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
         reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:300])
         place = Path(run.dir).parent

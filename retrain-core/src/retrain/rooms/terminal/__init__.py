@@ -1,1 +1,1 @@
-"""What a run shows: its lines, and the panel below them on a terminal."""
+"""The console output of a run: its lines, and the panel below them on a terminal."""

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: plain lines when piped, with a live panel below them on a terminal."""
+"""Console output during a run: plain lines when piped, plus a live panel below them on a terminal."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOGGER = "retrain"
 
 
 class PlainLines(logging.StreamHandler[TextIO]):
-    """Lines to stdout; a run goes on when nothing reads them any more."""
+    """Writes lines to stdout; the run continues when nothing reads them any more."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that the reader is gone or the disk is full, and be mute from then on."""
+        """Report once that the reader is gone or the disk is full, and write nothing from then on."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -37,7 +37,7 @@ class PlainLines(logging.StreamHandler[TextIO]):
 def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
     """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
 
-    Quiet: warnings and the last lines alone.
+    `is_quiet`: only warnings and the last lines.
     """
     logger = logging.getLogger(LOGGER)
     if is_quiet or not sys.stdout.isatty():
@@ -45,7 +45,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
         with _handler(logger, PlainLines(sys.stdout), level):
             yield
         return
-    from retrain.rooms.terminal.panel import LiveDisplay  # rich is needed on a terminal alone
+    from retrain.rooms.terminal.panel import LiveDisplay  # only a terminal needs rich
 
     display = LiveDisplay()
     plugins.add(display, Owner(distribution="retrain-core", source="retrain.rooms.terminal.panel"))

@@ -1,4 +1,4 @@
-"""The console lines of a run: their text, and the watcher that logs them."""
+"""The console lines of a run, and the watcher that logs them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class RunLines:
 
     @hookimpl
     def retrain_checkpoint_saved(self, folder: Path) -> None:
-        """Where the last one is, is told at the end."""
+        """Remember the last one; `retrain_run_end` shows it."""
         self._last_adapter = folder
 
     @hookimpl
     def retrain_run_end(self, run: RunView, error: BaseException | None) -> None:
-        """How a run that reached its last step ended."""
+        """The last lines of a run that reached its last step."""
         if error is None:
             complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
             LOG.log(OUTCOME_LEVEL, "%s", complete)
@@ -69,7 +69,7 @@ class RunLines:
 
 
 def group_lines(groups: Sequence[Group]) -> list[str]:
-    """A line per group, and the reason below it when the group is not trained."""
+    """A line per group, and below it the reason if the group is not trained."""
     rows = []
     for group in groups:
         status = group_status(group)
@@ -86,7 +86,7 @@ def group_lines(groups: Sequence[Group]) -> list[str]:
 def step_line(metrics: Mapping[str, Any]) -> str:
     """`Step 0 [maxrl+gtpo_sepa] | loss=... | reward=... | correct=... | ...`"""
     step = metrics["step"]
-    if "correct_rate" not in metrics:  # nothing could be sampled
+    if "correct_rate" not in metrics:  # sampling failed
         return f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
     if "rejected" in metrics:
         head = f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
@@ -128,5 +128,5 @@ def evaluation(metrics: Mapping[str, Any]) -> str:
 
 
 def training_complete(condition: str, steps: int, running_rate: float) -> str:
-    """The last line but two."""
+    """The first of the last three lines."""
     return f"Training complete. {condition}, {steps} steps, running correct rate: {100 * running_rate:.1f}%"

@@ -20,11 +20,11 @@ from retrain.kernel.hooks import hookimpl
 from retrain.rooms.text.terminal_text import sparkline
 
 PHASES = ("sampling", "scoring", "training", "eval")
-RECENT_STEPS = 20  # the time left goes by the median of these
+RECENT_STEPS = 20  # the time left is estimated from their median
 
 
 class LiveDisplay:
-    """A plugin like any other: it follows the run through life-cycle hooks and redraws four times a second."""
+    """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -47,7 +47,7 @@ class LiveDisplay:
         self._live.stop()
 
     def handler(self) -> logging.Handler:
-        """A log handler that prints above the panel, without reading markup in what it prints."""
+        """A log handler that prints above the panel and ignores markup in the text."""
         return _AboveThePanel(self.console)
 
     @hookimpl
@@ -67,12 +67,12 @@ class LiveDisplay:
 
     @hookimpl
     def retrain_batch_ready(self, batch: BatchView) -> None:
-        """Show how much is being trained."""
+        """Show how many rows and tokens are being trained."""
         self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions} action tokens"
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        """Take the step's numbers into the picture."""
+        """Add the step's numbers to the panel."""
         if "correct_rate" in metrics:
             self._rates.append(metrics["correct_rate"])
             self._times_s.append(metrics["step_time_s"])
@@ -80,7 +80,7 @@ class LiveDisplay:
             self._evals.append((metrics["step"], metrics["eval_correct_rate"]))
 
     def picture(self) -> RenderableType:
-        """The panel as it is now."""
+        """The current panel."""
         if self._run is None:
             return self._spinner
         total = self._run.config.training.max_steps
@@ -123,5 +123,5 @@ class _AboveThePanel(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line as it is."""
+        """Print one line verbatim."""
         self.console.print(Text(self.format(record)), highlight=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[None]:
-    """Lines to stdout, and the panel where that is a terminal."""
+    """Lines to stdout, and the panel if that is a terminal."""
     from retrain.rooms.terminal.console import run_console  # only a run needs it
 
     return run_console(plugins, is_quiet=is_quiet)
@@ -22,7 +22,7 @@ def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[
 
 @hookimpl
 def retrain_watch_run() -> object:
-    """The lines of a run."""
+    """The watcher that logs the lines of a run."""
     from retrain.rooms.terminal.lines import RunLines  # only a run needs it
 
     return RunLines()

@@ -1,4 +1,4 @@
-"""Watches every run: its heartbeat, and the deadlines of its phases."""
+"""Registers `[deadlines]`, and a watchdog for every run: its heartbeat and the deadlines of its phases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
     """The table of deadlines."""
-    summary = "How long each phase may take; 0 = as long as it likes."
+    summary = "How long each phase may take; 0 = no limit."
     traits = TableTraits(flag_prefix="deadline_")
     factory = "retrain.rooms.watchdog.table:DeadlinesTable"
     register(PluginSpec(name="deadlines", summary=summary, factory=factory, traits=traits))

@@ -6,7 +6,7 @@ from retrain.kernel.config.keys import Table, key
 
 
 class DeadlinesTable(Table):
-    """How long each phase may take; 0 = as long as it likes."""
+    """How long each phase may take; 0 = no limit."""
 
     sampling_s: float = key(0.0, "Seconds that sampling a step may take.", ge=0.0, free_on_resume=True)
     scoring_s: float = key(0.0, "Seconds that scoring a step may take.", ge=0.0, free_on_resume=True)

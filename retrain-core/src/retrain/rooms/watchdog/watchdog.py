@@ -1,4 +1,4 @@
-"""Heartbeats, and deadlines of phases: a run that hangs says where, saves what it can, and ends."""
+"""Heartbeats, and deadlines of phases: a run that hangs reports where, saves what it can, and ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 HEARTBEAT, STACKS = "heartbeat.json", "stacks.txt"
-POLL_S = 0.25  # how late an expiry may be noticed
+POLL_S = 0.25  # longest delay in noticing an expired deadline
 KEY_OF_PHASE = {
     "sampling": "sampling_s",
     "scoring": "scoring_s",
@@ -35,7 +35,7 @@ KEY_OF_PHASE = {
 
 
 def watch_run(context: PluginContext) -> Watchdog | None:
-    """A watchdog, unless `[deadlines]` leaves it nothing to do."""
+    """A watchdog, unless `[deadlines]` disables both heartbeat and deadlines."""
     deadlines = context.config.table("deadlines", DeadlinesTable)
     limits = (getattr(deadlines, key) for key in KEY_OF_PHASE.values())
     return Watchdog(deadlines, context.fail_run) if deadlines.heartbeat_s or any(limits) else None
@@ -46,8 +46,8 @@ class Watchdog:
 
     Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
     threads to `stacks.txt` and stderr and asks the main thread to stop: the run saves a checkpoint and ends with
-    DeadlineError. Where the main thread does not react within the grace period the process is left, with exit code 1
-    and the last checkpoint as it was. The run's own thread never waits for this one: it only replaces one tuple.
+    DeadlineError. If the main thread does not react within the grace period, the process exits with code 1 and the
+    last checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
     """
 
     def __init__(self, deadlines: DeadlinesTable, fail_run: Callable[[RetrainError], None]) -> None:
@@ -62,19 +62,19 @@ class Watchdog:
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._folder = run.folder
         self._current = (-1, "starting", time.monotonic())
         self._thread.start()
 
     @hookimpl
     def retrain_phase(self, step: int, phase: str) -> None:
-        """The clock of the phase starts."""
+        """Start the clock of the phase."""
         self._current = (step, phase, time.monotonic())
 
     @hookimpl
     def retrain_run_end(self) -> None:
-        """Nothing expires any more."""
+        """Stop watching: no deadline expires any more."""
         self._current = (self._current[0], "ended", time.monotonic())
         self._ended.set()
         if self._thread.is_alive():
@@ -98,13 +98,13 @@ class Watchdog:
         limit_s = getattr(self._deadlines, key) if key else 0.0
         if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
             return
-        self._has_expired = True  # what follows is stopping, which has its own limit
+        self._has_expired = True  # from here on the run is stopping, which has its own time limit
         stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {key} = {limit_s:g}")
         problem = Problem(
             where=f"step {step}, {phase}",
             what=f"the phase took longer than [deadlines] {key} = {limit_s:g} seconds",
-            why=f"what every thread was doing then is in {stacks}",
-            fix=f"mend what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
+            why=f"{stacks} shows what every thread was doing then",
+            fix=f"repair what hangs or raise [deadlines] {key}, and continue with `retrain --resume {self._folder}`",
         )
         self._fail_run(DeadlineError(problem))
 
@@ -117,7 +117,7 @@ class Watchdog:
                 faulthandler.dump_traceback(file=stream, all_threads=True)
             text = path.read_text(encoding="utf-8", errors="replace")
             print(f"retrain: {text}", file=sys.stderr, flush=True)
-        except (OSError, ValueError) as error:  # a full disk or a closed stream must not save the hanging run
+        except (OSError, ValueError) as error:  # a full disk or closed stream must not keep the hanging run alive
             LOG.warning("The stacks could not be written: %s", error)
         return path
 
@@ -132,7 +132,7 @@ class Watchdog:
         }
         path = self._folder / HEARTBEAT
         temporary = path.with_name(f".{HEARTBEAT}.tmp")
-        try:  # replaced whole but not synced: after a power failure nobody asks for the last beat
+        try:  # replaced atomically but not synced: after a power failure the last heartbeat is of no use
             temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
             temporary.replace(path)
         except OSError as error:

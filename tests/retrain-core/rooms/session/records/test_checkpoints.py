@@ -1,4 +1,4 @@
-"""Checkpoints are whole or invisible, are believed only by checksum, and make room for each other in order."""
+"""Checkpoints are complete or invisible, are trusted only by checksum, and are pruned in order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_checkpoint_comes_back_as_it_was_saved(save: Save) -> None:
 
 @settings(max_examples=60)
 @given(which=st.integers(0, 3), at=st.floats(0, 1), change=st.sampled_from(["flip", "cut", "grow", "remove"]))
-def test_whatever_is_done_to_a_file_is_noticed(
+def test_any_change_to_a_file_is_detected(
     which: int, at: float, change: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("damaged")
@@ -97,7 +97,7 @@ def test_checksums_that_leave_the_state_out_do_not_vouch_for_it(save: Save) -> N
         read_checkpoint(path)
 
 
-def test_the_newest_valid_one_is_found_and_what_is_wrong_with_newer_ones_is_told(save: Save, tmp_path: Path) -> None:
+def test_the_newest_valid_one_is_found_and_faults_of_newer_ones_are_reported(save: Save, tmp_path: Path) -> None:
     for step in (2, 10, 9):
         save(step)
     save(11, name="final")
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_made_is_a_checkpoint_error(tmp_path: Path) -> N
         save_checkpoint(tmp_path / "file" / "adapter", "final", fill, state(1))
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_disk_space_is_reported_before_anything_is_written(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(1)

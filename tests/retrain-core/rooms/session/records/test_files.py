@@ -1,4 +1,4 @@
-"""Writes are whole or absent, and numbers that JSON does not have are refused before anything is written."""
+"""Writes are atomic, and numbers that JSON cannot represent are refused before anything is written."""
 
 from __future__ import annotations
 

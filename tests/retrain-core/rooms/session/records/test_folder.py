@@ -112,7 +112,7 @@ def test_a_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"status": "running", "pid": 1}', '{"status": "done"}', "[]", "not json", ""])
-def test_a_folder_that_nobody_holds_is_free(text: str, tmp_path: Path) -> None:
+def test_a_folder_that_no_process_holds_is_free(text: str, tmp_path: Path) -> None:
     manifest(tmp_path / "run", text)
     check_run_folder(str(tmp_path / "run"), "", place=PLACE)
 

@@ -1,4 +1,4 @@
-"""One process at a time holds a run folder, and whoever only looks does not get in the way."""
+"""One process at a time holds a run folder, and a process that only looks does not block it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_lock_goes_with_a_killed_process(holder: subprocess.Popen[str], tmp_
     RunLock(tmp_path).release()
 
 
-def test_someone_who_looks_all_the_time_does_not_keep_a_run_out(tmp_path: Path) -> None:
+def test_a_process_that_polls_the_lock_does_not_keep_a_run_out(tmp_path: Path) -> None:
     RunLock(tmp_path).release()
     is_over = threading.Event()
 

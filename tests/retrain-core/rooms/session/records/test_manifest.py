@@ -26,7 +26,7 @@ PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_siz
 
 
 def reloaded(config: Config, seed: int, tables: Mapping[str, TableEntry], folder: Path) -> Config:
-    """The configuration that `config.toml` gives."""
+    """The configuration in `config.toml`."""
     write_text(folder / "config.toml", config_toml(config, seed=seed))
     again, problems = load_config(folder / "config.toml", tables=tables)
     assert [str(problem) for problem in problems] == []

@@ -1,4 +1,4 @@
-"""Reading records back: from the end as from the start, with damage named and a cut last line left out."""
+"""Reading records: from the end as from the start, with damage named and a truncated last line skipped."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ def test_whole_files_are_refused_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, [1]])
-def test_what_is_no_finite_number_is_none(value: object) -> None:
+def test_anything_but_a_finite_number_is_none(value: object) -> None:
     assert number(value) is None
     assert number(0) == 0

@@ -1,4 +1,4 @@
-"""Records go back to where a checkpoint saw them, and are never believed when something else has cut them."""
+"""Records are rewound to a checkpoint, and are never trusted when something else truncated them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(run: Path, content: bytes) -> None:
 
 
 @given(before=st.binary(max_size=200), after=st.binary(max_size=200))
-def test_what_came_after_the_checkpoint_is_cut_and_nothing_else(
+def test_only_records_after_the_checkpoint_are_truncated(
     before: bytes, after: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run = tmp_path_factory.mktemp("run")
@@ -67,7 +67,7 @@ def test_a_file_that_the_checkpoint_does_not_know_is_emptied(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", [None, "", "not json", "\x00", "[]", "null", "{}", '{"seed": null, "started": ""}'])
-def test_a_folder_that_is_no_run_is_a_resume_error(text: str | None, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_a_resume_error(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match="cannot be read") as caught:

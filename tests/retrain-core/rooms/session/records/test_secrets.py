@@ -1,4 +1,4 @@
-"""Secrets, planted everywhere a user may put one, come out nowhere; ordinary words stay."""
+"""Secrets, planted everywhere a user may put one, appear nowhere; ordinary words stay."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_command_lines_lose_their_secrets(arguments: list[str]) -> None:
     assert shown.endswith("--max-tokens 1024")
 
 
-def test_run_json_and_config_toml_hold_no_planted_secret(
+def test_run_json_and_config_toml_contain_no_planted_secret(
     load: Callable[..., tuple[Config, list[Problem]]], plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", f"hf-{SECRET}")

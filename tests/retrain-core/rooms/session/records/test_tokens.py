@@ -1,4 +1,4 @@
-"""Token records come back as they went in, and damaged files are told, not guessed at."""
+"""Token records are read back as they were written, and damaged files are reported, not guessed at."""
 
 from __future__ import annotations
 
