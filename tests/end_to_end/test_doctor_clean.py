@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from tests.shared import mostly_slow
+
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
 
@@ -22,14 +24,14 @@ def test_the_doctor_finds_nothing_missing_where_all_is_installed(installation, w
     assert (whole.returncode, fatal(json.loads(whole.stdout))) == (0, {})
 
 
-@pytest.mark.parametrize(
-    ("distribution", "part"),
-    [
-        ("retrain-local", "backend local"),
-        ("retrain-rewards", "data source arithmetic"),
-        ("retrain-sepa", "transform gtpo_sepa"),
-    ],
-)
+MISSING = [
+    ("retrain-local", "backend local"),
+    ("retrain-rewards", "data source arithmetic"),
+    ("retrain-sepa", "transform gtpo_sepa"),
+]
+
+
+@pytest.mark.parametrize(("distribution", "part"), mostly_slow(MISSING, MISSING[-1]))
 def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work, toml, distribution, part):
     toml(SMALL)
     installation.uninstall(distribution)

@@ -268,6 +268,7 @@ def test_a_recorder_that_raises_is_told_once_and_the_run_is_the_same(work: Path)
     check_same(run, work / "never")
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_is_refused_by_name_unless_insisted_on(half: Path, work: Path) -> None:
     before = contents(half)
     changed = ("--resume", str(half), "--lr", "1e-3", "--batch-size", "5", "--max-steps", "5")

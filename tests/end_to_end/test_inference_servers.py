@@ -74,6 +74,7 @@ def test_the_importance_weight_is_that_of_the_engine(folder: Path) -> None:
         assert 0 < line["engine_gap_mean"] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_run_recovers_from_all_passing_faults_and_trains_on_none(folder: Path) -> None:
     with tiny_serving(TINY, "--fault", "mixed", "--every", "5") as url:
         done = retrain(*through(url, "--max-steps", "4"), cwd=folder)

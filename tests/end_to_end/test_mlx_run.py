@@ -13,6 +13,8 @@ from tests import engine_record
 from tests.end_to_end.running import records, retrain
 from tests.mlx_server import mlx_serving
 
+pytestmark = pytest.mark.slow  # starting the server takes as long as ten other tests
+
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
 BFLOAT16 = 0.05  # and on average with the server in bfloat16
@@ -28,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
     folder: Path, exact_model: Path, mlx_url: str
 ) -> None:
@@ -52,7 +53,6 @@ def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
             assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.slow
 def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_path: Path) -> None:
     with mlx_serving(TINY, tmp_path) as url:
         done = retrain("--inference-engine", "mlx", "--inference-url", url, *FEW, "--max-steps", "1", cwd=folder)

@@ -33,7 +33,7 @@ from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.mlx_server import start
 
-pytestmark = pytest.mark.slow  # test_mlx_run.py has a run through the server at every change
+pytestmark = pytest.mark.slow  # starting the server takes as long as ten other tests
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32

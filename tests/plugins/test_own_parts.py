@@ -11,6 +11,7 @@ import pytest
 
 from retrain.rooms.cli.main import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
+from tests.shared import mostly_slow
 
 README = Path(__file__).parents[2] / "README.md"
 QUICK = (*SMALL, "--save-every", "0")
@@ -32,35 +33,38 @@ def test_the_readme_transform_runs_as_written(tmp_path: Path) -> None:
     assert condition(tmp_path) == "maxrl+entropy_shift"
 
 
-def test_one_file_plugins_of_the_whole_ladder(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from retrain.advantages import TransformOutput\n"
-        "def centred(rewards):\n    return [r - sum(rewards) / len(rewards) for r in rewards]\n"
-        "def scaled(rewards, params):\n    return [params['scale'] * a for a in centred(rewards)]\n"
-        "def seen(ctx):\n    return ctx.rewards_G - ctx.rewards_G.mean()\n"
-        "def first_token_only(ctx):\n"
-        "    advs = [[a if t == 0 else 0.0 for t in range(len(lp))]"
-        " for a, lp in zip(ctx.advantages_G, ctx.logprobs_G)]\n"
-        "    return TransformOutput(token_advs=advs, metrics={'mine': 1.0})\n"
-        "def squared(ctx):\n    return [lp * lp for lp in ctx.logprobs_T]\n"
-    )
-    flags = (
-        ("--advantage-mode", "mine.centred", "--transform-mode", "none"),
-        ("--advantage-mode", "mine.scaled", "--advantage-param", "scale=2.0"),
-        (
-            "--advantage-mode",
-            "mine.seen",
-            "--transform-mode",
-            "mine.first_token_only",
-            "--uncertainty-kind",
-            "mine.squared",
-        ),
-        ("--algorithm-mode", "mine.first_token_only"),
-    )
-    for number, chosen in enumerate(flags):
-        tiny(*QUICK, *chosen, "--max-steps", "1", "--log-dir", f"logs/{number}", cwd=tmp_path)
-    assert records(tmp_path / "logs/2/metrics.jsonl")[-1]["mine"] == 1.0
-    assert records(tmp_path / "logs/3/metrics.jsonl")[-1]["condition"] == "mine.first_token_only"
+MINE = (
+    "from retrain.advantages import TransformOutput\n"
+    "def centred(rewards):\n    return [r - sum(rewards) / len(rewards) for r in rewards]\n"
+    "def scaled(rewards, params):\n    return [params['scale'] * a for a in centred(rewards)]\n"
+    "def seen(ctx):\n    return ctx.rewards_G - ctx.rewards_G.mean()\n"
+    "def first_token_only(ctx):\n"
+    "    advs = [[a if t == 0 else 0.0 for t in range(len(lp))]"
+    " for a, lp in zip(ctx.advantages_G, ctx.logprobs_G)]\n"
+    "    return TransformOutput(token_advs=advs, metrics={'mine': 1.0})\n"
+    "def squared(ctx):\n    return [lp * lp for lp in ctx.logprobs_T]\n"
+)
+VIEW = (
+    *("--advantage-mode", "mine.seen", "--transform-mode", "mine.first_token_only"),
+    *("--uncertainty-kind", "mine.squared"),
+)
+LADDER = {
+    "function": ("--advantage-mode", "mine.centred", "--transform-mode", "none"),
+    "parameters": ("--advantage-mode", "mine.scaled", "--advantage-param", "scale=2.0"),
+    "view": VIEW,
+    "algorithm": ("--algorithm-mode", "mine.first_token_only"),
+}
+
+
+@pytest.mark.parametrize("rung", mostly_slow(LADDER, "view"))
+def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    tiny(*QUICK, *LADDER[rung], "--max-steps", "1", cwd=tmp_path)
+    line = records(tmp_path / "logs/tiny/metrics.jsonl")[-1]
+    if rung == "view":
+        assert line["mine"] == 1.0
+    if rung == "algorithm":
+        assert line["condition"] == "mine.first_token_only"
 
 
 def test_search_paths_come_before_the_plain_path(tmp_path: Path) -> None:

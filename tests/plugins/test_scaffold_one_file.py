@@ -94,6 +94,7 @@ def test_an_algorithm_and_an_environment_are_selected_from_toml(lab: Path) -> No
     assert line["condition"] == "my_algorithm"
 
 
+@pytest.mark.slow
 def test_a_planning_detector_is_selected_from_toml(lab: Path) -> None:
     line = trained(
         lab,
@@ -103,6 +104,7 @@ def test_a_planning_detector_is_selected_from_toml(lab: Path) -> None:
     assert line["condition"] == "maxrl+gtpo_hicra"
 
 
+@pytest.mark.slow
 def test_a_backend_is_selected_from_toml(lab: Path) -> None:
     toml = '[model]\nmodel = "builtin:tiny"\n[backend]\nbackend = "my_backend.PLUGIN"\noptions = { step_size = 0.1 }\n'
     line = trained(lab, toml + '[data]\nsource = "arithmetic"\n')

@@ -77,6 +77,7 @@ def direct(reference: str, answer: str) -> bool:
     return bool(verify(parse(boxed(reference)), parse(boxed(answer))))
 
 
+@pytest.mark.slow
 def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
     made = pairs()
     assert len(made) == 500
