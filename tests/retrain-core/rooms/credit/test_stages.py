@@ -14,6 +14,7 @@ from retrain.advantages import compute_composable_advantages
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.pipeline import CreditGroup, assign_credit
@@ -118,7 +119,7 @@ def test_a_stage_that_nobody_provides_is_a_missing_plugin(
     assert place in problem.where
     assert problem.what == f"{user} needs stage {stage!r}, and there is no transform named {transform!r}"
     assert "amplified (retrain-strange 1.0)" in problem.why
-    assert problem.fix == f"pip install retrain-sepa  (it provides {transform!r})"
+    assert problem.fix == f"{install_line('retrain-sepa')}  (it provides {transform!r})"
 
 
 def test_every_missing_stage_is_told_with_everything_else(strangers: Callable[..., Plugins], flow: BuildFlow) -> None:
