@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from retrain.kernel.types import Example, Outcome
 from retrain.rooms.tasks.scoring.service import ScoringService
 
