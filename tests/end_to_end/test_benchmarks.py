@@ -45,7 +45,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
     assert len({line.count("|") for line in table}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(PEER not in os.environ, reason=f"{PEER} names no interpreter with TRL")
 @pytest.mark.parametrize("name", ["step", "startup"])
