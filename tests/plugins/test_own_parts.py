@@ -107,6 +107,7 @@ def test_built_in_algorithms_equal_their_pairs(
     assert whole["flow"]["condition_label"] == algorithm
 
 
+@pytest.mark.slow
 def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Path) -> None:
     tiny(*QUICK, "--sepa-delay-steps", "0", "--sepa-correct-rate-gate", "0.0", cwd=tmp_path)
     shown = retrain("credit", "logs/tiny", "--json", cwd=tmp_path)

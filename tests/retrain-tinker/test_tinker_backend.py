@@ -138,6 +138,7 @@ def test_a_truncated_importance_weight_is_applied_here(backend: Make, toy: Toy) 
     assert report.ratio_max == pytest.approx(3.0, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_training_makes_what_it_rewards_more_likely(backend: Make, toy: Toy) -> None:
     made = backend(training__lr=0.3)
     request = SampleRequest(prompt_T=PROMPT, seeds_G=tuple(range(16)))
