@@ -20,7 +20,7 @@ def held_out(folder: Path) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> None:
     tiny("--seed", str(seed), cwd=tmp_path)
     before, after = held_out(tmp_path)
@@ -28,7 +28,7 @@ def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> N
     assert after >= 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("advantage", "transform"), CONDITIONS)
 def test_every_other_condition_learns_too(advantage: str, transform: str, tmp_path: Path) -> None:
     tiny("--seed", "1", "--advantage-mode", advantage, "--transform-mode", transform, cwd=tmp_path)

@@ -140,6 +140,7 @@ def test_same_seed_same_run_and_another_seed_differs(run: tuple[Path, str], tmp_
     assert (same / weights).read_bytes() != (other / weights).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run[0], tmp_path / "copy"))
     before = (folder / "logs/tiny/metrics.jsonl").read_bytes()
@@ -148,6 +149,7 @@ def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str], 
     assert (folder / "logs/tiny/metrics.jsonl").read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: Path) -> None:
     (tmp_path / "hopeless.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Say word {i}.", "answer": "xylophone"}) + "\n" for i in range(6))

@@ -35,6 +35,7 @@ def number_of(template: str, cwd: Path) -> str:
 # ---------------------------------------------------------------- nothing to train
 
 
+@pytest.mark.slow
 def test_without_a_configuration_one_is_offered_and_written_and_trains(tmp_path: Path) -> None:
     exchange = [
         ("Create one now? [Y/n]", "\n"),
@@ -189,6 +190,7 @@ def test_a_quiet_run_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
     assert "Step 0" not in printed
 
 
+@pytest.mark.slow
 def test_a_quiet_campaign_says_how_it_ended_and_nothing_else(tmp_path: Path) -> None:
     assert retrain("init", "-t", "campaign-tiny", cwd=tmp_path).code == 0
     few = 'seeds = [1]\nconditions = [{advantage_mode = "grpo", transform_mode = "none"}]'
@@ -336,6 +338,7 @@ def test_an_old_encoding_costs_letters_and_no_command(words: str, trained: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_in_an_old_encoding_trains(trained: Path) -> None:
     old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = shell(f"retrain {' '.join(SHORT)} --log-dir logs/old", trained, **old)

@@ -57,6 +57,7 @@ LADDER = {
 
 
 @pytest.mark.parametrize("rung", mostly_slow(LADDER, "view"))
+@pytest.mark.slow
 def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     tiny(*QUICK, *LADDER[rung], "--max-steps", "1", cwd=tmp_path)

@@ -85,6 +85,7 @@ def test_the_parts_of_a_run_are_selected_from_toml(lab: Path) -> None:
     assert rows["0", "loss"] == line["loss"]
 
 
+@pytest.mark.slow
 def test_an_algorithm_and_an_environment_are_selected_from_toml(lab: Path) -> None:
     line = trained(
         lab,

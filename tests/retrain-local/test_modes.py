@@ -123,6 +123,7 @@ def test_ratio_and_gradient_are_the_plain_ones_in_fp32(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
 def test_ratio_and_gradient_are_the_plain_ones_in_bf16(
     make_backend: MakeBackend,
     requests: Sequence[SampleRequest],

@@ -98,6 +98,7 @@ def test_match_and_math_on_the_sources(
 
 @pytest.mark.usefixtures("one_entries_process")
 @pytest.mark.parametrize("name", ["chain_sum", "intermediate_integration", "graph_color"])
+@pytest.mark.slow
 def test_reasoning_gym_with_its_own_verifiers(load: Load, name: str) -> None:
     loaded = load("reasoning_gym", options={"name": name, "size": 24})
     report = audited(loaded.reward, loaded.examples)

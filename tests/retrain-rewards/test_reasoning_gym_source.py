@@ -55,6 +55,7 @@ def test_seed_and_size(load: Load) -> None:
     assert not {e.id for e in first.examples} & {e.id for e in other.examples}
 
 
+@pytest.mark.slow
 def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
     kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
     monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own
@@ -245,6 +246,7 @@ def test_fractions_survive(load: Load) -> None:
     assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
 
 
+@pytest.mark.slow
 def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load: Load) -> None:
     loaded = load("reasoning_gym", options={"name": "intermediate_integration", "size": 60})
     assert not any("Integral" in e.reference for e in loaded.examples)

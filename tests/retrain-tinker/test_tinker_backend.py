@@ -216,6 +216,7 @@ def test_the_trainers_own_logprobs_of_any_row(backend: Make, toy: Toy) -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened(backend: Make, toy: Toy, tmp_path: Path) -> None:
     def two_steps(made: TinkerBackend, first: int) -> np.ndarray:
         for step in (first, first + 1):

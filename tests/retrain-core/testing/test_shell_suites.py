@@ -10,6 +10,8 @@ import pytest
 
 from retrain.testing import ConformanceError, conformance, launchers
 
+pytestmark = pytest.mark.slow
+
 Failures = Callable[..., dict[str, str]]
 SOUND = (
     ("launcher", "Strict"),

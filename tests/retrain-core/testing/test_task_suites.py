@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Failures = Callable[..., dict[str, str]]
 SOUND = (
     ("reward", "reward_parts.Sound"),

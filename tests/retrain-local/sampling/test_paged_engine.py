@@ -18,6 +18,8 @@ from retrain_local.sampling.decode import decode_step
 from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.graphs import bucket
 
+pytestmark = pytest.mark.slow
+
 MakeEngine = Callable[..., PytorchEngine]
 AllSame = Callable[..., None]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)

@@ -60,6 +60,7 @@ def test_a_small_pool_puts_rows_aside_and_loses_nothing(
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
+@pytest.mark.slow
 def test_rows_of_a_small_pool_were_really_put_aside(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
     engine = make_engine(pool_tokens=320)
     long = replace(PARAMS, max_tokens=200)

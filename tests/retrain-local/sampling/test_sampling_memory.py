@@ -15,6 +15,8 @@ from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.sampling import cache, engine
 from retrain_local.sampling.engine import PytorchEngine
 
+pytestmark = pytest.mark.slow
+
 MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
 

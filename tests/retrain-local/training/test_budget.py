@@ -20,6 +20,8 @@ from retrain_local.options import LocalOptions
 from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
 from retrain_local.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]
 SHAPE = Shape(

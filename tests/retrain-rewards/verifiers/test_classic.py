@@ -171,6 +171,7 @@ def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
     assert "rank raised ZeroDivisionError" in played.details[0]
 
 
+@pytest.mark.slow
 def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
     table = sit("trouble", timeout_s=0.5)
     played = table.play([table.data.examples[0]] * 4, [["hang"], ["a", "b"], ["stubborn"], ["a", "judge hangs"]])

@@ -75,6 +75,7 @@ def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
     assert [(result.hit_turn_limit, result.score.value) for result in results] == [(True, 0.0), (True, 0.0)]
 
 
+@pytest.mark.slow
 def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
     table = sit("taskset_tools")
     unknown = '<tool_call>{"name": "nope", "arguments": {}}</tool_call>'

@@ -40,7 +40,7 @@ def parent_of(pid: int) -> int:
     return int(status[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_is_the_same_as_processes_even_with_a_worker_killed(
     write: Callable[..., Path], start: Start, finish: Finish, cluster: str
 ) -> None:

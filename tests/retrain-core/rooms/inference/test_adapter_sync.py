@@ -267,6 +267,7 @@ def test_publishing_to_several_servers_is_all_or_an_error(make_engine, policy) -
         assert one.url not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, policy, params) -> None:
     with serving(ToyModel()) as server:
         engine = make_engine(server, retry_s=30.0)

@@ -86,6 +86,7 @@ def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, se
     assert "3 answers were unusable; none was trained on" in text
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_too_long_is_one_clear_error(make_engine, server) -> None:
     engine = make_engine(server, retry_s=1.0)
     server.die()
@@ -144,6 +145,7 @@ def test_a_storm_of_429_ends_in_all_samples(make_engine, server) -> None:
     assert known.room < 32  # it has learnt that the server does not take all at once
 
 
+@pytest.mark.slow
 def test_a_server_killed_and_started_again_in_the_middle_of_a_step(make_engine, policy) -> None:
     with serving(ToyModel()) as server:
         server.latency_s = 0.05

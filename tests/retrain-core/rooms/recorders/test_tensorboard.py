@@ -16,6 +16,8 @@ from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.recorders.names import named_metrics, require
 from retrain.rooms.recorders.tensorboard import TensorboardRecorder
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_number_of_every_line_is_a_scalar(
     recorded_run: Path, read_tensorboard: Callable[..., Any], metrics_lines: Callable[..., Any]

@@ -182,6 +182,7 @@ def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
     ],
     ids=["no-key", "no-server"],
 )
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_kept_offline(
     environ: dict[str, str], reason: str, tmp_path: Path, train: Train, read_wandb: Callable[..., Any]
 ) -> None:

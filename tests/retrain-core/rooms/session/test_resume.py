@@ -158,6 +158,7 @@ def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
     assert "resumed_at_step" in ending
 
 
+@pytest.mark.slow
 def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
     run(act={"hook": "scoring", "step": 0, "action": "SIGTERM"})
     for hook, step in (("eval", 1), ("sampling", 2), ("sampling", 3), ("eval", 3)):
@@ -230,6 +231,7 @@ def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(folder: st
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_outside_of_the_run_folder_are_found_and_never_mixed_up(run: Run, tmp_path: Path) -> None:
     elsewhere = ("--adapter-path", "weights")
     assert run(*elsewhere, act={"hook": "sampling", "step": 3, "action": "SIGTERM"}).code == 75

@@ -16,6 +16,8 @@ import pytest
 from tests.wandb_log import transactions
 
 pytest.importorskip("wandb")
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]
 SECRET = "planted-secret-4711"

@@ -258,7 +258,7 @@ def test_where_few_seeds_are_coarse_more_than_eighty_are_found() -> None:
     assert detection(1.5, others=0) >= 0.76
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_true_effect_is_found_among_others_without() -> None:
     assert 0.76 <= detection(1.0, others=3, studies=400) <= 0.84
 

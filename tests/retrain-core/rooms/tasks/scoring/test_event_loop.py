@@ -43,6 +43,7 @@ def test_whatever_goes_wrong_is_a_failed_score(service: Make, rewards: Any, exam
         assert batch.metrics()["timed_out_score_count"] == 2
 
 
+@pytest.mark.slow
 def test_waiting_for_a_place_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
     acts = service(rewards.AsyncActs(), timeout_s=1.0, retries=0, cache=False, max_failed_frac=0.5)
     with acts.batch() as batch:
@@ -62,6 +63,7 @@ def test_a_reward_that_cancels_everything_hangs_nothing(service: Make, rewards: 
         assert {score.outcome for score in batch.collect(within_budget=False)} == {Outcome.FAILED}
 
 
+@pytest.mark.slow
 def test_a_reward_that_does_not_await_is_found_out(service: Make, rewards: Any, example: Example) -> None:
     acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=0.5, retries=0, max_failed_frac=1.0)
     with acts.batch() as batch:

@@ -48,6 +48,7 @@ def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Ex
     assert grown_mb < 1500  # the texts of a step and their frames, nothing of what they make the reward do
 
 
+@pytest.mark.slow
 def test_details_say_what_happened(service: Make, rewards: Any, example: Example) -> None:
     hostile = service(rewards.Hostile(), timeout_s=1.0, retries=1, max_failed_frac=1.0)
     wanted = {

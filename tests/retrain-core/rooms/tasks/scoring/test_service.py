@@ -48,6 +48,7 @@ def test_the_order_of_completion_does_not_matter(delays: list[str], naps: Scorin
     assert [score.parts for score in scores] == [{"nap": 1.0, "length": len(delay) / 10} for delay in delays]
 
 
+@pytest.mark.slow
 def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
     slow = service(rewards.Nap(), workers=1, timeout_s=2.0, retries=0, cache=False)
     with slow.batch() as batch:
