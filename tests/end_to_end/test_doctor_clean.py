@@ -32,6 +32,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("distribution", "part"), mostly_slow(MISSING, MISSING[-1]))
+@pytest.mark.slow
 def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work, toml, distribution, part):
     toml(SMALL)
     installation.uninstall(distribution)

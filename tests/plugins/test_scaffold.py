@@ -130,6 +130,7 @@ def test_generated_code_passes_ruff(projects: Path, single_files: Path) -> None:
             assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_generated_code_passes_mypy_strict(projects: Path) -> None:
     sources = sorted(projects.glob("*/src"))
     checked = [*(str(path) for path in sorted(projects.glob("*/src/*"))), *map(str, projects.glob("*/tests/*.py"))]

@@ -61,6 +61,7 @@ def test_the_resolved_file_loads_to_the_same_configuration(
     seed=st.integers(0, 2**31 - 1),
     params=st.dictionaries(PLAIN.filter(bool).map("k_".__add__), st.one_of(PLAIN, st.integers(-9, 9), st.booleans())),
 )
+@pytest.mark.slow
 def test_any_text_number_or_parameter_survives(
     prompt: str,
     lr: float,

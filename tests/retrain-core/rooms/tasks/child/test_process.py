@@ -158,6 +158,7 @@ def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Cal
     assert gone(helper)
 
 
+@pytest.mark.slow
 def test_grandchildren_end_with_the_child(child: Child, tmp_path: Path, gone: Callable[..., bool]) -> None:
     file = tmp_path / "pids"
     with pytest.raises(ChildTimeout):
