@@ -110,6 +110,7 @@ def test_a_thousand_hostile_completions_each_end_in_one_outcome(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_survives_a_reward_that_exits_and_hangs(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(CARELESS.replace('"EXIT" in response', '"1" in response and "2" in response'))
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
     folder: Path, exact_model: Path, mlx_url: str
 ) -> None:

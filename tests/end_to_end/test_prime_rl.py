@@ -101,6 +101,7 @@ def test_sockets_carry_the_steps_while_ranks_join_late_and_one_is_restarted(stac
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_broadcast_that_never_comes_ends_the_run_and_a_resume_goes_on_without_a_hole(stack, server):
     made = stack()
     made.write_toml(server, options="sync_poll_s = 0.05")

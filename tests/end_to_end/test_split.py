@@ -153,6 +153,7 @@ def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_random_instants(work: Path) -> None:
     lines = records(work / "never/metrics.jsonl")
     stepping_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in lines)
@@ -198,6 +199,7 @@ def test_three_devices_draw_the_same_tokens_as_two(work: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_split_run_learns(tmp_path: Path) -> None:
     tiny("--seed", "1", "--devices", "cpu,cpu", cwd=tmp_path)
     rates = [r["eval_correct_rate"] for r in records(tmp_path / "logs/tiny/metrics.jsonl") if "eval_correct_rate" in r]

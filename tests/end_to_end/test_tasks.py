@@ -73,6 +73,7 @@ def test_a_task_of_reasoning_gym_is_learnt_by_its_own_verifier(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
     pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")
     lines = trained(configured(tmp_path, GUESSING, steps=10))
@@ -89,6 +90,7 @@ def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tasks", [CHAIN_SUM, pytest.param(GUESSING, marks=pytest.mark.long)], ids=["reasoning_gym", "game"]
 )
+@pytest.mark.long
 def test_a_run_on_foreign_tasks_continues_as_the_same_run(tasks: str, tmp_path: Path) -> None:
     if tasks is GUESSING:
         pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")

@@ -44,6 +44,7 @@ def trained(lab: Path, toml: str, *arguments: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_their_tests_pass(lab: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
