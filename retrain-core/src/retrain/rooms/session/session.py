@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -110,20 +110,19 @@ def _same_seed(parts: Parts) -> str:
 
 @contextmanager
 def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
-    """Call the hooks of `watchers` during the block."""
-    for watcher in watchers:
-        kind = type(watcher)
-        try:
-            refuse_faulty_hooks(watcher, plugins.pluggy)
-        except TypeError as error:
-            what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
-            raise PluginError(Problem(what=what, fix="correct the object that retrain_watch_run returns")) from error
-        plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
-    try:
-        yield
-    finally:
+    """Call the hooks of `watchers` during the block; when one is refused, none stays registered."""
+    with ExitStack() as registered:
         for watcher in watchers:
-            plugins.pluggy.unregister(watcher)
+            kind = type(watcher)
+            try:
+                refuse_faulty_hooks(watcher, plugins.pluggy)
+            except TypeError as error:
+                what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
+                fix = "correct the object that retrain_watch_run returns"
+                raise PluginError(Problem(what=what, fix=fix)) from error
+            plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
+            registered.callback(plugins.pluggy.unregister, watcher)
+        yield
 
 
 def _reopened(run: Path) -> RunFolder:
