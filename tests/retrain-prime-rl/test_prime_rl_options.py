@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from retrain.api import Config, ConfigError, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
-from retrain.kernel.plugins.first_party import promised_options
 from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.check import PROMISED_OPTIONS, registered_tables
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions
@@ -55,7 +54,7 @@ def refused(plugins: Plugins) -> Callable[[Config], str]:
 
 def test_defaults_are_those_of_the_documentation():
     ours = PrimeRlOptions()
-    documented = promised_options()["prime_rl"]
+    documented = PROMISED_OPTIONS["prime_rl"]
     assert len(documented) == 7
     for name, default in documented.items():
         assert getattr(ours, name) == default, name

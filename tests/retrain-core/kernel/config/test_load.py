@@ -297,23 +297,23 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path, tables: Mapping[str, Tabl
 
 
 @pytest.mark.parametrize(
-    ("content", "fragment"),
+    ("content", "fragment", "line"),
     [
-        (b"[training\n", "not valid TOML"),
-        (b"[training]\nlr = 1\nlr = 2\n", "not valid TOML"),
-        (b"[training]\nlr = \xff\n", "cannot be read"),
-        (None, "file not found"),
+        (b"[training\n", "not valid TOML", ":1"),
+        (b"[training]\nlr = 1\nlr = 2\n", "not valid TOML", ":3"),
+        (b"[training]\nlr = \xff\n", "cannot be read", ""),
+        (None, "file not found", ""),
     ],
 )
 def test_a_file_that_cannot_be_read_is_a_config_error(
-    content: bytes | None, fragment: str, tmp_path: Path, tables: Mapping[str, TableEntry]
+    content: bytes | None, fragment: str, line: str, tmp_path: Path, tables: Mapping[str, TableEntry]
 ) -> None:
     file = tmp_path / "x.toml"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=fragment) as caught:
         load_config(file, tables=tables)
-    assert caught.value.problems[0].where == str(file)
+    assert caught.value.problems[0].where == f"{file}{line}"
     assert caught.value.problems[0].fix
 
 

@@ -134,7 +134,7 @@ def test_the_difference_says_where_a_last_line_has_no_end() -> None:
     ("text", "fragment"),
     [
         ("[backend\n", "not valid TOML"),
-        ("[backend]\nx = 1\nx = 2\n", "(at line 3"),
+        ("[backend]\nx = 1\nx = 2\n", "a.toml:3: not valid TOML"),
         ("[backend]\nprime_rl_zmq_hwm = 1\noptions = 3\n", "must be a table"),
     ],
 )

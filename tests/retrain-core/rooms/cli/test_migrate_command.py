@@ -154,7 +154,11 @@ def test_what_makes_no_sense_is_a_usage_error_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("content", "fragment"), [(b"[backend]\nx = = 1\n", "(at line 2"), (b"[backend]\nx = '\xff'\n", "cannot be read")]
+    ("content", "fragment"),
+    [
+        (b"[backend]\nx = = 1\n", "x.toml:2: not valid TOML: Invalid value\n    x = = 1\n        ^"),
+        (b"[backend]\nx = '\xff'\n", "cannot be read"),
+    ],
 )
 def test_a_file_that_is_no_toml_is_an_error_with_its_line(
     tmp_path: Path, command: Command, content: bytes, fragment: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,8 +15,9 @@ from retrain.kernel.config.legacy import legacy_problem
 from retrain.kernel.config.overrides import Override, from_arguments, from_environment
 from retrain.kernel.config.positions import key_lines
 from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.config.toml_text import parse_free, toml_text, unquoted
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +100,7 @@ def load_config(
 
 
 def _read_file(draft: _Draft, file: Path) -> None:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-        document = tomllib.loads(text)
-    except FileNotFoundError:
-        fix = "check the path, or write one with `retrain init`"
-        raise ConfigError(Problem(where=str(file), what="file not found", fix=fix)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(Problem(where=str(file), what=f"not valid TOML: {error}", fix="correct that line")) from None
-    except (OSError, UnicodeDecodeError) as error:
-        fix = "give a UTF-8 text file"
-        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
+    document, text = read_toml(file)
     lines = key_lines(text)
     for table, content in document.items():
         place = f"{file}:{lines.get(table, 1)}"

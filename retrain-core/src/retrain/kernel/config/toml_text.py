@@ -27,7 +27,7 @@ def unquoted(value: Any, default: Any) -> str:
         return ""
     try:
         meant = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
         return ""
     is_kind = isinstance(meant, bool) == isinstance(default, bool) and isinstance(meant, int | float)
     return value.strip() if is_kind else ""
@@ -40,7 +40,7 @@ def parse_free(text: str) -> Any:
         return text
     try:
         return json.loads(lowered if lowered in ("true", "false") else text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
         pass
     try:
         return float(text) if any(c in text for c in ".eE") else text

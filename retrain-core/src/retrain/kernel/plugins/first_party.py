@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.installed import installed_version, source_folder
@@ -56,18 +55,6 @@ _DEFAULTS: dict[Kind, str] = {
     Kind.DATA_SOURCE: "math",
     Kind.BACKEND: "local",
 }
-# By backend, the options that the documented full configuration holds at their defaults, whichever backend it selects.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "prime_rl": {
-        "transport": "filesystem",
-        "zmq_host": "localhost",
-        "zmq_port": 5555,
-        "zmq_hwm": 10,
-        "strict_advantages": True,
-        "sync_wait_s": 30,
-        "sync_poll_s": 0.2,
-    }
-}
 
 
 def provider(kind: Kind, name: str) -> str | None:
@@ -83,11 +70,6 @@ def promised_names(kind: Kind) -> tuple[str, ...]:
 def promised_default(kind: Kind) -> str:
     """The default name for a key of this kind; empty when there is none."""
     return _DEFAULTS.get(kind, "")
-
-
-def promised_options() -> dict[str, dict[str, Any]]:
-    """By backend, the options that a configuration may hold at their defaults without selecting that backend."""
-    return dict(_OPTIONS)
 
 
 def install_line(distribution: str, extra: str = "") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
@@ -194,6 +194,6 @@ def _max_steps(config: Config, table: CampaignTable) -> int:
 
 def _tables_of(file: Path | None) -> frozenset[str]:
     try:
-        return frozenset(tomllib.loads(file.read_text(encoding="utf-8-sig"))) if file else frozenset()
-    except (OSError, ValueError):  # reported by the loader
+        return frozenset(read_toml(file)[0]) if file else frozenset()
+    except ConfigError:  # reported by the loader
         return frozenset()

@@ -14,6 +14,7 @@ from tomlkit.container import Container
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable, Comment, InlineTable, Null, Whitespace
 
+from retrain.kernel.config.toml_file import parse_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.cli.legacy import LEGACY_KEYS, legacy_names, merged_options
 
@@ -49,10 +50,7 @@ def migrate(text: str, label: str) -> Migration:
     intended content. ConfigError when the text is not TOML or cannot be rewritten.
     """
     plain = text.removeprefix(BOM)
-    try:
-        document = tomllib.loads(plain)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(Problem(where=label, what=f"not valid TOML: {error}", fix="correct that line")) from None
+    document = parse_toml(plain, label)
     backend = document.get("backend")
     backend = backend if isinstance(backend, dict) else {}
     if not isinstance(backend.get("options", {}), dict):

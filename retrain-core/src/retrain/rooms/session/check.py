@@ -13,7 +13,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.build import validated_params
-from retrain.kernel.plugins.first_party import promised_default, promised_options
+from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
 from retrain.rooms.session.tables import registered_tables as registered_tables
@@ -22,6 +22,18 @@ from retrain.rooms.session.tables import table_hint as table_hint
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
+# By backend, the options that the documented full configuration holds at their defaults, whichever backend it selects.
+PROMISED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "prime_rl": {
+        "transport": "filesystem",
+        "zmq_host": "localhost",
+        "zmq_port": 5555,
+        "zmq_hwm": 10,
+        "strict_advantages": True,
+        "sync_wait_s": 30,
+        "sync_poll_s": 0.2,
+    }
+}
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
@@ -121,7 +133,7 @@ def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str,
     own = _declared_options(plugins, chosen)
     if not set(config.backend.options) - set(own or ()):
         return {}
-    declared: dict[str, Mapping[str, Any]] = dict(promised_options())
+    declared: dict[str, Mapping[str, Any]] = dict(PROMISED_OPTIONS)
     if own is not None:  # a backend that declares nothing may take options of any name
         others = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
         declared |= {name: found for name in others if (found := _declared_options(plugins, name)) is not None}

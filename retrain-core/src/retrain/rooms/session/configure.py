@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import ConfigClaim
@@ -82,8 +82,8 @@ def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:
     """
     try:
         file, _ = split_arguments(arguments)
-        document = tomllib.loads(file.read_text(encoding="utf-8-sig")) if file else {}
-    except (ConfigError, OSError, ValueError, RecursionError):
+        document = read_toml(file)[0] if file else {}
+    except ConfigError:
         return None
     claim: ConfigClaim | None = plugins.notify("retrain_claim_config", document=document)
     return claim

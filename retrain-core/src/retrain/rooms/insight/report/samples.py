@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.insight.report.sample import Sample, sample_of
 from retrain.rooms.insight.report.step_offsets import last_step, lines_of
@@ -39,7 +40,7 @@ class StepSamples:
 def shown_steps(file: Path, evaluated: Sequence[int], most: int = 3) -> list[int]:
     """First, middle and last evaluated step that the file has, with before training as 0; else of all steps."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             last = last_step(stream)
     except OSError:
         return []
@@ -59,7 +60,7 @@ def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSample
     picks = _Picks(of_each, key, step)
     num_passed_over = size = 0
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
                 size += len(line)
                 record = _record(line)

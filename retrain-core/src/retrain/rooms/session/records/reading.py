@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
 
 BLOCK_BYTES = 8192
@@ -22,7 +21,8 @@ T = TypeVar("T")
 def read_object(file: Path) -> Record:
     """The object in a JSON file; ConfigError with file and line when there is none."""
     try:
-        return parse_record(file.read_bytes())
+        with open_regular(file) as stream:
+            return parse_record(stream.read())
     except json.JSONDecodeError as error:
         raise damaged(f"{file}:{error.lineno}", error.msg) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -32,10 +32,13 @@ def read_object(file: Path) -> Record:
 def read_toml(file: Path) -> Record:
     """The tables of a TOML file; ConfigError with file and line when it cannot be read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise damaged(f"{file}:{line[1]}" if line else str(file), _reason(error)) from error
+        with open_regular(file) as stream:
+            return parse_toml(stream.read().decode("utf-8"), str(file))
+    except ConfigError as error:
+        problem = error.problems[0]
+        raise damaged(problem.where, problem.what, problem.why) from error
+    except (OSError, ValueError) as error:
+        raise damaged(str(file), _reason(error)) from error
 
 
 def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
@@ -45,7 +48,7 @@ def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int,
     kill in mid-write leaves it, is skipped.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.isspace():
                     continue
@@ -84,7 +87,7 @@ def last_record(file: Path, *, skip_damaged: bool = False) -> Record | None:
     Time and memory do not grow with the file. A damaged complete line is a ConfigError, or skipped on request.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             for number, line in enumerate(_lines_backwards(stream)):
                 try:
                     if line.strip():
@@ -120,9 +123,9 @@ def number(value: object) -> float | None:
     return value if is_number else None  # type: ignore[return-value]
 
 
-def damaged(where: str, reason: str) -> ConfigError:
+def damaged(where: str, reason: str, excerpt: str = "") -> ConfigError:
     """The error for a file, or a line of one, that cannot be read."""
-    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", fix=FIX))
+    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", why=excerpt, fix=FIX))
 
 
 def _lines_backwards(stream: BinaryIO) -> Iterator[bytes]:
