@@ -63,7 +63,10 @@ def test_a_given_folder_is_the_campaigns(load_text: Load) -> None:
     assert begin(load_text(SEEDS)) == Path("out")
     assert begin(load_text(SEEDS)) == Path("out")
     assert not Path("out.1").exists()
-    begin(load_text("seeds = [3]"))
+    with pytest.raises(ResumeError, match=r"seeds was \[1, 2\] and is now \[3\]"):
+        begin(load_text("seeds = [3]"))
+    assert not Path("out.1").exists()
+    begin(load_text("seeds = [3]"), is_new=True)
     assert json.loads(Path("out/manifest.json").read_text())["seeds"] == [3]
     assert json.loads(Path("out.1/manifest.json").read_text())["seeds"] == [1, 2]
 
@@ -111,5 +114,7 @@ def test_a_plan_is_sealed_and_part_of_the_campaign(load_text: Load) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["plan"]["baseline"] == "grpo+toy_index"
     assert len(manifest["plan"]["sha256"]) == 64
-    begin(load_text(SEEDS + plan.replace("better", "worse")))
+    with pytest.raises(ResumeError, match="plan hypothesis was 'better' and is now 'worse'"):
+        begin(load_text(SEEDS + plan.replace("better", "worse")))
+    begin(load_text(SEEDS + plan.replace("better", "worse")), is_new=True)
     assert Path("out.1").exists()

@@ -26,11 +26,12 @@ Exit codes: 0 all runs are done; 1 a run failed after its retries; 2 usage or co
     "campaign", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}, epilog=EPILOG
 )
 @click.option("--new", "is_new", is_flag=True, help="Start a new campaign even if this one was run before.")
+@click.option("--beyond-plan", is_flag=True, help="Add seeds or conditions to a campaign whose plan is sealed.")
 @click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only warnings, failures and the outcome.")
 @click.argument("arguments", metavar="CONFIG [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def command(plugins: Plugins, is_new: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
-    """Run the conditions x seeds of CONFIG; run it again to finish what is missing.
+def command(plugins: Plugins, is_new: bool, beyond_plan: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
+    """Run the conditions x seeds of CONFIG; run it again to finish what is missing, or what was added to the file.
 
     Flags override the keys of all runs. `--resume DIR` finishes the campaign in that folder.
     """
@@ -39,4 +40,4 @@ def command(plugins: Plugins, is_new: bool, is_quiet: bool, arguments: tuple[str
         what = "has no [campaign] table"
         fix = "add one: `retrain init --template campaign` shows how"
         raise ConfigError(Problem(where=campaign.config.source or "command line", what=what, fix=fix))
-    run_campaign(campaign, plugins, is_new=is_new, is_quiet=is_quiet)
+    run_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=beyond_plan, is_quiet=is_quiet)

@@ -13,6 +13,8 @@ from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
 from retrain.rooms.session.check import declared_capabilities
 
+FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
+
 
 def warnings_of(campaign: Campaign) -> list[str]:
     """Settings that are legal but may surprise."""
@@ -36,7 +38,7 @@ def workers_of(campaign: Campaign) -> int:
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     """What the campaign would run, as plain data."""
-    campaign = load_campaign([argument for argument in arguments if argument != "--new"], plugins)
+    campaign = load_campaign([argument for argument in arguments if argument not in FLAGS], plugins)
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
     values = config.as_dict()

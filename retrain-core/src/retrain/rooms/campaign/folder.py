@@ -1,9 +1,8 @@
-"""The folder of a campaign: a new one, or that of the same campaign if it is unfinished."""
+"""The folder of a campaign: a new one, or that of the same campaign, which seeds and conditions may be added to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,36 +12,43 @@ import click
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
+from retrain.rooms.campaign.growth import Growth, growth_since, refusal, rerun_sentence
 from retrain.rooms.campaign.load import Campaign
-from retrain.rooms.campaign.manifest import CONTENT, NAME, sha256
+from retrain.rooms.campaign.manifest import NAME, sha256
 from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
 
 PARENT = Path("logs")
-MOST_DIFFERENCES = 20
+NOTHING = Growth()
 
 
 @dataclass(slots=True, kw_only=True)
 class CampaignFolder:
-    """A folder locked until `close`. `before` is the manifest of an earlier session, None for a new campaign."""
+    """A folder locked until `close`. `before` is the manifest of an earlier session, None for a new campaign.
+
+    `growth` is what this session adds to it; `notice` is what the user is told before anything runs.
+    """
 
     path: Path
     started: datetime
     before: dict[str, Any] | None
     lock: RunLock
+    growth: Growth = NOTHING
+    notice: str = ""
 
     def close(self) -> None:
         """Release the lock."""
         self.lock.release()
 
 
-def open_campaign(campaign: Campaign, *, is_new: bool) -> CampaignFolder:
-    """Lock the folder in which the campaign continues or starts.
+def open_campaign(campaign: Campaign, *, is_new: bool, is_beyond_plan: bool = False) -> CampaignFolder:
+    """Lock the folder in which the campaign continues, grows or starts.
 
-    `--resume DIR` means that folder; ResumeError when it holds another campaign. Otherwise `[logging] log_dir`, if
-    set, or else the latest folder of this very campaign under `logs/`. With `is_new`, and where there is none, it
-    begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, with what was there moved to `<log_dir>.1`, `.2`, ...
-    ConfigError when another process has the folder, or it cannot be written.
+    `--resume DIR` means that folder. Otherwise `[logging] log_dir`, if set, or else the latest folder of this very
+    campaign under `logs/`, or of the same file with fewer seeds or conditions. With `is_new`, and where there is none,
+    it begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, with what was there moved to `<log_dir>.1`, `.2`,
+    ... ResumeError when DIR or log_dir holds another campaign, or one whose sealed plan has fewer seeds or conditions
+    (unless `is_beyond_plan`). ConfigError when another process has the folder, or it cannot be written.
     """
     started = datetime.now(UTC)
     resume = campaign.config.value("resume.from_", "")
@@ -50,15 +56,26 @@ def open_campaign(campaign: Campaign, *, is_new: bool) -> CampaignFolder:
         fix = "give one of them"
         raise ConfigError(Problem(where="command line", what="--resume and --new contradict each other", fix=fix))
     if resume:
-        path = Path(resume).expanduser()
-        before = read_manifest(path)
-        _refuse_changes(path, before, campaign)
-        return _taken(path, started, before)
+        path, fix = Path(resume).expanduser(), "restore these values, or start a new campaign without --resume"
+        return _continued(path, read_manifest(path), campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
     if campaign.config.origin("logging.log_dir") != DEFAULT_ORIGIN:
-        return _given(Path(campaign.config.logging.log_dir).expanduser(), campaign, started, is_new=is_new)
-    if not is_new and (latest := _latest(campaign)):
-        return _taken(latest, started, read_manifest(latest))
-    return _taken(_free_name(started), started, None)
+        path = Path(campaign.config.logging.log_dir).expanduser()
+        check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
+        before = _manifest_or_none(path)
+        if before is not None and not is_new:
+            fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
+            return _continued(path, before, campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
+        if (path / NAME).exists() or (path / MARK).exists():
+            keep_earlier(path)
+        return _taken(path, started, None)
+    notice = ""
+    if not is_new:
+        latest, notice = _latest(campaign)
+        if latest is not None:
+            fix = "restore these values, or start another campaign with --new"
+            before = read_manifest(latest)
+            return _continued(latest, before, campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
+    return _taken(_free_name(started), started, None, notice=notice)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -74,32 +91,56 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return found
 
 
-def _given(path: Path, campaign: Campaign, started: datetime, *, is_new: bool) -> CampaignFolder:
-    check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
-    before = _manifest_or_none(path)
-    if before is not None and not is_new and before.get("sha256") == sha256(campaign.content()):
-        return _taken(path, started, before)
-    if (path / NAME).exists() or (path / MARK).exists():
-        keep_earlier(path)
-    return _taken(path, started, None)
+def _continued(
+    path: Path, before: dict[str, Any], campaign: Campaign, started: datetime, *, fix: str, is_beyond_plan: bool
+) -> CampaignFolder:
+    """The folder of an earlier session, unless the campaign differs from it in more than added seeds or conditions."""
+    growth = growth_since(path, before, campaign)
+    if growth.changes:
+        raise refusal(path, before, campaign, growth, fix=fix)
+    if growth.adds_runs and before.get("plan") and not is_beyond_plan:
+        what = f"its plan is sealed, and {growth} would be added"
+        why = "what is added after the first results are known was not planned; nothing was changed"
+        fix = "add them with --beyond-plan, and `retrain compare` reports the departure; or register a plan with --new"
+        raise ResumeError(Problem(where=str(path), what=what, why=why, fix=fix))
+    return _taken(path, started, before, growth=growth)
 
 
-def _taken(path: Path, started: datetime, before: dict[str, Any] | None) -> CampaignFolder:
+def _taken(
+    path: Path, started: datetime, before: dict[str, Any] | None, *, growth: Growth = NOTHING, notice: str = ""
+) -> CampaignFolder:
     check_run_folder(str(path), "", place="campaign folder")
     path.mkdir(parents=True, exist_ok=True)
     lock = RunLock(path)
     if before is not None:
         before = read_manifest(path)  # read again under the lock: another process may have written it
-    return CampaignFolder(path=path, started=started, before=before, lock=lock)
+    return CampaignFolder(path=path, started=started, before=before, lock=lock, growth=growth, notice=notice)
 
 
-def _latest(campaign: Campaign) -> Path | None:
-    wanted = sha256(campaign.content())
+def _latest(campaign: Campaign) -> tuple[Path | None, str]:
+    """The latest folder under `logs/` that this campaign continues or grows; without one, how the latest one differs.
+
+    The latter two only among folders of the same file.
+    """
+    wanted, of_this_file = sha256(campaign.content()), list[tuple[Path, dict[str, Any]]]()
     for file in sorted(PARENT.glob(f"campaign_*/{NAME}"), reverse=True):
         found = _manifest_or_none(file.parent)
         if found is not None and found.get("sha256") == wanted:
-            return file.parent
-    return None
+            return file.parent, ""
+        if found is not None and found.get("campaign_toml") == campaign.config.source:
+            of_this_file.append((file.parent, found))
+    notice = ""
+    for path, before in of_this_file:
+        try:
+            growth = growth_since(path, before, campaign)
+        except ResumeError:  # a campaign that nobody can continue is in nobody's way
+            continue
+        if not growth.changes:
+            return path, ""
+        told = f"another campaign than {path}: {'; '.join(growth.changes[:3])}"
+        more = f" and {len(growth.changes) - 3} more differences" if len(growth.changes) > 3 else ""
+        notice = notice or f"{told}{more}; {rerun_sentence(before, campaign)}"
+    return None, notice
 
 
 def _manifest_or_none(path: Path) -> dict[str, Any] | None:
@@ -121,35 +162,3 @@ def _free_name(started: datetime) -> Path:
 def keep_earlier(path: Path) -> None:
     """Rename the folder of an earlier attempt to `<name>.1`, `.2`, ... and print where it went."""
     click.echo(f"Moved the earlier contents of {path} to {move_aside(path)}")
-
-
-def _refuse_changes(path: Path, before: Mapping[str, Any], campaign: Campaign) -> None:
-    if before.get("sha256") == sha256(campaign.content()):
-        return
-    found = _differences(_content_of(path), campaign.content())
-    shown = found[:MOST_DIFFERENCES]
-    if len(found) > MOST_DIFFERENCES:
-        shown.append(f"and {len(found) - MOST_DIFFERENCES} more differences")
-    shown.append("new runs would not be comparable with those already there; nothing was changed")
-    fix = "restore these values, or start a new campaign without --resume"
-    raise ResumeError(Problem(where=str(path), what="it is a different campaign", why="\n    ".join(shown), fix=fix))
-
-
-def _content_of(path: Path) -> Any:
-    try:
-        return json.loads((path / CONTENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        fix = "restore the file, or start a new campaign without --resume"
-        raise ResumeError(Problem(where=str(path / CONTENT), what=f"cannot be read: {error}", fix=fix)) from error
-
-
-def _differences(before: Any, now: Any, path: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = dict.fromkeys([*before, *now])
-        inner = (_differences(before.get(name), now.get(name), f"{path} {name}".strip()) for name in names)
-        return [difference for differences in inner for difference in differences]
-    return [] if before == now else [f"{path} was {_shown(before)} and is now {_shown(now)}"]
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is None else "set" if isinstance(value, dict) else repr(value)

@@ -43,10 +43,17 @@ class PlannedRun:
         return f"{self.condition.label}_s{self.seed}"
 
 
-def plan_runs(campaign: Campaign, folder: Path) -> list[PlannedRun]:
-    """Every run of the campaign in `folder`: condition by condition, seed by seed."""
+def plan_runs(campaign: Campaign, folder: Path, before: Mapping[str, Any] | None = None) -> list[PlannedRun]:
+    """Every run of the campaign in `folder`: condition by condition, seed by seed.
+
+    A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
+    """
     pairs = [(condition, seed) for condition in campaign.conditions for seed in campaign.table.seeds]
-    names = run_names([f"{condition.label}_s{seed}" for condition, seed in pairs])
+    known = {
+        (entry.get("condition"), entry.get("seed")): entry["run_name"] for entry in (before or {"runs": ()})["runs"]
+    }
+    titles = run_names([f"{condition.label}_s{seed}" for condition, seed in pairs])
+    names = [known.get((condition.label, seed), name) for (condition, seed), name in zip(pairs, titles, strict=True)]
     return [
         PlannedRun(
             number=number,

@@ -20,7 +20,7 @@ from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Launcher
 from retrain.rooms.campaign.load import Campaign
-from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, session_fields
+from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, now, session_fields
 from retrain.rooms.campaign.outcome import State, is_done
 from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
@@ -32,15 +32,24 @@ from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
+OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")  # what grows with a campaign
 SHOWN_FAILURES = 10
 
 
-def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False, is_quiet: bool = False) -> None:
+def run_campaign(
+    campaign: Campaign,
+    plugins: Plugins,
+    *,
+    is_new: bool = False,
+    is_beyond_plan: bool = False,
+    is_quiet: bool = False,
+) -> None:
     """Run what is missing of a campaign; `is_quiet` prints only warnings, failures and the outcome.
 
+    `is_new` and `is_beyond_plan` are those of `open_campaign`.
     RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
     """
-    folder = open_campaign(campaign, is_new=is_new)
+    folder = open_campaign(campaign, is_new=is_new, is_beyond_plan=is_beyond_plan)
     try:
         _session(campaign, plugins, folder, is_quiet=is_quiet)
     finally:
@@ -48,14 +57,18 @@ def run_campaign(campaign: Campaign, plugins: Plugins, *, is_new: bool = False, 
 
 
 def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
-    runs = plan_runs(campaign, folder.path)
+    runs = plan_runs(campaign, folder.path, folder.before)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
         done = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` starts another campaign."
         lines.say(done, OUTCOME_LEVEL)
         return
     workers = workers_of(campaign)
+    if folder.notice:
+        lines.say(f"note: {folder.notice}", logging.WARNING)
     lines.head(campaign, str(folder.path), workers)
+    if folder.growth.adds_runs:
+        lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
     for warning in warnings_of(campaign):
         lines.say(f"  note: {warning}", logging.WARNING)
     launcher = _launcher(campaign, plugins)
@@ -89,12 +102,15 @@ def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder
         earlier = {entry["run_name"]: entry for entry in folder.before["runs"]}
         for entry in content["runs"]:
             entry |= {name: earlier.get(entry["run_name"], {}).get(name, entry.get(name)) for name in CARRIED}
-        content = {**content, **folder.before, "runs": content["runs"]}
+        content = {**content, **folder.before, **{name: content[name] for name in OF_THE_CONTENT}}
+    if folder.growth.adds_runs:
+        added = {"seeds": list(folder.growth.seeds), "conditions": list(folder.growth.conditions)}
+        content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
     manifest = Manifest(folder.path, content)
     manifest.change(**session_fields(campaign, workers))
+    manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
     write_json(folder.path / CONTENT, campaign.content())
     write_text(folder.path / "config.toml", _config_toml(campaign))
-    manifest.save()
     return manifest
 
 

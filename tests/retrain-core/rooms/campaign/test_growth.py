@@ -1,0 +1,174 @@
+"""A campaign to which seeds and conditions are added runs only these; anything else that changed is told first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.api import Job
+from retrain.kernel.errors import ResumeError
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.campaign import schedule, session
+from retrain.rooms.campaign.load import Campaign, load_campaign
+from retrain.rooms.campaign.session import run_campaign
+
+ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
+TWO = ONE + ONE.replace("grpo", "toy_raw")
+THREE = TWO + ONE.replace("toy_flat", "toy_index")
+PLAN = '[campaign.plan]\nhypothesis = "better"\n'
+STEPS = "max_steps = 4\n"
+
+
+class Finishes:
+    """A launcher whose jobs are done at once, and a job of it."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, job: Job) -> Finishes:
+        self.started.append(job.name)
+        (job.folder / "run.json").write_text(json.dumps({"status": "done", "seed": 1, "started": "now", "config": {}}))
+        (job.folder / "adapter/final").mkdir(parents=True)
+        return self
+
+    def poll(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def play(
+    load_text: Callable[..., Campaign], toy_plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
+    """`play(campaign, conditions, more="", log_dir="out", **options)`: the names of the runs that were started."""
+    monkeypatch.setattr(schedule, "POLL_S", 0.0)
+
+    def call(campaign: str, conditions: str = TWO, more: str = "", *, arguments: Any = (), **options: Any) -> list[str]:
+        launcher = Finishes()
+        monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
+        loaded = load_text(campaign + "\n" + STEPS, conditions, more, arguments=tuple(arguments))
+        if "logs" in options and options.pop("logs"):
+            file = Path("c.toml")
+            file.write_text(file.read_text().replace('[logging]\nlog_dir = "out"\n', ""))
+            loaded = load_campaign(["c.toml", *arguments], toy_plugins)
+        run_campaign(loaded, toy_plugins, **options)
+        return launcher.started
+
+    return call
+
+
+def manifest(folder: str | Path = "out") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(folder) / "manifest.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_only_added_seeds_and_conditions_run(
+    play: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], logs: bool
+) -> None:
+    first = play("seeds = [1, 2]", logs=logs)
+    assert len(first) == 4
+    assert play("seeds = [1, 2]", logs=logs) == []
+    assert play("seeds = [3, 2, 1]", logs=logs) == ["grpo+toy_flat_s3", "toy_raw+toy_flat_s3"]
+    assert "  added: seeds 3; what was there before is not run again\n" in capsys.readouterr().out
+    assert play("seeds = [3, 2, 1]", THREE, logs=logs) == [f"grpo+toy_index_s{seed}" for seed in (3, 2, 1)]
+    [folder] = Path("logs").iterdir() if logs else [Path("out")]
+    content = manifest(folder)
+    assert (content["num_runs"], content["status"], len(content["runs"])) == (9, "done", 9)
+    assert (content["seeds"], content["conditions"][2]) == ([3, 2, 1], "grpo+toy_index")
+    assert [(each["seeds"], each["conditions"]) for each in content["grown"]] == [([3], []), ([], ["grpo+toy_index"])]
+    assert {entry["attempts"] for entry in content["runs"]} == {1}
+    assert not Path("out.1").exists()
+    assert play("seeds = [3, 2, 1]", THREE, logs=logs) == []
+    assert play("seeds = [1, 2, 3, 4]", THREE, arguments=("--resume", str(folder)), logs=logs) == [
+        f"{label}_s4" for label in ("grpo+toy_flat", "toy_raw+toy_flat", "grpo+toy_index")
+    ]
+
+
+def test_what_else_changed_is_told_before_anything_runs_or_moves(play: Callable[..., list[str]]) -> None:
+    play("seeds = [1, 2]")
+    before = manifest()
+    for campaign, conditions, told in (
+        ("seeds = [1, 2, 3]", TWO + "lr = 0.5\n", "condition toy_raw+toy_flat was set and is now absent"),
+        ("seeds = [1]", TWO, "seeds was [1, 2] and is now [1]"),
+        ("seeds = [1, 2]", ONE, "condition toy_raw+toy_flat was set and is now absent"),
+        ("seeds = [1, 2]\ndevices_per_run = 2", TWO, "devices_per_run was 1 and is now 2"),
+        ("seeds = [1, 2]", TWO + PLAN, "plan was absent and is now set"),
+    ):
+        with pytest.raises(ResumeError) as caught:
+            play(campaign, conditions)
+        message = str(caught.value)
+        assert told in message
+        assert "runs from their first step; 4 of the 4 earlier ones are done" in message
+        assert "--new" in message
+    with pytest.raises(ResumeError) as caught:
+        play("seeds = [1, 2, 3]", arguments=("--lr", "0.5"))
+    assert "conditions grpo+toy_flat training.lr was 4e-05 and is now 0.5" in str(caught.value)
+    assert "a new campaign runs all 6 runs" in str(caught.value)
+    assert manifest() == before
+    assert not Path("out.1").exists()
+    assert len(play("seeds = [1]", is_new=True)) == 2
+    assert manifest("out.1") == before
+
+
+def test_under_logs_another_campaign_of_the_file_says_so(
+    play: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play("seeds = [1]", ONE, logs=True)
+    capsys.readouterr()
+    assert play("seeds = [1]", ONE, logs=True, arguments=("--lr", "0.5")) == ["grpo+toy_flat_s1"]
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.startswith("note: another campaign than logs/campaign_")
+    assert "training.lr was 4e-05 and is now 0.5; a new campaign runs all 1 runs" in told
+    assert len(list(Path("logs").iterdir())) == 2
+
+
+def test_a_sealed_plan_does_not_grow_silently(play: Callable[..., list[str]]) -> None:
+    play("seeds = [1, 2]", TWO + PLAN)
+    sealed = manifest()["plan"]
+    with pytest.raises(ResumeError, match="its plan is sealed, and seeds 3 would be added"):
+        play("seeds = [1, 2, 3]", TWO + PLAN)
+    assert manifest()["seeds"] == [1, 2]
+    assert len(play("seeds = [1, 2, 3]", TWO + PLAN, is_beyond_plan=True)) == 2
+    content = manifest()
+    assert content["plan"] == sealed
+    assert (content["seeds"], content["grown"][0]["seeds"]) == ([1, 2, 3], [3])
+
+
+def test_folders_of_an_earlier_version_continue_and_grow(play: Callable[..., list[str]]) -> None:
+    """Its manifest has no `grown`, and its content lacks keys that have been added since."""
+    play("seeds = [1]")
+    content = json.loads(Path("out/campaign.json").read_text())
+    for values in content["conditions"].values():
+        del values["training.lr"], values["data.instruction"]
+    Path("out/campaign.json").write_text(json.dumps(content))
+    Path("out/manifest.json").write_text(json.dumps(manifest() | {"sha256": "of another version"}))
+    assert play("seeds = [1]") == []
+    assert play("seeds = [1, 2]") == ["grpo+toy_flat_s2", "toy_raw+toy_flat_s2"]
+    Path("out/manifest.json").write_text(json.dumps(manifest() | {"sha256": "of another version"}))
+    with pytest.raises(ResumeError, match=r"training\.lr was 4e-05 and is now 0\.5"):
+        play("seeds = [1, 2]", arguments=("--lr", "0.5"))
+
+
+def test_a_run_keeps_its_name_beside_one_that_differs_in_case(play: Callable[..., list[str]]) -> None:
+    lower = ONE + "wandb_group = 'a'\n"
+    assert play("seeds = [1]", lower) == ["grpo+toy_flat~wandb_group=a_s1"]
+    [name] = play("seeds = [1]", lower + ONE + "wandb_group = 'A'\n")
+    assert name.startswith("grpo+toy_flat~wandb_group=A-")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"seeds": [1]}', '{"seeds": 1, "conditions": {"a": 1}}'])
+def test_a_damaged_content_starts_nothing(play: Callable[..., list[str]], content: str) -> None:
+    play("seeds = [1]")
+    Path("out/campaign.json").write_text(content)
+    with pytest.raises(ResumeError, match=r"campaign\.json: cannot be read"):
+        play("seeds = [1, 2]")
+    assert not Path("out.1").exists()
