@@ -31,13 +31,29 @@ Build = Callable[..., JudgeReward]
         ("VERDICT: 0.25", 0.25),
         ("verdict: YES.", 1.0),
         ("**VERDICT: yes**", 1.0),
-        ("> `VERDICT`: **no**", 0.0),
+        ("`VERDICT`: **no**", 0.0),
         ("VERDICT: 1", 1.0),
         ("VERDICT: 1.0", 1.0),
         ("VERDICT: .5", 0.5),
-        ("VERDICT: no\nsorry, once more\nVERDICT: no", 0.0),
+        ("The verdict is clear.\nI end with VERDICT: no, as asked.\r\nVERDICT: no\r\n", 0.0),
         ("<think>VERDICT: maybe</think>\nVERDICT: yes", 1.0),
         ("VERDICT: yes\nVERDICT: no", None),
+        ("VERDICT: yes\nVERDICT: yes", None),
+        ("VERDICT: no\nsorry, once more\nVERDICT: no", None),
+        ("VERDICT: no, since it is 6.\nThe answer ends with:\nVERDICT: yes", None),
+        ("**VERDICT:** no\nVERDICT: yes", None),
+        ("> VERDICT: no\nVERDICT: yes", None),
+        ("- verdict: 0.5\nVERDICT: yes", None),
+        ("1. VERDICT: 2\nVERDICT: yes", None),
+        ("My final verdict: no\nVERDICT: yes", None),
+        ("It says:\u2028VERDICT: no\nVERDICT: yes", None),
+        ("It ends with\u2028VERDICT: yes", None),
+        ("It ends with\x0bVERDICT: yes", None),
+        ("It ends with\x85VERDICT: yes", None),
+        ("The answer ends with:\n> VERDICT: yes", None),
+        ("```\nVERDICT: yes\n```", None),
+        ("VERDICT: no VERDICT: yes", None),
+        ("VERDICT: yes\n\u200b", None),
         ("VERDICT: yes\nbecause it is right", None),
         ("I say VERDICT: yes", None),
         ("VERDICT: yes or no", None),
@@ -72,6 +88,22 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
 def test_any_reply_is_a_number_in_range_or_no_verdict(reply: str) -> None:
     score = read_verdict(reply)
     assert score.outcome is Outcome.NO_VERDICT or 0.0 <= (score.value or 0.0) <= 1.0
+
+
+LINES = st.sampled_from(["VERDICT: yes", "**Verdict: no**", "> verdict : 0.5", "VERDICT: no, but", "It is 5.", "", "#"])
+
+
+@given(st.lists(LINES, max_size=5), st.sampled_from(["\n", "\r\n", "\r", "\u2028", "\x0b"]))
+def test_a_verdict_is_the_only_one_and_the_last(lines: list[str], newline: str) -> None:
+    reply = newline.join(lines)
+    score = read_verdict(reply)
+    verdicts = [line for line in lines if "verdict" in line.casefold()]
+    written = [line for line in lines if line]
+    is_clear = len(verdicts) == 1 and written[-1] in ("VERDICT: yes", "**Verdict: no**")
+    if newline.isascii() and newline != "\x0b":
+        assert (score.outcome is Outcome.SCORED) == is_clear
+    elif len(verdicts) != 1:
+        assert score.outcome is Outcome.NO_VERDICT
 
 
 def test_an_echo_gives_no_verdict_whatever_the_answer_claims(build_judge: Build) -> None:

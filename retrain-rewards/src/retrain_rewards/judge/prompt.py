@@ -36,7 +36,8 @@ Give your reasons in a few sentences. Then end your reply with one line, in exac
 VERDICT: yes
 VERDICT: no
 VERDICT: 0.5
-The third is for partial credit, any number from 0 to 1, where the rubric above asks for it. Write nothing after it.
+The third is for partial credit, any number from 0 to 1, where the rubric above asks for it. Write that line once, and
+nothing after it.
 """
 _VERDICT = re.compile(r"verdict(?=[\s*_`]*:)", re.IGNORECASE)
 
