@@ -32,7 +32,7 @@ class RewardTable(Table):
     judge_retries: int = key(4, "Further tries of a call that failed, with back-off.", ge=0, free_on_resume=True)
     judge_price_in: float = key(0.0, "Dollars per million tokens sent.", ge=0.0, free_on_resume=True)
     judge_price_out: float = key(0.0, "Dollars per million tokens received.", ge=0.0, free_on_resume=True)
-    custom_module: str = key("", "Module or .py file of the scoring function (custom).")
+    custom_module: str = key("", "Module or .py file of the scoring function (custom).", reads="code")
     custom_function: str = key("score", "Name of the scoring function (custom).")
 
     @field_validator("weights")
@@ -70,7 +70,7 @@ class EnvironmentTable(Table):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
 
     provider: str = key("", "Environment provider: verifiers or a plugin; empty = none.", names=Kind.ENVIRONMENT)
-    id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True)
+    id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
     args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.")
     max_turns: int = key(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
     auto_install: bool = key(False, "Install a missing environment from its hub.", free_on_resume=True)

@@ -28,6 +28,7 @@ def key(
     pending: str | None = None,
     aliases: tuple[str, ...] = (),
     free_on_resume: bool = False,
+    reads: str | None = None,
     **constraints: Any,
 ) -> Any:
     """One key of a table.
@@ -35,16 +36,12 @@ def key(
     `flag` overrides the command-line flag made from table prefix and key. `names`: the value names a plugin of that
     kind; `{names}` in the description stands for the registered ones. `selects`: any non-empty value selects that part.
     `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
-    resumed run may have another value and still be the same run. `constraints` are pydantic's (`ge`, `alias`, ...).
+    resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
+    content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern) or `package` (an installed
+    environment). `constraints` are pydantic's (`ge`, `alias`, ...).
     """
-    extra: Any = {
-        "flag": flag,
-        "names": names,
-        "selects": selects,
-        "pending": pending,
-        "aliases": aliases,
-        "free_on_resume": free_on_resume,
-    }
+    extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
+    extra |= {"free_on_resume": free_on_resume, "reads": reads}
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)

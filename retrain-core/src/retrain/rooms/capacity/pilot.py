@@ -57,7 +57,7 @@ def main(result: Path, arguments: list[str]) -> int:
         checked = load_checked(arguments, plugins)
         from retrain.rooms.session.session import train
 
-        train(checked.config, plugins, checked.flow, checked.keys)
+        train(checked, plugins)
     except RetrainError as error:
         print(f"{error.label}: {error}", file=sys.stderr)
         return error.exit_code

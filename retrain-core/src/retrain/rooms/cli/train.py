@@ -41,4 +41,4 @@ def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> Non
         from retrain.rooms.session.session import train  # only after the checks
 
         with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():
-            train(checked.config, plugins, checked.flow, checked.keys)
+            train(checked, plugins)

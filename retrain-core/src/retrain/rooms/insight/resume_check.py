@@ -12,9 +12,10 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.rooms.session.check import registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.identity.collect import collect_identity
 from retrain.rooms.session.records.checkpoints import Checkpoint
 from retrain.rooms.session.records.lock import owner_of
-from retrain.rooms.session.resume import Difference, ResumePlan, plan_resume
+from retrain.rooms.session.resume import ResumePlan, plan_resume
 from retrain.rooms.session.savepoint import algorithm_state, plugin_state
 
 WHY_MODE = {
@@ -62,7 +63,8 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     checked = load_checked([*named, "--resume", str(run)], plugins)
     obstacles = [f"the run is still active (process {pid})"] if (pid := owner_of(run)) else []
     try:
-        plan = plan_resume(run, checked.config, checked.keys)
+        identity = collect_identity(checked.config, plugins, checked.tables)
+        plan = plan_resume(run, checked.config, checked.keys, identity)
     except ResumeError as error:
         return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
     name = checked.config.backend.backend
@@ -71,7 +73,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
     if mode is CheckpointMode.UNSUPPORTED and plan.checkpoint:
         obstacles.append(WHY_MODE[mode].format(name=name))
-    obstacles += [_obstacle(difference) for difference in plan.differences]
+    obstacles += [f"{change}; undo the change or add --resume-anyway" for change in plan.accepted]
     lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
@@ -91,10 +93,6 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         not_restored=tuple(lost),
         obstacles=tuple(obstacles),
     )
-
-
-def _obstacle(difference: Difference) -> str:
-    return f"{difference}; undo the change or add --resume-anyway"
 
 
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) -> Iterator[Item]:

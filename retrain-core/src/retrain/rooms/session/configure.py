@@ -24,11 +24,12 @@ DEFAULT_FILE = Path("retrain.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A configuration without problems, and its credit flow."""
+    """A configuration without problems, its credit flow, and the keys of the tables that it was checked against."""
 
     config: Config
     flow: CreditFlow
     keys: list[Key]
+    tables: Mapping[str, TableEntry]
 
 
 def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
@@ -37,7 +38,7 @@ def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
     config, flow, problems = _load(arguments, plugins, tables)
     if problems or flow is None:
         raise ConfigError(*problems)
-    return Checked(config=config, flow=flow, keys=all_keys(tables))
+    return Checked(config=config, flow=flow, keys=all_keys(tables), tables=tables)
 
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:

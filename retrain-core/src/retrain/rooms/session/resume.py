@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, ResumeError
+from retrain.rooms.session.identity.acceptance import recorded_resume
+from retrain.rooms.session.identity.changes import Change, changes_between
+from retrain.rooms.session.identity.collect import Identity
+from retrain.rooms.session.identity.copies import stored_identity
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
+from retrain.rooms.text.terminal_text import printable
+
+NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,7 @@ class Difference:
     path: str
     before: Any
     now: Any
+    place: str = ""
 
     def __str__(self) -> str:
         return f"{self.path} was {self.before!r} and is now {self.now!r}"
@@ -37,6 +46,8 @@ class ResumePlan:
     checkpoint: Checkpoint | None
     damaged: tuple[Problem, ...]
     differences: tuple[Difference, ...]
+    changes: tuple[Change, ...] = ()
+    has_identity: bool = True
 
     @property
     def next_step(self) -> int:
@@ -50,15 +61,45 @@ class ResumePlan:
         return is_whole and self.next_step >= max_steps
 
     @property
+    def refused(self) -> list[Change]:
+        """The changes of code, data, model and plugins that make it a different run."""
+        return [change for change in self.changes if change.refuses]
+
+    @property
+    def accepted(self) -> list[str]:
+        """What `--resume-anyway` accepts, one line each."""
+        return [str(each) for each in (*self.differences, *self.refused)]
+
+    @property
+    def notices(self) -> list[str]:
+        """What is told, and keeps the run from nothing."""
+        told = [str(change) for change in self.changes if not change.refuses]
+        return told if self.has_identity else [NO_IDENTITY, *told]
+
+    @property
+    def has_new_inputs(self) -> bool:
+        """Whether code, data or plugins are not those that the run recorded."""
+        return bool(self.changes) or not self.has_identity
+
+    def recorded(self) -> dict[str, Any]:
+        """What `run.json` keeps about this resume and earlier ones."""
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        resumes = recorded_resume(
+            self.manifest, step=self.next_step, time=time, accepted=self.accepted, noticed=self.notices
+        )
+        return {"started": self.manifest["started"], "resumed_at_step": self.next_step, "resumes": resumes}
+
+    @property
     def seed(self) -> int:
         """Root seed of the run, regardless of the configuration."""
         return int(self.manifest["seed"])
 
 
-def plan_resume(run: Path, config: Config, keys: list[Key]) -> ResumePlan:
+def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) -> ResumePlan:
     """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
     manifest = read_manifest(run)
     adapters = adapters_of(run, manifest)
+    stored = stored_identity(run, manifest)
     checkpoint, damaged = newest_valid(adapters)
     if checkpoint is not None:
         _refuse_stranger(checkpoint, manifest)
@@ -70,6 +111,8 @@ def plan_resume(run: Path, config: Config, keys: list[Key]) -> ResumePlan:
         checkpoint=checkpoint,
         damaged=tuple(damaged),
         differences=tuple(_differences(manifest, config, keys)),
+        changes=tuple(changes_between(stored, identity.as_data())),
+        has_identity=bool(stored),
     )
 
 
@@ -88,19 +131,18 @@ def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Non
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
-    """ResumeError naming every key whose change would make it a different run, unless the user insists."""
-    if plan.differences and not anyway:
-        raise ResumeError(
-            *(
-                Problem(
-                    where=f"[resume] {plan.run}",
-                    what=str(difference),
-                    why="the run would not be the one that was stopped",
-                    fix="take it back, or insist with --resume-anyway",
-                )
-                for difference in plan.differences
-            )
-        )
+    """ResumeError naming every key, file and plugin whose change would make it a different run, unless one insists."""
+    if anyway or not (plan.differences or plan.refused):
+        return
+    why, fix = "the run would not be the one that was stopped", "take it back, or insist with --resume-anyway"
+    found = [
+        Problem(where=f"[resume] {plan.run}", what=f"{difference} ({difference.place})", why=why, fix=fix)
+        for difference in plan.differences
+    ]
+    found += [
+        Problem(where=f"[resume] {plan.run}", what=printable(str(change)), why=why, fix=fix) for change in plan.refused
+    ]
+    raise ResumeError(*found)
 
 
 def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -> list[Difference]:
@@ -113,7 +155,7 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
         if old != new:
-            found.append(Difference(path=key.path, before=old, now=new))
+            found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path)))
     return found
 
 

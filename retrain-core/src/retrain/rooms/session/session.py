@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.keys import Key
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import PluginError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
@@ -19,9 +17,11 @@ from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Determinism
-from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.collector import resume_collector
+from retrain.rooms.session.configure import Checked
+from retrain.rooms.session.identity.collect import Identity, collect_identity
+from retrain.rooms.session.identity.copies import write_inputs
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
@@ -30,7 +30,7 @@ from retrain.rooms.session.records.rewind import read_manifest, rewind_records
 from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
-from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, printable
 
 LOG = logging.getLogger("retrain")
 SAME_SEED = {
@@ -41,43 +41,47 @@ SAME_SEED = {
 PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
 
 
-def train(config: Config, plugins: Plugins, flow: CreditFlow, keys: list[Key]) -> None:
+def train(checked: Checked, plugins: Plugins) -> None:
     """Run a valid configuration to its end, from the beginning or from where it was stopped.
 
     `run.json` always records how it ended. StopRequested when a signal ended it; its checkpoint is saved.
     """
+    config = checked.config
+    identity = collect_identity(config, plugins, checked.tables)
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
-            plan = _plan(folder, config, keys)
+            plan = _plan(folder, checked, identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
                 return
-            _session(config, plugins, flow, plan=plan, folder=folder)
+            _session(checked, plugins, identity, plan=plan, folder=folder)
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-        _session(config, plugins, flow)
+        _session(checked, plugins, identity)
 
 
 def _session(
-    config: Config,
+    checked: Checked,
     plugins: Plugins,
-    flow: CreditFlow,
+    identity: Identity,
     *,
     plan: ResumePlan | None = None,
     folder: RunFolder | None = None,
 ) -> None:
+    config = checked.config
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
-    assembled = assemble(config, plugins, flow, seeds, interrupts)
+    assembled = assemble(config, plugins, checked.flow, seeds, interrupts)
     parts = assembled.parts
     try:
         LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         condition = parts.algorithm.labels["condition"]
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition)
+        manifest["identity"] = identity.summary()
         if plan:
-            manifest |= {"started": plan.manifest["started"], "resumed_at_step": plan.next_step}
+            manifest |= plan.recorded()
         progress = progress_of(plan.checkpoint if plan else None)
         view = RunView(
             config=config,
@@ -93,6 +97,8 @@ def _session(
         with watching(plugins, assembled.watchers):
             if plan:
                 _restore(parts, plan, view, interrupts)
+            if plan is None or plan.has_new_inputs:
+                write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
             resume_collector()
             with folder, interrupts.installed():
@@ -134,10 +140,14 @@ def _reopened(run: Path) -> RunFolder:
     return folder
 
 
-def _plan(folder: RunFolder, config: Config, keys: list[Key]) -> ResumePlan:
+def _plan(folder: RunFolder, checked: Checked, identity: Identity) -> ResumePlan:
     """Decide and log how to continue; ResumeError when it would not be the same run."""
-    plan = plan_resume(folder.path, config, keys)
-    refuse_changes(plan, anyway=config.value("resume.anyway", False))
+    plan = plan_resume(folder.path, checked.config, checked.keys, identity)
+    refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
+    for change in plan.accepted:
+        LOG.warning("Resuming although %s", printable(change))
+    for notice in plan.notices:
+        LOG.warning("%s", printable(notice))
     for problem in plan.damaged:
         LOG.warning("Damaged checkpoint passed over: %s", problem)
     source = plan.checkpoint.path if plan.checkpoint else "the beginning: there is no valid checkpoint"

@@ -1,0 +1,190 @@
+"""What differs between two identities: a run and what would continue it, or two runs."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from retrain.rooms.session.identity.copies import FOLDER, copy_name, text_of
+from retrain.rooms.session.records.secrets import HIDDEN
+
+SHOWN_CHARS = 120
+
+
+class ChangeKind(StrEnum):
+    """What sort of input changed."""
+
+    CODE = "code"
+    DATA = "data"
+    MODEL = "model"
+    PLUGIN = "plugin"
+    PACKAGE = "package"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One input that differs.
+
+    `file` is its path as it was read, empty when no file is known; `name` is the one that is the same on every
+    machine; `owner` is the plugin distribution. `line` is the first differing line, 0 where no copy was kept; `before`
+    and `now` are that line's texts. A change that does not `refuse` is only told.
+    """
+
+    kind: ChangeKind
+    what: str
+    name: str = ""
+    file: str = ""
+    owner: str = ""
+    line: int = 0
+    before: str = ""
+    now: str = ""
+    refuses: bool = True
+
+    @property
+    def where(self) -> str:
+        """The place, as a user can open it: `plugins/reward.py:12`."""
+        return f"{self.file or self.name}:{self.line}" if self.line else self.file or self.name
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner}" if self.owner and self.name != self.owner else ""
+        lines = f": {self.before!r} is now {self.now!r}" if self.line else ""
+        return f"{self.where}{owner} {self.what}{lines}"
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Every difference, most specific first: by file where both sides list files, else by kind.
+
+    Both are what `stored_identity` or `Identity.as_data` return, or the `identity` of a `run.json`. An empty one, of a
+    run that recorded none, gives no change.
+    """
+    if not before or not now:
+        return []
+    found: list[Change] = []
+    for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL):
+        found += _section_changes(kind, before.get(kind), now.get(kind), before, now)
+    plugins_before, plugins_now = _table(before, "plugins"), _table(now, "plugins")
+    for name in sorted({*plugins_before, *plugins_now}):
+        found += _plugin_changes(name, plugins_before.get(name), plugins_now.get(name), before, now)
+    packages_before, packages_now = _table(before, "packages"), _table(now, "packages")
+    for name in sorted({*packages_before, *packages_now}):
+        versions = [str(table.get(name) or "not used") for table in (packages_before, packages_now)]
+        if versions[0] != versions[1]:
+            what = f"was {versions[0]} and is now {versions[1]}"
+            found.append(Change(kind=ChangeKind.PACKAGE, name=name, what=what))
+    return found
+
+
+def source_diff(
+    change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
+) -> list[str]:
+    """The change as a unified diff of the copies, or of copy and file; empty where a side has none."""
+    kind = change.owner or str(change.kind)
+    old, new = (_text(identity, kind, change.name) for identity in (before, now))
+    if not (old or new) or (change.what == CHANGED and not (old and new)):
+        return []
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), change.name, change.name, lineterm="")
+    shown = list(islice(lines, most_lines + 1))
+    return shown if len(shown) <= most_lines else [*shown[:most_lines], "..."]
+
+
+CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
+
+
+def _section_changes(
+    kind: ChangeKind,
+    before: Any,
+    now: Any,
+    whole_before: Mapping[str, Any],
+    whole_now: Mapping[str, Any],
+    *,
+    owner: str = "",
+    refuses: bool = True,
+) -> list[Change]:
+    before, now = _as_table(before), _as_table(now)
+    if before.get("digest") == now.get("digest"):
+        return []
+    if "files" not in before or "files" not in now:
+        what = "changed; which files is unknown: inputs/files.json of the run is missing or damaged"
+        return [Change(kind=kind, name=owner or kind, what=what, owner=owner, refuses=refuses)]
+    found = []
+    files_before, files_now = _table(before, "files"), _table(now, "files")
+    for name in sorted({*files_before, *files_now}):
+        old, new = _as_table(files_before.get(name)), _as_table(files_now.get(name))
+        if _content(old) == _content(new):
+            continue
+        path = str((new or old).get("path") or os.path.join(str((now if new else before).get("root", "")), name))
+        common: dict[str, Any] = {"kind": kind, "name": name, "file": _short(path), "owner": owner, "refuses": refuses}
+        if not old or not new:
+            found.append(Change(what=REMOVED if old else ADDED, **common))
+        elif problem := new.get("problem"):
+            found.append(Change(what=f"cannot be read now: {problem}", **common))
+        else:
+            texts = [_text(side, owner or kind, name) for side in (whole_before, whole_now)]
+            found.append(Change(what=CHANGED, **common, **_first_difference(*texts)))
+    return found
+
+
+def _plugin_changes(
+    name: str, before: Any, now: Any, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]
+) -> Iterator[Change]:
+    """Of a distribution: one that came or went is told only, for the parts that a run uses are checked by name."""
+    if not before or not now:
+        what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} installed"
+        yield Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)
+        return
+    is_ours = bool(_as_table(now).get("first_party"))
+    if before.get("version") != now.get("version"):
+        what = f"was {before.get('version')} and is now {now.get('version')}"
+        yield Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what, refuses=not is_ours)
+    yield from _section_changes(
+        ChangeKind.PLUGIN, before, now, whole_before, whole_now, owner=name, refuses=not is_ours
+    )
+
+
+def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(file.get(key) for key in ("hash", "mtime_ns", "problem"))
+
+
+def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
+    """Text of a file: its copy where the identity is a run's, else the file itself."""
+    if FOLDER in identity:
+        return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
+    section = _as_table(identity.get(kind) or _table(identity, "plugins").get(kind))
+    file = _as_table(_table(section, "files").get(name))
+    return text_of(str(file.get("path") or os.path.join(str(section.get("root", "")), name))) if file else ""
+
+
+def _first_difference(before: str, now: str) -> dict[str, Any]:
+    """The first differing line of two texts; {} where one is missing, or they differ only in what a copy hides."""
+    if not before or not now:
+        return {}
+    lines = zip_longest(before.splitlines(), now.splitlines(), fillvalue="")
+    for number, (old, new) in enumerate(lines, start=1):
+        if old != new and not (HIDDEN in old or HIDDEN in new):
+            return {"line": number, "before": _shown(old), "now": _shown(new)}
+    return {}
+
+
+def _shown(line: str) -> str:
+    text = line.strip().encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def _short(path: str) -> str:
+    """A path below the current folder relative to it."""
+    full = Path(path)
+    return str(full.relative_to(Path.cwd())) if full.is_absolute() and full.is_relative_to(Path.cwd()) else path
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _as_table(record.get(name))
+
+
+def _as_table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

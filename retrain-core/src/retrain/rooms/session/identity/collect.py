@@ -1,0 +1,224 @@
+"""Collects what a configuration runs on: the project's code, data and model files, plugin distributions, packages."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.plugins.installed import versions_of
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import module_of
+from retrain.rooms.session.identity.hashing import (
+    BLOCK_BYTES,
+    BLOCKS,
+    DIGEST_BYTES,
+    Budget,
+    HashedFile,
+    files_below,
+    hash_file,
+)
+from retrain.rooms.session.identity.imports import ImportGraph, is_installed
+from retrain.rooms.session.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
+from retrain.rooms.session.locate import module_file
+from retrain.rooms.session.selected import selected_parts
+
+DOTTED = "dotted path"
+MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
+FREE_FORM = (  # whatever a plugin takes: a data file among it is recognised by its suffix
+    *("backend.options", "data.options", "environment.args"),
+    *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a run consists of besides its configuration.
+
+    `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
+    names. `model`: the files of a local model folder. `plugins`: the installed plugin distributions. `packages`:
+    versions of installed packages that the configuration names modules of. `notes` say what was not hashed completely.
+    """
+
+    code: tuple[HashedFile, ...] = ()
+    data: tuple[HashedFile, ...] = ()
+    model: tuple[HashedFile, ...] = ()
+    plugins: Mapping[str, PluginFiles] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Iterator[tuple[str, HashedFile]]:
+        """Every file with its kind: `code`, `data`, `model` or the name of a plugin distribution."""
+        for kind in ("code", "data", "model"):
+            yield from ((kind, file) for file in getattr(self, kind))
+        for name, plugin in self.plugins.items():
+            yield from ((name, file) for file in plugin.files)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not hashed completely, and why."""
+        return [
+            f"{file.path}: {file.problem or f'{file.size} bytes, hashed in {BLOCKS} blocks of {BLOCK_BYTES} bytes'}"
+            for _, file in self.files
+            if file.problem or file.is_sampled
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """The form that `run.json` holds: a digest per kind, versions, and notes."""
+        kinds = {kind: _summary(getattr(self, kind)) for kind in ("code", "data", "model")}
+        plugins = {
+            name: {"version": plugin.version, "first_party": plugin.is_ours, **_summary(plugin.files)}
+            for name, plugin in self.plugins.items()
+        }
+        return {**kinds, "plugins": plugins, "packages": dict(self.packages), "notes": self.notes}
+
+    def as_data(self) -> dict[str, Any]:
+        """`summary` with the files of each kind, by name, as `stored_identity` returns it."""
+        data = self.summary()
+        for kind in ("code", "data", "model"):
+            data[kind]["files"] = _by_name(getattr(self, kind))
+        for name, plugin in self.plugins.items():
+            files = {
+                file.name: {"hash": file.hash, **({"problem": file.problem} if file.problem else {})}
+                for file in plugin.files
+            }
+            data["plugins"][name] |= {"root": plugin.root, "files": files}
+        return data
+
+
+def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Identity:
+    """Hash everything that a configuration names, without importing any part."""
+    modules = plugin_modules(plugins)
+    graph = ImportGraph(foreign=frozenset(top for tops in modules.values() for top in tops))
+    budget, packages = Budget(), dict[str, str]()
+    for module in _dotted_modules(config, plugins, tables):
+        _add_module(module, graph, packages)
+    for path in key_paths(tables, "code"):
+        _add_code(str(config.value(path, "")), graph, packages)
+    for path in key_paths(tables, "package"):
+        _add_package(str(config.value(path, "")), graph, packages)
+    without = frozenset(_record_folders(config))
+    return Identity(
+        code=tuple(_code_files(graph, budget)),
+        data=tuple(_data_files(config, tables, without, budget)),
+        model=tuple(_model_files(config, plugins, budget)),
+        plugins=plugin_files(modules, budget),
+        packages=dict(sorted(packages.items())),
+    )
+
+
+def key_paths(tables: Mapping[str, TableEntry], reads: str) -> list[str]:
+    """The keys whose value names an input of this sort: `code`, `data` or `package`."""
+    return [
+        f"{table}.{info.alias or name}"
+        for table, entry in tables.items()
+        for name, info in entry.model.model_fields.items()
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("reads") == reads
+    ]
+
+
+def _dotted_modules(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> Iterator[str]:
+    for part in selected_parts(config, plugins, tables):
+        if part.source == DOTTED and (module := module_of(part.name, config.plugins.search_paths)):
+            yield module
+
+
+def _add_module(name: str, graph: ImportGraph, packages: dict[str, str], folder: str = "") -> None:
+    """A module of the project with what it imports, or the version of the installed package that has it."""
+    if graph.add(name, folder):
+        return
+    top = name.partition(".")[0]
+    if top not in graph.foreign and is_installed(module_file(top)):
+        packages |= versions_of(dict.fromkeys((top, top.replace("_", "-"))))
+
+
+def _add_code(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
+    if value.endswith(".py"):
+        graph.add_file(Path(value))
+    elif value.strip():
+        _add_module(value, graph, packages)
+
+
+def _add_package(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
+    """An environment's package by its id, `owner/name@version`."""
+    if name := value.rpartition("/")[2].partition("@")[0]:
+        for module in dict.fromkeys((name.replace("-", "_"), name.replace("-", "_").lower())):
+            _add_module(module, graph, packages)
+
+
+def _code_files(graph: ImportGraph, budget: Budget) -> Iterator[HashedFile]:
+    for module in sorted(graph.found.values(), key=lambda module: module.file):
+        if module.file:
+            inside = os.path.relpath(module.file, module.root)
+            name = inside if module.name else module.file  # a file that was not named as a module, as it was named
+            yield hash_file(Path(name).as_posix(), Path(module.file), budget)
+
+
+def _data_files(
+    config: Config, tables: Mapping[str, TableEntry], without: frozenset[str], budget: Budget
+) -> Iterator[HashedFile]:
+    named = [config.value(path, "") for path in key_paths(tables, "data")]
+    for value in dict.fromkeys(str(each) for each in named if each):
+        yield from _named_files(value, without, budget)
+    for value in dict.fromkeys(text for path in FREE_FORM for text in _texts(config.value(path, {}))):
+        if value.lower().endswith(DATA_SUFFIXES) and os.path.isfile(os.path.expanduser(value)):
+            yield hash_file(value, Path(value).expanduser(), budget)
+
+
+def _named_files(value: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
+    """The file of a path, those of a folder, or those that a pattern matches; none when it is no local path."""
+    path = Path(value).expanduser()
+    if "://" in value:
+        return
+    if path.is_dir():
+        for file in files_below(path, without=without):
+            yield hash_file(f"{value.rstrip('/')}/{os.path.relpath(file, path)}", file, budget)
+    elif path.exists() or not glob.has_magic(value):
+        yield hash_file(value, path, budget)
+    else:
+        for each in sorted(glob.glob(str(path), recursive=True)):
+            if not os.path.isdir(each):
+                yield hash_file(each, Path(each), budget)
+
+
+def _model_files(config: Config, plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
+    """The files of a local model folder: weights by size and blocks; none for a model on the hub."""
+    named = config.model.model
+    folder = Path(plugins.notify("retrain_locate_model", model=named) or named).expanduser()
+    for file in files_below(folder) if folder.is_dir() else ():
+        name = os.path.relpath(file, folder)
+        yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
+
+
+def _record_folders(config: Config) -> Iterator[str]:
+    """Where this run writes: not part of what it reads, even inside a data folder."""
+    for folder in (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir):
+        if folder:
+            yield os.path.realpath(os.path.expanduser(folder))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _by_name(files: tuple[HashedFile, ...]) -> dict[str, dict[str, Any]]:
+    return {file.name: file.as_data() for file in files}
+
+
+def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for file in sorted(files, key=lambda file: file.name):
+        text = f"{file.name}\0{file.hash}\0{file.mtime_ns}\0{file.problem}\n"
+        digest.update(text.encode("utf-8", "surrogateescape"))
+    return {"digest": digest.hexdigest(), "num_files": len(files)}

@@ -1,0 +1,83 @@
+"""Keeps copies of a run's inputs in its folder, and reads what an earlier process recorded there.
+
+`<run>/inputs/files.json` lists every hashed file; `code/`, `data/` and `plugins/` beside it hold the copies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from retrain.rooms.session.identity.collect import Identity
+from retrain.rooms.session.identity.hashing import Budget, hash_file
+from retrain.rooms.session.records.files import cannot_write, write_text
+from retrain.rooms.session.records.secrets import hide_text
+
+FOLDER, FILES = "inputs", "files.json"
+DETAILS = ("files", "root")  # what `run.json` leaves out
+
+
+def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
+    """Write `<run>/inputs`; with `kept_as` an earlier one stays there as `<run>/inputs/<kept_as>`."""
+    folder, fresh = run / FOLDER, run / f".{FOLDER}.tmp"
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for kind, file in identity.files:
+            if text := _public_text(file.content):
+                target = fresh / copy_name(kind, file.name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(text.encode("utf-8", "surrogateescape"))
+        write_text(fresh / FILES, json.dumps(identity.as_data(), separators=(",", ":"), allow_nan=False) + "\n")
+        if folder.exists() and kept_as:
+            folder.rename(fresh / kept_as)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity in a run's manifest, with its files where `inputs/files.json` still belongs to it; {} for none.
+
+    The form is that of `Identity.as_data`; `inputs` names the folder of the copies.
+    """
+    summary = manifest.get("identity")
+    if not isinstance(summary, dict):
+        return {}
+    with suppress(OSError, ValueError, RecursionError):
+        listed = json.loads((run / FOLDER / FILES).read_text(encoding="utf-8"))
+        if without_files(listed) == summary:
+            return {**listed, FOLDER: str(run / FOLDER)}
+    return dict(summary)
+
+
+def without_files(identity: Any) -> Any:
+    """The form that `run.json` holds, made from that of `inputs/files.json`."""
+    if not isinstance(identity, dict):
+        return None
+    return {
+        key: without_files(each) if isinstance(each, dict) else each
+        for key, each in identity.items()
+        if key not in DETAILS
+    }
+
+
+def copy_name(kind: str, name: str) -> PurePosixPath:
+    """Where the copy of a file lies below `inputs`: never outside it, whatever the name."""
+    parts = [part if part != ".." else "up" for part in PurePosixPath(name.lstrip("/~")).parts]
+    return PurePosixPath(*((kind,) if kind in ("code", "data") else ("plugins", kind)), *parts)
+
+
+def text_of(path: str | Path) -> str:
+    """A text file as its copy would be; empty for a binary one, and where it cannot be read or is too large."""
+    return _public_text(hash_file("", path, Budget()).content)
+
+
+def _public_text(content: bytes) -> str:
+    """The text without its secrets; empty for a binary file."""
+    return "" if b"\0" in content else hide_text(content.decode("utf-8", "surrogateescape"))

@@ -1,0 +1,188 @@
+"""Finds the modules of a project that a module imports, directly or not, from the text of their import statements.
+
+Nothing is imported or parsed: a regular expression reads the statements wherever they stand, inside functions too.
+What merely looks like an import, in a docstring say, counts only if the project has a module of that name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import site
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
+_STATEMENT = re.compile(
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(?P<base>\.*[ \t]*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n;#]+)"
+    rb"|import[ \t]+(?P<modules>[^\n;#]+))"
+    rb"|(?:import_module|__import__)\([ \t\n]*[\"'](?P<called>[\w.]+)[\"']"
+    rb"|[\"'](?P<factory>[A-Za-z_][\w.]*):[A-Za-z_]\w*[\"']",  # as a PluginSpec names its factory
+    re.MULTILINE,
+)
+_NO_STATEMENT = re.compile(rb"#[^\n]*|\\\r?\n|\r")  # comments, and line ends that continue a statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module of the project: its dotted name, its file (empty for a namespace package), and where it was found.
+
+    `root` is the folder below which its name is its path.
+    """
+
+    name: str
+    file: str
+    root: str
+    is_package: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportGraph:
+    """Follows imports from module to module, and stops at what is installed.
+
+    `foreign` are top-level names that are recorded elsewhere: those of plugin distributions. `installed` collects the
+    top-level names of dotted parts that turned out to belong to installed packages.
+    """
+
+    foreign: frozenset[str] = frozenset()
+    found: dict[str, Module] = field(default_factory=dict)
+    _specs: dict[tuple[str, str], ModuleSpec | None] = field(default_factory=dict)
+
+    def add(self, name: str, folder: str = "") -> bool:
+        """Add a module, its parent packages and all that they import; False when the project has no such module.
+
+        `folder` is searched before the import path, as for a script that lies there.
+        """
+        fresh: list[tuple[Module, str]] = []
+        if not self._enter(name, folder, fresh):
+            return False
+        self._follow(fresh)
+        return True
+
+    def add_file(self, file: Path) -> None:
+        """Add a `.py` file that is not imported by name, and all that it imports; its folder is searched first."""
+        key = str(file)
+        if key not in self.found:
+            module = Module(name="", file=key, root=str(file.parent), is_package=False)
+            self.found[key] = module
+            self._follow([(module, str(file.parent))])
+
+    def _follow(self, fresh: list[tuple[Module, str]]) -> None:
+        while fresh:
+            module, folder = fresh.pop()
+            for name in imported_names(module):
+                self._enter(name, folder, fresh)
+
+    def _enter(self, name: str, folder: str, fresh: list[tuple[Module, str]]) -> bool:
+        """Find a module with its parents; what is new goes to `fresh`, whose imports are still to be followed."""
+        parts, places = name.split("."), None
+        if parts[0] in self.foreign or not name:
+            return False
+        for end in range(1, len(parts) + 1):
+            full = ".".join(parts[:end])
+            spec = self._spec(full, places, folder)
+            if spec is None or (end == 1 and is_installed(_location(spec))):
+                return False
+            if full not in self.found:
+                module = _module(full, spec)
+                self.found[full] = module
+                fresh.append((module, folder))
+            places = spec.submodule_search_locations
+            if places is None and end < len(parts):
+                return False
+        return True
+
+    def _spec(self, full: str, places: Iterable[str] | None, folder: str) -> ModuleSpec | None:
+        key = (full, folder)
+        if key not in self._specs:
+            self._specs[key] = _find(full, None if places is None else list(places), folder)
+        return self._specs[key]
+
+
+def _find(full: str, places: list[str] | None, folder: str) -> ModuleSpec | None:
+    try:
+        if places is not None:
+            return PathFinder.find_spec(full, places)
+        if "." in full:
+            return None
+        if folder and (spec := PathFinder.find_spec(full, [folder])) is not None:
+            return spec
+        return importlib.util.find_spec(full)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _location(spec: ModuleSpec) -> str:
+    """The file of a module, the folder of a namespace package; empty for a built-in module."""
+    if spec.has_location and spec.origin:
+        return spec.origin
+    return next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _module(name: str, spec: ModuleSpec) -> Module:
+    location, is_package = _location(spec), spec.submodule_search_locations is not None
+    root = Path(location)
+    for _ in range(len(name.split(".")) + (is_package and spec.has_location)):
+        root = root.parent
+    file = location if spec.has_location else ""
+    return Module(name=name, file=file, root=str(root), is_package=is_package)
+
+
+def is_installed(location: str) -> bool:
+    """Whether a file belongs to Python or to an installed package, and not to a project; True for built-in modules."""
+    return not location or location.startswith(_installed_folders())
+
+
+@lru_cache(maxsize=1)
+def _installed_folders() -> tuple[str, ...]:
+    named: Mapping[str, str] = sysconfig.get_paths()
+    folders = {named[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(os.__file__).parent)}
+    folders |= {path for path in sys.path if path.endswith((".zip", "site-packages", "dist-packages"))}
+    return tuple(f"{folder}{os.sep}" for folder in folders) + tuple(f for f in folders if f.endswith(".zip"))
+
+
+def imported_names(module: Module) -> Iterator[str]:
+    """Absolute names of all modules that the text of a module may import; none when it cannot be read."""
+    if not module.file.endswith((".py", ".pyw")):
+        return
+    try:
+        found = os.stat(module.file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_SOURCE_BYTES:
+            return
+        text = Path(module.file).read_bytes()
+    except OSError:
+        return
+    for match in _STATEMENT.finditer(_NO_STATEMENT.sub(b"", text)):
+        base, names, modules = match["base"], match["names"], match["modules"]
+        if called := match["called"] or match["factory"]:
+            yield called.decode("ascii", "ignore")
+        elif modules:
+            yield from filter(None, map(_first_word, modules.split(b",")))
+        elif base is not None and (absolute := _absolute(base.replace(b" ", b"").decode("utf-8", "ignore"), module)):
+            yield absolute
+            imported = names.strip(b"() \t\n").split(b",")
+            yield from (f"{absolute}.{word}" for word in filter(None, map(_first_word, imported)))
+
+
+def _first_word(text: bytes) -> str:
+    words = text.split()
+    return words[0].decode("utf-8", "ignore") if words else ""
+
+
+def _absolute(base: str, module: Module) -> str:
+    """The package that a `from` names; empty for a relative one outside a package."""
+    name = base.lstrip(".")
+    level = len(base) - len(name)
+    if not level:
+        return name
+    above = module.name.split(".")[: None if module.is_package else -1]
+    kept = above[: max(len(above) - level + 1, 0)]
+    return ".".join([*kept, *([name] if name else [])]) if kept else ""

@@ -1,0 +1,78 @@
+"""A run whose reward, transform, advantage, data or plugin changed by one character is not resumed as the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shared import mostly_slow
+
+Run = Callable[..., Any]
+LOG = "logs/train"
+EDITS = [
+    ("mine/reward.py", "==", "!=", "mine/reward.py:12"),
+    ("mine/helpers.py", "[0]", "[1]", "mine/helpers.py:2"),
+    ("mine/transform.py", "a + 0.0", "a - 0.0", "mine/transform.py:5"),
+    ("mine/advantage.py", "reward - mean", "mean - reward", "mine/advantage.py:3"),
+    ("tasks.jsonl", "2 plus 3", "2 plus 9", "tasks.jsonl:12"),
+    ("site/stopping.py", "step == 2", "step == 9", "site/stopping.py:8"),
+]
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def manifest(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / LOG / "run.json").read_text())
+    return found
+
+
+def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_request(run: Run, tmp_path: Path) -> None:
+    assert run().code == 75
+    for name, old, new, _ in EDITS:
+        edit(tmp_path / name, old, new)
+    result = run("--resume", LOG)
+    assert result.code == 2
+    for *_, place in EDITS:
+        assert place in result.err
+    assert "'    return text.split()[0]" not in result.err
+    assert "return text.split()[0] if text.split() else" in result.err
+    assert "return text.split()[1] if text.split() else" in result.err
+    assert "--resume-anyway" in result.err
+    assert manifest(tmp_path)["status"] == "stopped"
+    assert "resumes" not in manifest(tmp_path)
+    check = run("resume-check", LOG)
+    assert check.code == 1
+    for *_, place in EDITS:
+        assert place in check.out
+
+    result = run("--resume", LOG, "--resume-anyway")
+    assert result.code == 0, result.err
+    (entry,) = manifest(tmp_path)["resumes"]
+    assert entry["step"] == 2
+    assert len(entry["accepted"]) == len(EDITS)
+    assert "mine/reward.py" in str(entry["accepted"])
+    former = tmp_path / LOG / "inputs/until_step_2/code/mine/reward.py"
+    assert "==" in former.read_text()
+    assert "!=" in (tmp_path / LOG / "inputs/code/mine/reward.py").read_text()
+
+
+@pytest.mark.parametrize(("file", "old", "new", "place"), mostly_slow(EDITS, EDITS[1]))
+def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
+    assert run().code == 75
+    assert run("resume-check", LOG).code == 0
+    edit(tmp_path / file, old, new)
+    result = run("--resume", LOG)
+    assert result.code == 2
+    assert place in result.err
+    edit(tmp_path / file, new, old)
+    result = run("--resume", LOG)
+    assert result.code == 0, result.err
+    assert manifest(tmp_path)["resumes"] == [{**manifest(tmp_path)["resumes"][0], "accepted": [], "noticed": []}]
