@@ -71,7 +71,7 @@ def maxrl() -> AdvantageSpec:
             )
         return maxrl_advantages(ctx.rewards_G, eps=float(ctx.params.get("eps", MAXRL_EPS)))
 
-    return AdvantageSpec(name="maxrl", compute=compute)
+    return AdvantageSpec(name="maxrl", compute=compute, needs_group=True)
 
 
 def _grpo(ctx: AdvantageContext) -> Floats:
@@ -79,4 +79,4 @@ def _grpo(ctx: AdvantageContext) -> Floats:
     return grpo_advantages(ctx.rewards_G, scale=scale, ddof=ddof)
 
 
-GRPO = AdvantageSpec(name="grpo", compute=_grpo)
+GRPO = AdvantageSpec(name="grpo", compute=_grpo, needs_group=True)

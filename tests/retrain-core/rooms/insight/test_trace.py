@@ -53,6 +53,11 @@ def test_config_problems_are_shown_not_raised(capsys: pytest.CaptureFixture[str]
     assert "lr" in messages
 
 
-def test_a_group_of_one_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["trace", "--group-size", "1"]) == 0
+def test_a_group_of_one_fails_where_the_advantage_needs_a_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["trace", "--group-size", "1"]) == 1
+    assert "[ERROR] [config] --group-size [training] group_size: advantage 'maxrl'" in capsys.readouterr().out
+    (tmp_path / "alone.py").write_text("def raw(rewards):\n    return rewards\n")
+    assert run(["trace", "--group-size", "1", "--advantage-mode", "alone.raw"]) == 0
     assert "[WARN] [config] group_size = 1" in capsys.readouterr().out

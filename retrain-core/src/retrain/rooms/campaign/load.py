@@ -23,7 +23,7 @@ from retrain.rooms.campaign.conditions import Condition, read_conditions
 from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
 from retrain.rooms.campaign.table import CampaignTable
-from retrain.rooms.session.assemble import check
+from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.session.records.manifest import public_values
@@ -159,8 +159,8 @@ def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -
 
 
 def _flow_problems(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    _, problems = check(config, plugins, tables)
-    return problems
+    flow, problems = check(config, plugins, tables)
+    return problems + (check_run(config, plugins, flow) if flow else [])
 
 
 def _plan_problems(campaign: Campaign) -> list[Problem]:

@@ -37,7 +37,7 @@ def command(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> Non
     with paused_collector():
         from retrain.rooms.session.configure import load_checked
 
-        checked = load_checked(arguments, plugins)
+        checked = load_checked(arguments, plugins, starts_run=True)
         from retrain.rooms.session.session import train  # only after the checks
 
         with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():

@@ -68,7 +68,7 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     """The flow that `[algorithm]` names; every problem with names and parameters in one error."""
     problems: list[Problem] = []
     modes = {"advantage_mode": config.algorithm.advantage_mode, "transform_mode": config.algorithm.transform_mode}
-    places = {name: config.place(f"algorithm.{name}") for name in (*modes, "algorithm_mode", "uncertainty_kind")}
+    places = {name: config.place(f"algorithm.{name}") for name in (*modes, "algorithm_mode")}
 
     def get(kind: Kind, name: str, where: str) -> Found | None:
         try:
@@ -85,7 +85,7 @@ def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
         algorithm = as_algorithm(found) if found else None
         if algorithm and algorithm.compute_context is None:
             modes = {"advantage_mode": algorithm.advantage_mode, "transform_mode": algorithm.transform_mode}
-    kind, kind_place = _uncertainty_name(config, places["uncertainty_kind"])
+    kind, kind_place = uncertainty_name(config)
     parts = (
         get(Kind.ADVANTAGE, modes["advantage_mode"], places["advantage_mode"]),
         get(Kind.TRANSFORM, modes["transform_mode"], places["transform_mode"]),
@@ -172,12 +172,13 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
     )
 
 
-def _uncertainty_name(config: Config, place: str) -> tuple[str, str]:
+def uncertainty_name(config: Config) -> tuple[str, str]:
+    """The configured kind of uncertainty and the place that names it; a transform's parameters come first."""
     for name in UNCERTAINTY_PARAMS:
         if name in config.algorithm.transform_params:
             where = f"{config.place('algorithm.transform_params')}.{name}"
             return str(config.algorithm.transform_params[name]), where
-    return config.algorithm.uncertainty_kind, place
+    return config.algorithm.uncertainty_kind, config.place("algorithm.uncertainty_kind")
 
 
 def _params(found: Found | None, config: Config, key: str, problems: list[Problem]) -> Mapping[str, Any]:

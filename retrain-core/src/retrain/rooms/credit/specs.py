@@ -25,10 +25,15 @@ class AdvantageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec:
-    """An episode advantage: `compute(ctx)` returns one finite number per completion of the group."""
+    """An episode advantage: `compute(ctx)` returns one finite number per completion of the group.
+
+    With `needs_group`, which says that it compares the completions of a group, a run with `group_size = 1` is refused
+    before anything loads.
+    """
 
     name: str
     compute: Callable[[AdvantageContext], Numbers]
+    needs_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

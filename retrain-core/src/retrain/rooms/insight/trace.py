@@ -10,16 +10,12 @@ import numpy as np
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Capabilities, Kind
 from retrain.rooms.credit.flow import CreditFlow
-from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.credit.pipeline import CreditResult, assign_credit
+from retrain.rooms.credit.trial import LAMBDAS, group_problem, synthetic_groups
 from retrain.rooms.session.check import declared_capabilities
 
-PROBE_SEED = 0
-REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
-LENGTHS = ((6, 9, 4, 12), (5, 1, 8, 7))
-LAMBDAS = (0.0, 1.0)
 SHOWN_LAMBDA = 1.0
 ERROR, WARNING = "error", "warning"
 
@@ -100,21 +96,6 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
     )
 
 
-def synthetic_groups() -> list[CreditGroup]:
-    """Two groups of four completions with seeded log-probabilities, entropies and planning marks."""
-    stream = Seeds(PROBE_SEED).stream("trace")
-    return [
-        CreditGroup(
-            rewards_G=np.array(rewards),
-            logprobs_G=[-stream.exponential(0.6, size=length) for length in lengths],
-            planning_G=[stream.random(length) < 0.25 for length in lengths],
-            entropies_G=[stream.exponential(0.8, size=length) for length in lengths],
-            name=f"probe group {number}",
-        )
-        for number, (rewards, lengths) in enumerate(zip(REWARDS, LENGTHS, strict=True))
-    ]
-
-
 def _needs(flow: CreditFlow) -> tuple[str, ...]:
     needs = (
         ("log-probabilities of the sampled tokens", True),
@@ -149,7 +130,9 @@ def _compatibility(
     if flow.controller and not plugins.find(Kind.CONTROLLER, flow.controller):
         message = f"needs controller {flow.controller!r}, which is not installed"
         issues.append(Issue(severity=ERROR, category="dep", message=message))
-    if config.training.group_size == 1:
+    if problem := group_problem(config, flow):
+        issues.append(Issue(severity=ERROR, category="config", message=str(problem)))
+    elif config.training.group_size == 1:
         message = "group_size = 1: no group can be informative, so nothing would be trained"
         issues.append(Issue(severity=WARNING, category="config", message=message))
     return issues

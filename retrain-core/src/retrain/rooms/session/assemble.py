@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
@@ -21,10 +22,15 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind, SamplingParams
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.process_copy import in_copy
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
+
+LOG = logging.getLogger("retrain")
+TRIAL_S = 10.0  # for a trial of milliseconds: a part that loads a library first is not cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +53,24 @@ def check(
     except RetrainError as error:
         return None, [*problems, *error.problems]
     return flow, problems + _check_entropy(config, plugins, flow)
+
+
+def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    """Problems that matter only when training starts: groups too small for the advantage, parts of credit that fail."""
+    if flow.is_custom:
+        return []
+    if problem := group_problem(config, flow):
+        return [problem]
+    capabilities = declared_capabilities(config, plugins)
+    provides_entropy = capabilities is None or capabilities.provides_entropy
+
+    def tried() -> list[dict[str, str]]:
+        return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
+
+    found = in_copy(tried, timeout_s=TRIAL_S)
+    if found is None:
+        LOG.info("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
+    return [Problem(**fields) for fields in found or ()]
 
 
 def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:

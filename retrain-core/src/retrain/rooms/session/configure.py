@@ -16,7 +16,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import ConfigClaim
 from retrain.rooms.credit.flow import CreditFlow
-from retrain.rooms.session.assemble import check
+from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import registered_tables, table_hint
 
 DEFAULT_FILE = Path("retrain.toml")
@@ -32,10 +32,15 @@ class Checked:
     tables: Mapping[str, TableEntry]
 
 
-def load_checked(arguments: Sequence[str], plugins: Plugins) -> Checked:
-    """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import."""
+def load_checked(arguments: Sequence[str], plugins: Plugins, *, starts_run: bool = False) -> Checked:
+    """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import.
+
+    `starts_run`: the parts of credit are tried too.
+    """
     tables = registered_tables(plugins)
     config, flow, problems = _load(arguments, plugins, tables)
+    if starts_run and flow is not None:
+        problems += check_run(config, plugins, flow)
     if problems or flow is None:
         raise ConfigError(*problems)
     return Checked(config=config, flow=flow, keys=all_keys(tables), tables=tables)
