@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,6 +80,21 @@ def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Pat
     found = data(command("resume-check", LOG, "--json"))
     assert (found["can_resume"], found["next_step"]) == (True, 2)
     assert "checkpoint_step_3/logits.json: is damaged" in found["not_restored"][0]["detail"]
+    shown = command("resume-check", LOG).out
+    assert "\ufffd" not in shown
+    assert re.search(r"^  checkpoint  .*logits.json: is damaged.*\n {18}fix: use another one", shown, re.MULTILINE)
+
+
+def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[..., Any]) -> None:
+    folder = stopped / "adapter/checkpoint_step_3"
+    restored = data(command("resume-check", LOG, "--json"))["restored"][0]["detail"]
+    (folder / "notes").mkdir()
+    for name in ("notes/a.txt", "b.txt"):
+        (folder / name).write_text("x" * 10_000)
+    found = data(command("resume-check", LOG, "--json"))
+    assert found["restored"][0]["detail"] == restored
+    (lost,) = found["not_restored"]
+    assert lost["detail"] == "2 without a checksum, which are not part of the checkpoint: b.txt, notes/a.txt"
 
 
 def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: Callable[..., Any]) -> None:

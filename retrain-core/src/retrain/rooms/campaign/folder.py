@@ -17,6 +17,7 @@ from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import NAME, sha256
 from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
+from retrain.rooms.session.records.reading import read_regular
 
 PARENT = Path("logs")
 NOTHING = Growth()
@@ -81,7 +82,7 @@ def open_campaign(campaign: Campaign, *, is_new: bool, is_beyond_plan: bool = Fa
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest in `path`; ResumeError if it is missing or not that of a campaign."""
     try:
-        content = json.loads((path / NAME).read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path / NAME))
         str(content["sha256"]), [str(run["run_name"]) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"

@@ -83,7 +83,7 @@ def rerun_sentence(before: Mapping[str, Any], campaign: Campaign) -> str:
 
 def _content_of(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads((path / CONTENT).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_regular(path / CONTENT))
         list(content["seeds"]), [dict(values) for values in content["conditions"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
 from retrain.rooms.campaign.planned import PlannedRun
 from retrain.rooms.session.records.checkpoints import FINAL, newest_valid
@@ -146,7 +147,7 @@ def _last_error(file: Path) -> str:
 
 def _tail(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
             return stream.read()
     except OSError:

@@ -13,11 +13,12 @@ from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.rooms.session.check import registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.identity.collect import collect_identity
-from retrain.rooms.session.records.checkpoints import Checkpoint
+from retrain.rooms.session.records.checkpoints import Checkpoint, without_checksum
 from retrain.rooms.session.records.lock import owner_of
 from retrain.rooms.session.resume import ResumePlan, plan_resume
 from retrain.rooms.session.savepoint import algorithm_state, plugin_state
 
+MOST_NAMES = 5
 WHY_MODE = {
     CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments restart at zero",
     CheckpointMode.UNSUPPORTED: "backend {name!r} cannot load a checkpoint",
@@ -78,6 +79,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
     if plan.checkpoint:
+        lost += _strangers(plan.checkpoint.path)
         wanted = wanted_names(checked.config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
         unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
@@ -95,9 +97,19 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     )
 
 
+def _strangers(checkpoint: Path) -> Iterator[Item]:
+    if names := without_checksum(checkpoint):
+        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        yield Item(
+            part="files", detail=f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
+        )
+
+
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) -> Iterator[Item]:
     state = checkpoint.state
+    strangers = without_checksum(checkpoint.path)
     files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
+    files = [file for file in files if file.relative_to(checkpoint.path).as_posix() not in strangers]
     size_kib = sum(file.stat().st_size for file in files) // 1024
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")

@@ -57,4 +57,6 @@ def _section(title: str, items: Sequence[Item]) -> list[str]:
     if not items:
         return []
     width = max(len(item.part) for item in items)
-    return [f"{title}:", *(f"  {item.part:<{width}}  {item.detail}" for item in items)]
+    next_line = "\n" + " " * (4 + width)
+    text = "\n".join(f"  {item.part:<{width}}  " + item.detail.replace("\n", next_line) for item in items)
+    return [f"{title}:", *text.split("\n")]

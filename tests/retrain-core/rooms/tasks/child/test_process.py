@@ -17,6 +17,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
+from retrain.rooms.tasks.child.orphans import descendants
 from retrain.rooms.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 
 LONG_S = 60.0
@@ -118,6 +119,16 @@ def test_what_never_ends_is_killed_at_its_limit(method: str, child: Child, gone:
     with pytest.raises(ChildTimeout, match=r"^timed out after 0.3 s$"):
         child.call(method, timeout_s=SHORT_S)
     assert gone(pid)
+
+
+def test_a_stopped_child_is_dead_after_the_limit_of_its_call(child: Child, gone: Callable[..., bool]) -> None:
+    """Stopped while idle, it used to cost a minute."""
+    (worker,) = descendants(child.pid)
+    os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(ChildDied, match="did not take a call within 1 s") as caught:
+        child.call("echo", 1, timeout_s=0.5)
+    assert not caught.value.has_started
+    assert gone(worker)
 
 
 def test_garbage_in_our_own_line_ends_the_child(child: Child) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.errors import PluginError, RewardError
 from retrain.kernel.types import Example, Outcome, Score
+from retrain.rooms.tasks.child.orphans import descendants
 from retrain.rooms.tasks.scoring.failures import read_failures
 from retrain.rooms.tasks.scoring.service import ScoringService
 
@@ -79,6 +81,15 @@ def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Exa
     assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
     once = service(flaky, retries=0, max_failed_frac=1.0)
     assert scored(once, example, "c") == [Score.failed("the scoring process exited with code 1")]
+
+
+def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service: Make, rewards: Any, example: Example) -> None:
+    scoring = service(rewards.Hostile(), timeout_s=1.0, retries=0)
+    assert scored(scoring, example, "7")[0].value == 1.0
+    (child,) = scoring._dispatcher._pool._children
+    for process in descendants(child.pid):
+        os.kill(process, signal.SIGSTOP)
+    assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
 def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any, example: Example) -> None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import CheckpointError, Problem, RetrainError
 from retrain.rooms.session.records.files import REPLACED, write_folder
+from retrain.rooms.session.records.reading import read_regular
 
 STATE, SUMS = "checkpoint.json", "checksums.json"
 FINAL = "final"
@@ -89,15 +91,22 @@ def _damaged(where: Path | str, what: str) -> CheckpointError:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose files are all as they were written; CheckpointError names the first that is not."""
     try:
-        sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
+        sums = json.loads(read_regular(path / SUMS))
         for name, wanted in {STATE: "", **sums}.items():
             if _checksum(path / name) != wanted:
                 raise _damaged(path / name, "is damaged: its checksum differs")
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(read_regular(path / STATE))
         return Checkpoint(path=path, state={**state, "next_step": int(state["next_step"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = getattr(error, "filename", None) or path
         raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def without_checksum(path: Path) -> list[str]:
+    """Names of the files in a valid checkpoint that are not part of it: it has no checksum of theirs."""
+    known = {SUMS, *json.loads(read_regular(path / SUMS))}
+    files = (file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir())
+    return sorted(set(files) - known)
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
@@ -181,7 +190,7 @@ def _check_space(folder: Path) -> None:
 
 def _metric(path: Path, name: str) -> float | None:
     try:
-        value = json.loads((path / STATE).read_text(encoding="utf-8"))["metrics"].get(name)
+        value = json.loads(read_regular(path / STATE))["metrics"].get(name)
     except (OSError, ValueError, KeyError, AttributeError):
         return None
     return float(value) if isinstance(value, int | float) else None
@@ -190,7 +199,7 @@ def _metric(path: Path, name: str) -> float | None:
 def _age(path: Path) -> tuple[int, bool]:
     """Its number of optimizer steps, from its state or else from its name, where `final` is the newest."""
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(read_regular(path / STATE))
         steps = Checkpoint(path=path, state=state).first_unwritten_step
     except (OSError, ValueError, KeyError, TypeError):
         digits = _plain_name(path).rpartition("_")[2]
@@ -204,7 +213,7 @@ def _plain_name(path: Path) -> str:
 
 def _checksum(file: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()

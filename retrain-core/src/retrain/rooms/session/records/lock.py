@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 
 NAME = ".lock"
@@ -49,11 +50,11 @@ def owner_of(path: Path) -> int:
     """Id of the process whose run uses this folder; 0 when there is none, -1 when it is unknown."""
     file = path / NAME
     try:
-        with file.open("r", encoding="utf-8") as stream:
+        with open_regular(file) as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                text = stream.read().strip()
+                text = stream.read().decode("ascii", "replace").strip()
                 return int(text) if text.isdigit() else -1
     except OSError:
         return 0

@@ -18,11 +18,16 @@ Record = Mapping[str, Any]
 T = TypeVar("T")
 
 
+def read_regular(file: Path) -> bytes:
+    """The content of a file; OSError for a pipe, socket or device, at which a reader could wait forever."""
+    with open_regular(file) as stream:
+        return stream.read()
+
+
 def read_object(file: Path) -> Record:
     """The object in a JSON file; ConfigError with file and line when there is none."""
     try:
-        with open_regular(file) as stream:
-            return parse_record(stream.read())
+        return parse_record(read_regular(file))
     except json.JSONDecodeError as error:
         raise damaged(f"{file}:{error.lineno}", error.msg) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -32,8 +37,7 @@ def read_object(file: Path) -> Record:
 def read_toml(file: Path) -> Record:
     """The tables of a TOML file; ConfigError with file and line when it cannot be read."""
     try:
-        with open_regular(file) as stream:
-            return parse_toml(stream.read().decode("utf-8"), str(file))
+        return parse_toml(read_regular(file).decode("utf-8"), str(file))
     except ConfigError as error:
         problem = error.problems[0]
         raise damaged(problem.where, problem.what, problem.why) from error

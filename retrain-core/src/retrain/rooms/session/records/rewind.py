@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, ResumeError
+from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.session.records.tokens import FOLDER, token_file
 
 FILES = ("metrics.jsonl", "emergence/steps.jsonl", "emergence/generations.jsonl")
@@ -43,7 +44,7 @@ def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
 def read_manifest(run: Path) -> Mapping[str, Any]:
     """`run.json` of a run; ResumeError when there is none."""
     try:
-        manifest: Mapping[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        manifest: Mapping[str, Any] = json.loads(read_regular(run / "run.json"))
         int(manifest["seed"]), str(manifest["started"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
 from retrain.rooms.text.whole_file import write_bytes
@@ -60,6 +61,7 @@ def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
     """The records of a step; ConfigError when there are none or the file is damaged."""
     file = token_file(emergence, step)
     try:
+        open_regular(file).close()  # a pipe would keep the library waiting
         with safe_open(file, framework="numpy") as stream:
             arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
     except Exception as error:  # the library raises exceptions of its own

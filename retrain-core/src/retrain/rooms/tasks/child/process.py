@@ -19,7 +19,7 @@ from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.rooms.tasks.child import wire
 
 START_TIMEOUT_S = 120.0
-HANDOVER_S = 60.0  # an idle worker takes a call at once, but the machine may be very busy
+HANDOVER_S = (1.0, 60.0)  # an idle worker takes a call at once, but the machine may be very busy
 LAST_WORDS_S = 5.0
 KILL_S = 2.0
 BOOT = (
@@ -140,15 +140,16 @@ class Child:
     def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         """The value of `target.method(*arguments)`; the clock starts when the method does.
 
-        After ChildTimeout (past `timeout_s`) and ChildDied the process is gone. ChildError when the method raised; an
-        error meant for users (`RetrainError`) is raised as itself. TypeError for arguments that cannot be sent.
+        After ChildTimeout (past `timeout_s`) and ChildDied the process is gone. A process that does not take the call
+        within about `timeout_s` either, because it is stopped, counts as dead before the method had begun. ChildError
+        when the method raised; an error meant for users (`RetrainError`) is raised as itself. TypeError for arguments
+        that cannot be sent.
         """
         content = wire.dumps({"method": method, "arguments": list(arguments)})
         if self._process is None:
             raise ChildDied(f"the {self.name} process is not running")
         try:
-            self._send(content, HANDOVER_S)
-            self._receive(HANDOVER_S, f"did not take a call within {HANDOVER_S:g} s")
+            self._hand_over(content, min(max(timeout_s, HANDOVER_S[0]), HANDOVER_S[1]))
             frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
         except BaseException:  # an interrupt too: a late answer would be read as that of the next call
             self.kill()
@@ -202,6 +203,14 @@ class Child:
             raise ChildDied(f"the {self.name} process accepted no call for {timeout_s:g} s") from None
         except OSError:
             raise self._death(has_started=False) from None
+
+    def _hand_over(self, content: bytes, timeout_s: float) -> None:
+        """Send a call, and wait until the method starts."""
+        try:
+            self._send(content, timeout_s)
+            self._receive(timeout_s, f"the {self.name} process did not take a call within {timeout_s:g} s")
+        except ChildTimeout as error:
+            raise ChildDied(str(error)) from None
 
     def _receive(self, timeout_s: float, late: str, *, has_started: bool = False) -> Any:
         connection = self._connection

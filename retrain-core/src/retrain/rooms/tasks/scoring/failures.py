@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example
 from retrain.rooms.tasks.child import wire
@@ -86,7 +87,8 @@ def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
 
 def _read(file: Path) -> FailureRecord:
     try:
-        content = json.loads(file.read_bytes())
+        with open_regular(file) as stream:
+            content = json.load(stream)
         example, text = _example(content["example"]), wire.decode(content["text"])
         if not isinstance(text, str):
             raise TypeError("text must be text")
