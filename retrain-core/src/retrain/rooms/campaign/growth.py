@@ -12,6 +12,7 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, sha256
 from retrain.rooms.campaign.outcome import State
+from retrain.rooms.session.records.reading import read_regular
 
 MOST_CHANGES = 20
 
