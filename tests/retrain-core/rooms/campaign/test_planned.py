@@ -105,7 +105,7 @@ def test_secrets_travel_by_environment(load_text: Load) -> None:
     run = plan_runs(campaign, Path("out"))[0]
     tables = run_config(run, campaign, None)
     assert "abc-123" not in config_text(tables)
-    environ = run_environ(run, tables, campaign.keys, {})
+    environ = run_environ(tables, campaign.keys, {})
     assert environ == {"RETRAIN__ALGORITHM__TRANSFORM_PARAMS": '{"api_key": "abc-123"}'}
 
 
@@ -119,7 +119,7 @@ def test_variables_of_the_campaign_do_not_change_its_conditions(
     assert campaign.table.retries == 3
     found = []
     for run in plan_runs(campaign, Path("out"))[::2]:
-        environ = run_environ(run, run_config(run, campaign, None), campaign.keys, given_)
+        environ = run_environ(run_config(run, campaign, None), campaign.keys, given_)
         found.append(environ["RETRAIN__TRAINING__LR"])
         assert set(environ) == {"RETRAIN__TRAINING__LR", "RETRAIN__CAMPAIGN__RETRIES"}
     assert found == ["0.5", "0.25"]

@@ -13,6 +13,7 @@ from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
 from retrain.rooms.audit.probes import Probe, Severity, wrong_texts
 from retrain.rooms.audit.report import AuditFinding, AuditReport, Tally, head
 from retrain.rooms.tasks.contracts import TimedScore
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
@@ -135,7 +136,7 @@ def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
 def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
     if gold.fault:
         fix = "repair the reward's gold method"
-        yield _finding("error", "gold", example, "", printable(gold.fault)[:DETAIL_CHARS], fix)
+        yield _finding("error", "gold", example, "", printable(hide_text(gold.fault))[:DETAIL_CHARS], fix)
     if not _counts(tried, gold):
         return
     values = [value for t in tried for value in t.values]
@@ -153,7 +154,7 @@ def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
     probe, scores = tried.probe, (tried.first.score, tried.second.score)
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
-        message = f"scoring failed: {printable(detail)[:DETAIL_CHARS]}"
+        message = f"scoring failed: {printable(hide_text(detail))[:DETAIL_CHARS]}"
         yield _finding("error", probe.check, probe.example, probe.text, message, "let no text break the reward")
     elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
         message = f"the same text scored {_shown(scores[0])}, then {_shown(scores[1])}"

@@ -13,6 +13,7 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import Problem
 from retrain.rooms.campaign.condition_lines import ConditionLines
+from retrain.rooms.text.secrets import hide
 
 MODES = ("advantage_mode", "transform_mode")
 FOREIGN_TABLES = ("campaign", "resume")
@@ -35,8 +36,8 @@ class Condition:
 
     @property
     def label(self) -> str:
-        """`adv+transform`, and `~k=v,...` for the other keys."""
-        pairs = ",".join(f"{name}={_shown(value)}" for name, value in sorted(self.overrides.items()))
+        """`adv+transform`, and `~k=v,...` for the other keys; secrets are hidden, since folders are named after it."""
+        pairs = ",".join(f"{name}={_shown(value)}" for name, value in sorted(hide(self.overrides).items()))
         return f"{self.advantage_mode}+{self.transform_mode}" + (f"~{pairs}" if pairs else "")
 
     def sets(self, path: str) -> bool:

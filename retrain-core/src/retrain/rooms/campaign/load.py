@@ -27,6 +27,7 @@ from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.text.secrets import LEARNED
 
 OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
@@ -97,7 +98,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     file, overrides = split_arguments(arguments)
 
     def load(condition: Condition | None = None) -> tuple[Config, list[Problem]]:
-        return load_config(
+        config, problems = load_config(
             file,
             tables=tables,
             arguments=overrides,
@@ -105,6 +106,8 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
             table_hint=partial(table_hint, plugins),
             settings=condition.settings if condition else (),
         )
+        LEARNED.learn_config(config.as_dict())
+        return config, problems
 
     config, problems = load()
     table = config.table("campaign", CampaignTable)

@@ -15,7 +15,7 @@ from retrain.rooms.campaign.load import Campaign, sealed_plan
 from retrain.rooms.campaign.outcome import State
 from retrain.rooms.campaign.planned import PlannedRun
 from retrain.rooms.session.records.files import cannot_write, write_json
-from retrain.rooms.session.records.secrets import hide
+from retrain.rooms.text.secrets import hide
 
 NAME = "manifest.json"
 CONTENT = "campaign.json"  # every value of every condition: shows what changed if `sha256` did

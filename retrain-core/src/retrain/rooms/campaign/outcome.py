@@ -20,8 +20,8 @@ from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.lock import owner_of
 from retrain.rooms.session.records.reading import last_record
 from retrain.rooms.session.records.rewind import read_manifest
-from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import adapters_of
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 ERROR_HEAD = re.compile(r"retrain: \w+ error")

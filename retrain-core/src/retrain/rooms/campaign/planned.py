@@ -18,7 +18,8 @@ from retrain.kernel.config.overrides import ENV_PREFIX
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.campaign.devices import devices_of_a_run
 from retrain.rooms.campaign.load import Campaign, CheckedCondition
-from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.session.records.manifest import recorded_values
+from retrain.rooms.text.secrets import hide
 
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
 TAG_CHARS = 64  # the most that wandb accepts
@@ -89,9 +90,9 @@ def _seed_of(title: str) -> str:
 
 
 def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """The tables of the run's own configuration file; secrets are hidden, see `run_environ`."""
+    """The tables of the run's own configuration with its secrets, for `config_text` and `run_environ`."""
     config = run.condition.config
-    tables = public_values(config)
+    tables = recorded_values(config)
     tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
     tables["logging"] |= {"log_dir": str(run.folder)} | _wandb(run, config)
     tables["backend"] |= {"devices": devices_of_a_run(config, campaign.table)}
@@ -103,8 +104,8 @@ def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -
 
 
 def config_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables as TOML."""
-    return tomli_w.dumps(dict(tables))
+    """Tables as TOML, secrets hidden."""
+    return tomli_w.dumps(hide(tables))
 
 
 def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
@@ -120,23 +121,23 @@ def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
 
 
 def run_environ(
-    run: PlannedRun, tables: Mapping[str, Mapping[str, Any]], keys: tuple[Key, ...], environ: Mapping[str, str]
+    tables: Mapping[str, Mapping[str, Any]], keys: tuple[Key, ...], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Variables of the run that differ from the campaign's own.
 
-    Secrets, which are in no file, are passed as `RETRAIN__TABLE__KEY`. Variables of that form in the campaign's own
-    environment are resolved already: they are set to the run's value, so that they do not override a condition.
+    Values that `config_text` hides, so that no file holds them, are passed as `RETRAIN__TABLE__KEY`. Variables of that
+    form in the campaign's own environment are resolved already: they are set to the run's value, so that they do not
+    override a condition.
     """
-    actual, public = run.condition.config.as_dict(), public_values(run.condition.config)
+    public = hide(tables)
     variables = {}
     for key in keys:
         name = f"{ENV_PREFIX}{key.table}__{key.name}".upper()
-        given = actual[key.table].get(key.name)
-        is_secret = key.table in public and given != public[key.table].get(key.name)
-        if is_secret:
-            variables[name] = _text(given)
+        value = tables.get(key.table, {}).get(key.name)
+        if value != public.get(key.table, {}).get(key.name):
+            variables[name] = _text(value)
         elif name in (variable.upper() for variable in environ if variable.startswith(ENV_PREFIX)):
-            own = tables.get(key.table, {}).get(key.name, key.default)
+            own = key.default if value is None else value
             if own is not None:
                 variables |= {variable: _text(own) for variable in environ if variable.upper() == name}
     return variables

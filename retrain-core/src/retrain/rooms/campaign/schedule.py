@@ -140,7 +140,7 @@ class Schedule:
         return Job(
             name=run.name,
             argv=(*PROGRAM, str(run.config_file), *resume),
-            environ=run_environ(run, tables, campaign.keys, os.environ),
+            environ=run_environ(tables, campaign.keys, os.environ),
             cwd=Path.cwd(),
             folder=run.folder,
             num_cpus=max(1, (os.cpu_count() or 1) // self._workers),

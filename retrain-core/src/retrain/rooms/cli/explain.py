@@ -16,7 +16,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities
 from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
-from retrain.rooms.session.records.secrets import hide
+from retrain.rooms.text.secrets import hide
 
 FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
 EPILOG = """\b

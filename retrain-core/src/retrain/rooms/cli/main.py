@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_error(label: str, text: str) -> None:
-    from retrain.rooms.session.records.secrets import hide_text
+    from retrain.rooms.text.secrets import hide_text
     from retrain.rooms.text.terminal_text import printable  # only errors need these
 
     color = wants_color()
@@ -120,11 +120,14 @@ def _prepare_process() -> None:
 
 
 def _load_dotenv() -> None:
-    from dotenv import load_dotenv
+    from dotenv import dotenv_values, load_dotenv
+
+    from retrain.rooms.text.secrets import LEARNED
 
     is_completing = VARIABLE in os.environ
     try:
         load_dotenv(".env", override=False)
+        LEARNED.learn_environ(dotenv_values(".env"))  # a variable that is set already hides its line of the file
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value with a NUL
         if is_completing:
             return

@@ -20,8 +20,8 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import DEFAULT_FILE, load_with_problems
 from retrain.rooms.session.locate import OK, part_file, searched_modules
-from retrain.rooms.session.records.secrets import hide
 from retrain.rooms.session.selected import selected_parts
+from retrain.rooms.text.secrets import hide
 from retrain.rooms.text.terminal_text import printable
 
 FILES_FROM_COLUMNS = 110  # terminal width from which files are shown; `--json` and pipes always show them

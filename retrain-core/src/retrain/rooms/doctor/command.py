@@ -16,7 +16,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis
 from retrain.rooms.doctor.examine import Examination, examine
 from retrain.rooms.doctor.show import show
-from retrain.rooms.session.records.secrets import hide
+from retrain.rooms.text.secrets import hide
 
 MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
 EPILOG = """\b

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from retrain.rooms.doctor.diagnosis import Diagnosis
 from retrain.rooms.doctor.examine import Examination
-from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}

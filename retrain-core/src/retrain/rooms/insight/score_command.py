@@ -21,6 +21,7 @@ from retrain.rooms.tasks.scoring.build import build_rewards, data_reward, verifi
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -103,8 +104,8 @@ def _scored(
                 outcome=score.outcome.value,
                 value=score.value,
                 seconds=seconds,
-                detail=score.detail,
-                then=record.detail,
+                detail=hide_text(score.detail),
+                then=hide_text(record.detail),
             )
             for (file, record), score, seconds in zip(records, scores, batch.seconds, strict=True)
         }

@@ -11,6 +11,7 @@ from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
 from retrain.rooms.recorders.contract import Recorder
 from retrain.rooms.session.fault_guard import FaultGuard
+from retrain.rooms.text.secrets import redacted
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -56,13 +57,14 @@ class Recorders:
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
         """Call `start` with the content of `run.json`."""
-        self._started = {name for name in self._recorders if self._call(name, "start", run.manifest, run.folder)}
+        manifest = redacted(run.manifest)
+        self._started = {name for name in self._recorders if self._call(name, "start", manifest, run.folder)}
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
         """Pass on a line of `metrics.jsonl`."""
         for name in self._started_in_order():
-            self._call(name, "step", metrics)
+            self._call(name, "step", redacted(metrics))
 
     @hookimpl
     def retrain_checkpoint_saved(self, folder: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.rooms.recorders.names import named_config, named_metrics, require
-from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")

@@ -18,6 +18,7 @@ from retrain.kernel.plugins.spec import ConfigClaim
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import registered_tables, table_hint
+from retrain.rooms.text.secrets import LEARNED
 
 DEFAULT_FILE = Path("retrain.toml")
 
@@ -57,6 +58,7 @@ def _load(
     file, overrides = split_arguments(arguments)
     hint = partial(table_hint, plugins)
     config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
+    LEARNED.learn_config(config.as_dict())
     flow, more = check(config, plugins, tables)
     return config, flow, [*problems, *more]
 

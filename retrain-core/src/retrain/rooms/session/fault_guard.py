@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")

@@ -27,9 +27,9 @@ from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newe
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
 from retrain.rooms.session.records.rewind import read_manifest, rewind_records
-from retrain.rooms.session.records.secrets import hide_text
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
+from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, printable
 
 LOG = logging.getLogger("retrain")

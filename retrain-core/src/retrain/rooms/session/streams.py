@@ -6,17 +6,42 @@ import os
 import sys
 from io import TextIOWrapper
 
+from retrain.rooms.text.secrets import redacted
+
 COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR")
 
 
+class RedactingStream(TextIOWrapper):
+    """Writes to the file of another text stream, without known secrets: of messages, logs and tracebacks alike."""
+
+    def __init__(self, stream: TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._first = stream  # collected, it would close the file
+
+    def write(self, text: str) -> int:
+        """Write the text; the count is that of the text given, as callers expect."""
+        super().write(redacted(text))
+        return len(text)
+
+
 def prepare_streams() -> None:
-    """Make printing safe: characters missing from the encoding become `?`, output to a closed stream is dropped."""
+    """Make printing safe: known secrets are hidden, characters missing from the encoding become `?`, output to a
+    closed stream is dropped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - stays open until the process ends
-        elif isinstance(stream, TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
-            stream.reconfigure(errors="replace")
+        elif isinstance(stream, TextIOWrapper):
+            if stream.encoding.lower().replace("-", "") != "utf8":
+                stream.reconfigure(errors="replace")
+            stream.flush()
+            setattr(sys, name, RedactingStream(stream))
     for name in COLOR_VARIABLES:
         if os.environ.get(name) == "":
             del os.environ[name]  # empty means absent by convention, but rich reads FORCE_COLOR= as "no"

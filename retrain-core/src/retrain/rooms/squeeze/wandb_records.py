@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.session.records.secrets import hide, hide_text
 from retrain.rooms.squeeze.analysis import SqueezeAnalysis
+from retrain.rooms.text.secrets import hide, hide_text
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")

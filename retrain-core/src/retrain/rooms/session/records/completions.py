@@ -10,8 +10,9 @@ import numpy as np
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.informative import GroupStatus, num_correct
-from retrain.kernel.types import Completion, Group, Score
+from retrain.kernel.types import Completion, Group, Outcome, Score
 from retrain.rooms.session.records.tokens import TokenRecord
+from retrain.rooms.text.secrets import hide_text
 
 TOP_SURPRISALS = 10
 SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
@@ -99,7 +100,9 @@ def _score_fields(score: Score) -> dict[str, Any]:
     fields: dict[str, Any] = {"reward": score.value, "outcome": score.outcome.value}
     if score.parts:
         fields["reward_parts"] = dict(score.parts)
-    return fields | ({"detail": score.detail} if score.detail else {})
+    is_failed = score.outcome is Outcome.FAILED
+    detail = hide_text(score.detail) if is_failed else score.detail  # an exception may quote a key
+    return fields | ({"detail": detail} if detail else {})
 
 
 def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
-"""Atomic writes: temporary name, flush to disk, rename."""
+"""Atomic writes: temporary name, flush to disk, rename. Known secrets are left out of all text."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RecordError
+from retrain.rooms.text.secrets import redacted, redacted_json
 from retrain.rooms.text.whole_file import write_bytes
 
 REPLACED = ".old"
@@ -17,12 +17,12 @@ REPLACED = ".old"
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file by `text`; a reader sees the old content or the new, never a mixture."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, redacted(text).encode("utf-8"))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file; ValueError on NaN or infinity, which JSON does not have."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_bytes(path, f"{redacted_json([content], indent=2)[0]}\n".encode())
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -74,8 +74,7 @@ class JsonLines:
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records; ValueError on NaN or infinity, RecordError when the write fails: then nothing is written."""
-        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) for record in records]
-        rest = memoryview("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        rest = memoryview("".join(f"{line}\n" for line in redacted_json(records)).encode("utf-8"))
         try:
             size = os.fstat(self._stream.fileno()).st_size
             try:

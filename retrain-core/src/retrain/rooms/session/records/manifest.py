@@ -17,7 +17,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
-from retrain.rooms.session.records.secrets import hide, hide_arguments
+from retrain.rooms.text.secrets import hide, hide_arguments
 
 LIBRARIES = ("torch", "transformers", "peft", "numpy", "tokenizers", "datasets", "reasoning-gym", "pydantic", "pluggy")
 
@@ -65,15 +65,19 @@ def config_toml(config: Config, *, seed: int) -> str:
 
 
 def public_values(config: Config) -> dict[str, dict[str, Any]]:
-    """Every table as plain data, without keys, tokens or logins in URLs.
+    """`recorded_values` without keys, tokens or logins in URLs."""
+    hidden: dict[str, dict[str, Any]] = hide(recorded_values(config))
+    return hidden
+
+
+def recorded_values(config: Config) -> dict[str, dict[str, Any]]:
+    """Every table as plain data, secrets included.
 
     Tables that are not built yet are omitted, as are those about how runs are started rather than what a run is: a
     `config.toml` with `[resume]` would continue this run, one with `[campaign]` start many, instead of repeating it.
     """
     left_out = {*config.foreign_tables, "resume"}
-    kept = {name: table for name, table in config.as_dict().items() if name not in left_out}
-    hidden: dict[str, dict[str, Any]] = hide(kept)
-    return hidden
+    return {name: table for name, table in config.as_dict().items() if name not in left_out}
 
 
 def _git_commit() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example
 from retrain.rooms.tasks.child import wire
+from retrain.rooms.text.secrets import hide_text, redacted
 from retrain.rooms.text.whole_file import write_bytes
 
 LOG = logging.getLogger("retrain")
@@ -118,8 +119,10 @@ def _as_json(record: FailureRecord) -> bytes:
     example = record.example
     parts = {name: getattr(example, name) for name in ("id", "prompt", "reference", "task", "info")}
     own = {name: getattr(record, name) for name in record.__slots__ if name not in ("example", "text")}
+    own |= {"detail": hide_text(record.detail), "report": hide_text(record.report)}  # an exception may quote a key
     content = {**own, "example": {name: _sendable(part) for name, part in parts.items()}, "text": record.text}
-    return json.dumps(content, indent=2).encode("ascii") + b"\n"  # escapes, for a text may hold lone surrogates
+    text = json.dumps(redacted(content), indent=2)  # escapes, for a text may hold lone surrogates
+    return text.encode("ascii") + b"\n"
 
 
 def _sendable(part: Any) -> Any:

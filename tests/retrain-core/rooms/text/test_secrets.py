@@ -12,7 +12,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
-from retrain.rooms.session.records.secrets import HIDDEN, hide, hide_arguments, hide_text, is_secret_name
+from retrain.rooms.text.secrets import HIDDEN, hide, hide_arguments, hide_text, is_secret_name
 
 SECRET = "sk-plantedPLANTED0123"
 LOGIN = "user:pl%40nted@wo/rd"

@@ -1,0 +1,178 @@
+"""Keeps keys, tokens, passwords and URL logins out of everything that is recorded or shown.
+
+Configurations are hidden by the names of their keys (`hide`), messages by their form (`hide_text`). Whatever leaves the
+process, records, pages and console alike, passes `redacted`, which knows the *values* that must not: those of the
+environment's secret-looking variables, of `.env`, and of the configuration's secret keys.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+from urllib.parse import quote
+
+HIDDEN = "(hidden)"
+MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
+_NAME = (
+    r"(?:api_?keys?|(?:access|private|signing)_?keys?|secret(?:_?key)?s?|password|passwd|credentials?"
+    r"|(?!(?:pad|eos|bos|unk|sep|cls|mask)_)[a-z0-9]+_token|(?:auth|access|bearer|refresh)token)"
+)
+_SECRET_NAME = re.compile(rf"(?:^|_){_NAME}(?:$|_)|^token$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"KEYS?(?![A-Z])|TOKENS?(?![A-Z])|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
+)
+_CONFIG_VARIABLE = "RETRAIN__"  # its value is a key's of the configuration: `prompt_key` is no secret
+_NUMBER = re.compile(r"[-+.\d]+")
+_LIKE_A_KEY = re.compile(r"(?=.*\d)[^\s<>]+")  # no chat marker such as `stop_token = "<|im_end|>"`
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s?#\"'<>]+@")
+_URL_QUERY = re.compile(rf"(?<=[?&])({_NAME}|token|key)=[^&\s]+", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?<![a-z0-9]){_NAME}[\"']?\s*[=:]\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"',}}\]&]+)", re.IGNORECASE
+)
+
+
+def hide(value: Any, name: str = "") -> Any:
+    """Plain data with its secrets replaced, recognised by key name, by URL form, or by values of the environment."""
+    if isinstance(value, Mapping):
+        return {key: hide(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide(item, name) for item in value]
+    if isinstance(value, str) and value and is_secret_name(name):
+        return HIDDEN
+    return _hide_known(value) if isinstance(value, str) else value
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value under this name is a secret: `api_key`, `hf_token`, ...
+
+    `max_tokens` is not, nor is `api_key_env`, which names the environment variable that holds a key.
+    """
+    plain = name.lstrip("-").replace("-", "_").replace(".", "_")
+    return bool(_SECRET_NAME.search(plain)) and not plain.lower().endswith("_env")
+
+
+def hide_text(text: str) -> str:
+    """A message without URL logins, `api_key = ...`, and the values that `redacted` knows."""
+    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text))
+
+
+def _hide_known(text: str) -> str:
+    """Hide only certain secrets; prose such as a system prompt must stay unchanged."""
+    return _URL_QUERY.sub(rf"\1={HIDDEN}", _URL_LOGIN.sub("", _without(text, _known_forms())))
+
+
+class LearnedSecrets:
+    """Secrets that no variable of this process holds: of `.env`, where a real variable wins, and of configurations."""
+
+    def __init__(self) -> None:
+        self.values: set[str] = set()
+
+    def learn_environ(self, environ: Mapping[str, str | None]) -> None:
+        """The values of secret-looking variables."""
+        self.values.update(_of_environ(environ))
+
+    def learn_config(self, value: Any, name: str = "") -> None:
+        """The values of secret keys in plain data, if they look like keys rather than words or markers."""
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                self.learn_config(item, str(key))
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self.learn_config(item, name)
+        elif isinstance(value, str) and is_secret_name(name) and _LIKE_A_KEY.fullmatch(value) and _is_secret(value):
+            self.values.add(value)
+
+
+LEARNED = LearnedSecrets()
+
+
+def redacted(value: Any) -> Any:
+    """Plain data or text, with the known secrets replaced in every string; numbers and everything else as they are.
+
+    Known are the values of the environment's secret-looking variables, and `LEARNED`. The longest is replaced first, so
+    that no rest of it remains where it contains another one. A value that is short, a number, or the path of a file
+    that exists is no secret: see `is_secret_name` for the names.
+    """
+    forms = _known_forms()
+    return _redacted(value, forms) if forms else value
+
+
+def redacted_json(records: Iterable[Any], *, indent: int | None = None) -> list[str]:
+    """Each record as JSON without known secrets; ValueError on NaN or infinity, which JSON does not have."""
+    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent)
+    forms = _known_forms()
+    pairs = ((record, dump(record)) for record in records)
+    # searching the text costs less than walking the record, which rarely holds a secret
+    return [dump(_redacted(record, forms)) if any(form in text for form in forms) else text for record, text in pairs]
+
+
+def _redacted(value: Any, forms: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return _without(value, forms)
+    if isinstance(value, Mapping):
+        return {_redacted(key, forms): _redacted(item, forms) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(item, forms) for item in value]
+    return value
+
+
+def _without(text: str, forms: Sequence[str]) -> str:
+    for form in forms:
+        if form in text:
+            text = text.replace(form, HIDDEN)
+    return text
+
+
+def _known_forms() -> tuple[str, ...]:
+    """Every known secret in every form it may be written in, the longest first."""
+    return _forms(frozenset({*_of_environ(os.environ), *LEARNED.values}))
+
+
+@lru_cache(maxsize=8)
+def _forms(values: frozenset[str]) -> tuple[str, ...]:
+    """As it is, and inside JSON, HTML, a URL and Python's `repr`."""
+    ways = (str, _in_json, _in_ascii, html.escape, lambda value: quote(value, safe=""), lambda value: repr(value)[1:-1])
+    return tuple(sorted({way(value) for value in values for way in ways}, key=lambda form: (-len(form), form)))
+
+
+def _in_json(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)[1:-1]
+
+
+def _in_ascii(value: str) -> str:
+    return json.dumps(value)[1:-1]
+
+
+def _of_environ(environ: Mapping[str, str | None]) -> Iterator[str]:
+    return (value for name, value in environ.items() if value and _is_secret_variable(name) and _is_secret(value))
+
+
+@lru_cache(maxsize=4096)
+def _is_secret_variable(name: str) -> bool:
+    is_ours = name.upper().startswith(_CONFIG_VARIABLE)
+    return is_secret_name(name.rpartition("__")[2]) if is_ours else bool(_SECRET_VARIABLE.search(name))
+
+
+@lru_cache(maxsize=4096)
+def _is_secret(value: str) -> bool:
+    """Whether a value may be hidden wherever it stands: no ordinary short word, no number, no path of a file."""
+    return len(value) >= MIN_SECRET_CHARS and not _NUMBER.fullmatch(value) and not os.path.exists(value)
+
+
+def hide_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line with its secrets replaced, in every form: `--x-api-key v`, `name=value`, `--set=name=value`."""
+    shown: list[str] = []
+    for argument in arguments:
+        head, equals, value = argument.rpartition("=")
+        if shown and is_secret_name(shown[-1]) and not argument.startswith("--"):
+            shown.append(HIDDEN)
+        elif equals and value and is_secret_name(head.rpartition("=")[2]):
+            shown.append(f"{head}={HIDDEN}")
+        else:
+            shown.append(hide_text(argument))
+    return shown
