@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.kernel.config.load import load_config
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.manifest import new_content
 from retrain.rooms.campaign.planned import LONGEST_NAME, config_text, plan_runs, run_config, run_environ, run_names
+from retrain.rooms.session.check import registered_tables
+from retrain.rooms.text.secrets import LEARNED
 
 Load = Callable[..., Campaign]
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
@@ -107,6 +114,30 @@ def test_secrets_travel_by_environment(load_text: Load) -> None:
     assert "abc-123" not in config_text(tables)
     environ = run_environ(tables, campaign.keys, {})
     assert environ == {"RETRAIN__ALGORITHM__TRANSFORM_PARAMS": '{"api_key": "abc-123"}'}
+
+
+def test_secrets_of_the_environment_travel_too(
+    load_text: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", "sk-planted-0123")
+    arguments = ("--adapter-path", "to/sk-planted-0123", "--wandb-run-name", "of sk-planted-0123")
+    secret = 'transform_params = { api_key = "abc-1234567" }\n'
+    campaign = load_text(SEEDS, ONE + secret, arguments=arguments)
+    run = plan_runs(campaign, Path("out"))[0]
+    tables = run_config(run, campaign, None)
+    content = new_content(campaign, [run], datetime.now(UTC))
+    written = config_text(tables) + run.name + json.dumps([campaign.content(), content])
+    assert "planted" not in written
+    assert "abc-1234567" not in written
+    environ = run_environ(tables, campaign.keys, {})
+    assert environ["RETRAIN__BACKEND__ADAPTER_PATH"] == f"to/sk-planted-0123/{run.name}"
+    assert environ["RETRAIN__LOGGING__WANDB_RUN_NAME"] == "of sk-planted-0123"
+    (tmp_path / "run.toml").write_text(config_text(tables), encoding="utf-8")
+    config, problems = load_config(tmp_path / "run.toml", tables=registered_tables(load_plugins()), environ=environ)
+    assert problems == []
+    assert config.algorithm.transform_params == {"api_key": "abc-1234567"}
+    assert config.backend.adapter_path == f"to/sk-planted-0123/{run.name}"
+    LEARNED.values.clear()
 
 
 def test_variables_of_the_campaign_do_not_change_its_conditions(
