@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.rooms.session.identity.copies import FOLDER, copy_name, text_of
-from retrain.rooms.session.records.secrets import HIDDEN
+from retrain.rooms.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120
 

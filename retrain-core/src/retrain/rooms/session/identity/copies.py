@@ -15,7 +15,7 @@ from typing import Any
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.hashing import Budget, hash_file
 from retrain.rooms.session.records.files import cannot_write, write_text
-from retrain.rooms.session.records.secrets import hide_text
+from retrain.rooms.text.secrets import hide_text
 
 FOLDER, FILES = "inputs", "files.json"
 DETAILS = ("files", "root")  # what `run.json` leaves out
