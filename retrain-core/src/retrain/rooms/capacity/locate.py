@@ -7,6 +7,7 @@ from pathlib import Path
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.text.hub import hub_options
 
 FETCH_S = 20.0
 
@@ -38,7 +39,7 @@ def _on_the_hub(name: str, where: str, *, fetch: bool) -> Path:
                 raise ConfigError(
                     Problem(where=where, what=what, fix="`retrain capacity` downloads it: a few kilobytes")
                 )
-            cached = hf_hub_download(name, "config.json", etag_timeout=FETCH_S)
+            cached = hf_hub_download(name, "config.json", etag_timeout=FETCH_S, **hub_options(name, where=where))
     except ConfigError:
         raise
     except Exception as error:  # the hub package lets the exceptions of its HTTP client through

@@ -9,6 +9,7 @@ from pathlib import Path
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.text.hub import hub_options
 
 PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one text model, no nested configuration
 
@@ -27,7 +28,8 @@ def context_length(config: Config, plugins: Plugins) -> int | None:
 
     source = str(folder) if folder.is_dir() else located
     try:
-        found = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
+        options = {} if folder.is_dir() else hub_options(located, where="")
+        found = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code, **options)
         limit = getattr(found.get_text_config(), "max_position_embeddings", None)
     except Exception:  # unknown architecture, no configuration file, no network: the backend reports what it needs
         return None

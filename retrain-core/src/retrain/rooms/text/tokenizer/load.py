@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.text.hub import hub_options
 from retrain.rooms.text.tokenizer.folder import plain_parts
 from retrain.rooms.text.tokenizer.quick import QuickTokenizer
 
@@ -25,8 +27,10 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
         fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"
         raise ConfigError(Problem(where=config.place("model.model"), what=f"no model folder {located!r}", fix=fix))
 
+    options = {} if folder.is_dir() else hub_options(located, where=config.place("model.model"))
+
     def load() -> Any:
-        return _from_transformers(located, config)
+        return _from_transformers(located, config, options)
 
     parts = plain_parts(folder) if folder.is_dir() else None
     tokenizer = load() if parts is None else QuickTokenizer(parts, load)
@@ -35,11 +39,11 @@ def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     return tokenizer
 
 
-def _from_transformers(located: str, config: Config) -> Any:
+def _from_transformers(located: str, config: Config, options: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer  # heavy: more than a second
 
     try:
-        return AutoTokenizer.from_pretrained(located, trust_remote_code=config.model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(located, trust_remote_code=config.model.trust_remote_code, **options)
     except Exception as error:  # transformers raises many kinds for the same two causes
         reason = " ".join(str(error).split())[:300]
         fix = "check the name and the network, or give a local folder with tokenizer files"

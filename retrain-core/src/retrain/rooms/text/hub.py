@@ -1,0 +1,77 @@
+"""Whether the Hugging Face hub can be asked, so that a model that is nowhere is refused at once.
+
+By itself, `transformers` asks an unreachable hub for half a minute, for each file again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+
+LOG = logging.getLogger("retrain")
+PROBE_TIMEOUT_S = 3.0
+PAUSE_S = 0.3  # before the second try: a name server may fail once
+NO_ROUTE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
+OTHER_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")  # of older versions
+
+
+def hub_options(name: str, *, where: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a hub id: the cache alone when the hub cannot be reached.
+
+    ConfigError when the cache has nothing of it either. A hub that is slow to answer counts as reachable.
+    """
+    from huggingface_hub import constants
+
+    fault = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+    if not fault:
+        return {}
+    if not _is_cached(name, Path(constants.HF_HUB_CACHE)):
+        what = f"{name!r} is no folder here, is not in the cache, and the hub is not asked: {fault}"
+        fix = "correct the name, give a local folder, or connect once so that it is downloaded"
+        if constants.HF_HUB_OFFLINE:
+            fix = "correct the name, give a local folder, or unset HF_HUB_OFFLINE so that it is downloaded"
+        raise ConfigError(Problem(where=where, what=what, fix=fix))
+    return {"local_files_only": True}
+
+
+@lru_cache(maxsize=4)
+def _unreachable(endpoint: str) -> str:
+    """Why no connection to the hub can be made; empty when it can, or when the hub is only slow."""
+    from huggingface_hub import get_session
+
+    fault = ""
+    for pause_s in (0.0, PAUSE_S):
+        time.sleep(pause_s)
+        try:
+            get_session().head(endpoint, timeout=PROBE_TIMEOUT_S)
+            return ""
+        except Exception as error:  # the HTTP library's own class, which depends on the version of huggingface_hub
+            fault = next((str(each) for each in _chain(error) if _is_no_connection(each)), "")
+            if not fault:
+                LOG.info("%s did not answer within %g s; it is asked again", endpoint, PROBE_TIMEOUT_S)
+                return ""
+    return f"{endpoint} cannot be reached ({fault})"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_no_connection(error: BaseException) -> bool:
+    return isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in NO_ROUTE)
+
+
+def _is_cached(name: str, cache: Path) -> bool:
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    return any(os.environ.get(variable) for variable in OTHER_CACHES) or any(snapshots.glob("*/*"))
