@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from retrain.api import Config, ConfigError, Problem
 from retrain_local.torch_modes import limited_threads
 
 KEY = "backend.devices"
+NOT_SET = "[backend] devices is not set"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU = re.compile(r"gpu:(\d+)")
 log = logging.getLogger("retrain")
 
@@ -33,17 +36,50 @@ class Devices:
 def choose_devices(config: Config) -> Devices:
     """Devices named by `cpu`, `gpu:N` or a comma-separated list of one of them.
 
-    Without CUDA every `gpu:N` becomes the CPU, with one warning; a split run stays split. ConfigError on other text, on
-    a list that mixes CPU and GPU, and on an index beyond the last GPU.
+    Without CUDA every `gpu:N` of the default becomes the CPU, with one warning; a split run stays split. ConfigError
+    when somebody set a GPU that is not there, on other text, and on a list that mixes CPU and GPU.
     """
+    devices, fallback = examine_devices(config)
+    if fallback:
+        log.warning("%s: training on the CPU.", fallback)
+    return devices
+
+
+def find_devices(config: Config) -> tuple[str, str]:
+    """`[backend] devices` as a run here uses them, and why if nobody set the key; errors as in `choose_devices`."""
+    devices, fallback = examine_devices(config)
+    if fallback:
+        return ",".join("cpu" for _ in config.backend.devices.split(",")), fallback
+    seen = f"{NOT_SET}, and PyTorch {torch.__version__} sees {torch.cuda.get_device_name(devices.trainer)}"
+    return config.backend.devices, "" if _is_set(config) else seen
+
+
+def examine_devices(config: Config) -> tuple[Devices, str]:
+    """`choose_devices` without its warning, which is returned: why CPUs replace the GPUs of the default."""
     names = [name.strip() for name in config.backend.devices.split(",")]
     for name in names:
         _check_name(name, config)
     if len(names) > 1 and len({name == "cpu" for name in names}) > 1:
         what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
         raise ConfigError(Problem(where=config.place(KEY), what=what, fix='list GPUs alone, "gpu:0,gpu:1"'))
-    devices = _found(names, config)
-    return Devices(samplers=devices[:-1] or devices, trainer=devices[-1], is_split=len(devices) > 1)
+    found, fallback = _found(names, config)
+    return Devices(samplers=found[:-1] or found, trainer=found[-1], is_split=len(found) > 1), fallback
+
+
+def missing_cuda() -> tuple[str, str]:
+    """Why PyTorch cannot use a GPU here, and what to do about it."""
+    name = f"PyTorch {torch.__version__}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"{name} is built without CUDA", "install a build with CUDA (https://pytorch.org/get-started)"
+    visible = os.environ.get(VISIBLE)
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"{VISIBLE} = {visible!r} hides every GPU from {name}", f"unset {VISIBLE}"
+    try:
+        torch.cuda.init()
+        reason = "the driver reports no GPU"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+    return f"{name} finds no usable GPU: {reason}", "repair the driver (`nvidia-smi` shows what it sees)"
 
 
 @contextmanager
@@ -64,17 +100,25 @@ def _check_name(name: str, config: Config) -> None:
         raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
 
 
-def _found(names: list[str], config: Config) -> tuple[torch.device, ...]:
+def _found(names: list[str], config: Config) -> tuple[tuple[torch.device, ...], str]:
     indices = [int(match[1]) for match in map(_GPU.fullmatch, names) if match is not None]
+    cpus = tuple(torch.device("cpu") for _ in names)
     if not indices:
-        return tuple(torch.device("cpu") for _ in names)
+        return cpus, ""
     if not torch.cuda.is_available():
-        log.warning("%s asked for, but PyTorch sees no CUDA device: training on the CPU instead.", ", ".join(names))
-        return tuple(torch.device("cpu") for _ in names)
+        why, fix = missing_cuda()
+        if not _is_set(config):
+            return cpus, f"{NOT_SET}, and {why}"
+        what, fix = f"{config.backend.devices!r} cannot be used", f'write "cpu" to train on the CPU, or {fix}'
+        raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix))
     count = torch.cuda.device_count()
     for index in indices:
         if index >= count:
             what = f"there is no gpu:{index}: this machine has {count} GPU{'s' if count > 1 else ''}"
             fix = f'write "gpu:0" ... "gpu:{count - 1}", or "cpu"'
             raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
-    return tuple(torch.device("cuda", index) for index in indices)
+    return tuple(torch.device("cuda", index) for index in indices), ""
+
+
+def _is_set(config: Config) -> bool:
+    return config.origin(KEY).layer != "default"

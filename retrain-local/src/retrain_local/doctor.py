@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from retrain.api import Config, ConfigError, Diagnosis, Plugins, RetrainError
@@ -51,21 +50,18 @@ def _devices() -> list[Diagnosis]:
 
 
 def _chosen(config: Config) -> Diagnosis:
-    """The device that a run would use, without the console warning of `choose_devices` about a missing GPU."""
-    import torch
+    """The device that a run would use."""
+    from retrain_local.devices import examine_devices
 
-    from retrain_local.devices import choose_devices
-
-    wanted = config.backend.devices
-    if re.fullmatch(r"gpu:\d+( *, *gpu:\d+)*", wanted.strip()) and not torch.cuda.is_available():
-        detail = f"{config.place('backend.devices')} = {wanted!r}: there is no CUDA device, it trains on the CPU"
-        return Diagnosis(name="device", status="warn", detail=detail, fix='devices = "cpu" says so', needed=True)
     try:
-        devices = choose_devices(config)
+        devices, fallback = examine_devices(config)
     except ConfigError as error:
         problem = error.problems[0]
-        detail = f"{problem.where}: {problem.what}"
+        detail = f"{problem.where}: {problem.what}" + (f": {problem.why}" if problem.why else "")
         return Diagnosis(name="device", status="missing", detail=detail, fix=problem.fix, needed=True)
+    if fallback:
+        detail, fix = f"{fallback}: it trains on the CPU", 'devices = "cpu" says so'
+        return Diagnosis(name="device", status="warn", detail=detail, fix=fix, needed=True)
     samples = f", samples on {', '.join(map(str, devices.samplers))}" if devices.is_split else ""
     return Diagnosis(name="device", status="ok", detail=f"trains on {devices.trainer}{samples}", needed=True)
 

@@ -93,6 +93,16 @@ def retrain_locate_model(model: str) -> str | None:
 
 
 @hookimpl
+def retrain_find_devices(config: Config) -> tuple[str, str] | None:
+    """What of `[backend] devices` this machine has; PyTorch is imported only if a GPU is named."""
+    if config.backend.backend != "local" or "gpu" not in config.backend.devices:
+        return None
+    from retrain_local.devices import find_devices
+
+    return find_devices(config)
+
+
+@hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU."""
     if config.backend.backend != "local":

@@ -199,6 +199,14 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> Sequence[Diagno
 
 
 @hookspec(firstresult=True)
+def retrain_find_devices(config: Config) -> tuple[str, str] | None:
+    """`[backend] devices` as this machine has them, and why if nobody set the key; None = exactly as written.
+
+    Called before anything loads. ConfigError when devices that somebody set (see `config.origin`) are missing.
+    """
+
+
+@hookspec(firstresult=True)
 def retrain_locate_model(model: str) -> str | None:
     """Folder of a model that the plugin ships (`builtin:tiny`), or None: `model` is then a folder or a hub id.
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import retrain
+from retrain.api import Job
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.campaign import schedule, session
 from retrain.rooms.campaign.load import Campaign, load_campaign
+from retrain.rooms.campaign.session import run_campaign
 
 SOURCES = Path(retrain.__file__).parents[1]
 TWO = """
@@ -24,6 +29,15 @@ transform_mode = "toy_flat"
 [[campaign.conditions]]
 advantage_mode = "grpo"
 transform_mode = "toy_index"
+"""
+PLAYED = """
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "toy_flat"
+
+[[campaign.conditions]]
+advantage_mode = "toy_raw"
+transform_mode = "toy_flat"
 """
 BASE = """
 [backend]
@@ -110,5 +124,54 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[i
         process = start(*arguments, **environ)
         out, err = process.communicate(timeout=280)
         return process.returncode, out, err
+
+    return call
+
+
+class Finishes:
+    """A launcher whose jobs are done at once, and a job of it."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, job: Job) -> Finishes:
+        self.started.append(job.name)
+        (job.folder / "run.json").write_text(json.dumps({"status": "done", "seed": 1, "started": "now", "config": {}}))
+        (job.folder / "adapter/final").mkdir(parents=True)
+        return self
+
+    def poll(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`play(campaign, conditions, arguments=(), logs=False, devices='devices = "cpu"')`: the runs that were started.
+
+    With `logs`, the campaign has no log_dir of its own. Further options are those of `run_campaign`.
+    """
+    monkeypatch.setattr(schedule, "POLL_S", 0.0)
+
+    def call(
+        campaign: str,
+        conditions: str = PLAYED,
+        *,
+        arguments: tuple[str, ...] = (),
+        logs: bool = False,
+        devices: str = 'devices = "cpu"',
+        **options: Any,
+    ) -> list[str]:
+        launcher, plugins = Finishes(), load_plugins({})
+        monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
+        file = write(f"max_steps = 4\n{campaign}\n", conditions)
+        text = file.read_text().replace('devices = "cpu"', devices)
+        file.write_text(text.replace('[logging]\nlog_dir = "out"\n', "") if logs else text)
+        run_campaign(load_campaign([str(file), *arguments], plugins), plugins, **options)
+        return launcher.started
 
     return call

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.errors import ConfigError, ResumeError
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.campaign.folder import open_campaign
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content
@@ -23,7 +24,6 @@ SEEDS = "seeds = [1, 2]\n"
 @pytest.fixture
 def load_free(write: Callable[..., Path], load_text: Load) -> Load:
     """The same without a log_dir of its own."""
-    from retrain.kernel.plugins.discover import load_plugins
     from retrain.rooms.campaign.load import load_campaign
 
     def load(*texts: str, arguments: tuple[str, ...] = ()) -> Campaign:
@@ -36,7 +36,7 @@ def load_free(write: Callable[..., Path], load_text: Load) -> Load:
 
 def begin(campaign: Campaign, *, is_new: bool = False) -> Path:
     """As a session begins that is killed at once."""
-    folder = open_campaign(campaign, is_new=is_new)
+    folder = open_campaign(campaign, load_plugins({}), is_new=is_new)
     if folder.before is None:
         Manifest(folder.path, new_content(campaign, plan_runs(campaign, folder.path), folder.started)).save()
         write_json(folder.path / CONTENT, campaign.content())

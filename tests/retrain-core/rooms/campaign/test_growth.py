@@ -9,60 +9,12 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Job
 from retrain.kernel.errors import ResumeError
-from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.campaign import schedule, session
-from retrain.rooms.campaign.load import Campaign, load_campaign
-from retrain.rooms.campaign.session import run_campaign
 
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
 TWO = ONE + ONE.replace("grpo", "toy_raw")
 THREE = TWO + ONE.replace("toy_flat", "toy_index")
 PLAN = '[campaign.plan]\nhypothesis = "better"\n'
-STEPS = "max_steps = 4\n"
-
-
-class Finishes:
-    """A launcher whose jobs are done at once, and a job of it."""
-
-    pid = None
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def start(self, job: Job) -> Finishes:
-        self.started.append(job.name)
-        (job.folder / "run.json").write_text(json.dumps({"status": "done", "seed": 1, "started": "now", "config": {}}))
-        (job.folder / "adapter/final").mkdir(parents=True)
-        return self
-
-    def poll(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def play(
-    load_text: Callable[..., Campaign], toy_plugins: Plugins, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[str]]:
-    """`play(campaign, conditions, more="", log_dir="out", **options)`: the names of the runs that were started."""
-    monkeypatch.setattr(schedule, "POLL_S", 0.0)
-
-    def call(campaign: str, conditions: str = TWO, more: str = "", *, arguments: Any = (), **options: Any) -> list[str]:
-        launcher = Finishes()
-        monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
-        loaded = load_text(campaign + "\n" + STEPS, conditions, more, arguments=tuple(arguments))
-        if "logs" in options and options.pop("logs"):
-            file = Path("c.toml")
-            file.write_text(file.read_text().replace('[logging]\nlog_dir = "out"\n', ""))
-            loaded = load_campaign(["c.toml", *arguments], toy_plugins)
-        run_campaign(loaded, toy_plugins, **options)
-        return launcher.started
-
-    return call
 
 
 def manifest(folder: str | Path = "out") -> dict[str, Any]:

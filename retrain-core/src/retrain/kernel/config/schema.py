@@ -16,7 +16,7 @@ class BackendTable(Table):
     """Who owns the policy, and where."""
 
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
-    devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ... A missing GPU falls back to the CPU.")
+    devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
     throttle_dir: str = key("", "Lock folder shared by runs that call one service; empty = none.", free_on_resume=True)
     max_concurrent: int = key(4, "Concurrent calls of all runs with this throttle_dir.", ge=1, free_on_resume=True)

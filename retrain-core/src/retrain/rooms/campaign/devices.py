@@ -31,15 +31,15 @@ def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
     return []
 
 
-def devices_of_a_run(config: Config, table: CampaignTable) -> str:
+def devices_of_a_run(devices: str, table: CampaignTable) -> str:
     """`[backend] devices` as a run sees them: the GPUs assigned to it are visible to it as gpu:0, gpu:1, ...
 
     A single device is shared by all runs.
     """
-    names = listed_devices(config)
+    names = [name.strip() for name in devices.split(",") if name.strip()]
     if len(names) < 2:
-        return config.backend.devices
-    return ",".join(f"gpu:{number}" for number in range(table.devices_per_run))
+        return devices
+    return ",".join("cpu" if name == "cpu" else f"gpu:{n}" for n, name in enumerate(names[: table.devices_per_run]))
 
 
 def gpus_per_run(config: Config, table: CampaignTable) -> int:

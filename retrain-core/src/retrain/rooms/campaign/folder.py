@@ -12,29 +12,31 @@ import click
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.growth import Growth, growth_since, refusal, rerun_sentence
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import NAME, sha256
+from retrain.rooms.campaign.settled import settle_campaign
 from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
 from retrain.rooms.session.records.reading import read_regular
 
 PARENT = Path("logs")
-NOTHING = Growth()
 
 
 @dataclass(slots=True, kw_only=True)
 class CampaignFolder:
     """A folder locked until `close`. `before` is the manifest of an earlier session, None for a new campaign.
 
-    `growth` is what this session adds to it; `notice` is what the user is told before anything runs.
+    `growth` is what this session adds to it, with the devices that its runs use; the user is told `notice` before
+    anything runs.
     """
 
     path: Path
     started: datetime
     before: dict[str, Any] | None
     lock: RunLock
-    growth: Growth = NOTHING
+    growth: Growth
     notice: str = ""
 
     def close(self) -> None:
@@ -42,7 +44,9 @@ class CampaignFolder:
         self.lock.release()
 
 
-def open_campaign(campaign: Campaign, *, is_new: bool, is_beyond_plan: bool = False) -> CampaignFolder:
+def open_campaign(
+    campaign: Campaign, plugins: Plugins, *, is_new: bool, is_beyond_plan: bool = False
+) -> CampaignFolder:
     """Lock the folder in which the campaign continues, grows or starts.
 
     `--resume DIR` means that folder. Otherwise `[logging] log_dir`, if set, or else the latest folder of this very
@@ -58,25 +62,27 @@ def open_campaign(campaign: Campaign, *, is_new: bool, is_beyond_plan: bool = Fa
         raise ConfigError(Problem(where="command line", what="--resume and --new contradict each other", fix=fix))
     if resume:
         path, fix = Path(resume).expanduser(), "restore these values, or start a new campaign without --resume"
-        return _continued(path, read_manifest(path), campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
+        return _continued(path, read_manifest(path), campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
     if campaign.config.origin("logging.log_dir") != DEFAULT_ORIGIN:
         path = Path(campaign.config.logging.log_dir).expanduser()
         check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
         before = _manifest_or_none(path)
         if before is not None and not is_new:
             fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
-            return _continued(path, before, campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
+            return _continued(path, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
+        fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
         if (path / NAME).exists() or (path / MARK).exists():
             keep_earlier(path)
-        return _taken(path, started, None)
+        return _taken(path, started, None, growth=fresh)
     notice = ""
     if not is_new:
-        latest, notice = _latest(campaign)
+        latest, notice = _latest(campaign, plugins)
         if latest is not None:
             fix = "restore these values, or start another campaign with --new"
             before = read_manifest(latest)
-            return _continued(latest, before, campaign, started, fix=fix, is_beyond_plan=is_beyond_plan)
-    return _taken(_free_name(started), started, None, notice=notice)
+            return _continued(latest, before, campaign, plugins, started, fix=fix, is_beyond_plan=is_beyond_plan)
+    fresh = Growth(devices=settle_campaign(campaign, plugins, None, {})[0])
+    return _taken(_free_name(started), started, None, growth=fresh, notice=notice)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -93,10 +99,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _continued(
-    path: Path, before: dict[str, Any], campaign: Campaign, started: datetime, *, fix: str, is_beyond_plan: bool
+    path: Path,
+    before: dict[str, Any],
+    campaign: Campaign,
+    plugins: Plugins,
+    started: datetime,
+    *,
+    fix: str,
+    is_beyond_plan: bool,
 ) -> CampaignFolder:
     """The folder of an earlier session, unless the campaign differs from it in more than added seeds or conditions."""
-    growth = growth_since(path, before, campaign)
+    growth = growth_since(path, before, campaign, plugins)
     if growth.changes:
         raise refusal(path, before, campaign, growth, fix=fix)
     if growth.adds_runs and before.get("plan") and not is_beyond_plan:
@@ -108,7 +121,7 @@ def _continued(
 
 
 def _taken(
-    path: Path, started: datetime, before: dict[str, Any] | None, *, growth: Growth = NOTHING, notice: str = ""
+    path: Path, started: datetime, before: dict[str, Any] | None, *, growth: Growth, notice: str = ""
 ) -> CampaignFolder:
     check_run_folder(str(path), "", place="campaign folder")
     path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +131,7 @@ def _taken(
     return CampaignFolder(path=path, started=started, before=before, lock=lock, growth=growth, notice=notice)
 
 
-def _latest(campaign: Campaign) -> tuple[Path | None, str]:
+def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
     """The latest folder under `logs/` that this campaign continues or grows; without one, how the latest one differs.
 
     The latter two only among folders of the same file.
@@ -133,7 +146,7 @@ def _latest(campaign: Campaign) -> tuple[Path | None, str]:
     notice = ""
     for path, before in of_this_file:
         try:
-            growth = growth_since(path, before, campaign)
+            growth = growth_since(path, before, campaign, plugins)
         except ResumeError:  # a campaign that nobody can continue is in nobody's way
             continue
         if not growth.changes:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, ResumeError
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, sha256
 from retrain.rooms.campaign.outcome import State
+from retrain.rooms.campaign.settled import settle_campaign
+from retrain.rooms.session.devices import KEY, SettledDevices
 from retrain.rooms.session.records.reading import read_regular
 
 MOST_CHANGES = 20
@@ -19,11 +22,15 @@ MOST_CHANGES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a campaign adds to an earlier session of it, and `changes`: what else differs, each as a sentence."""
+    """What a campaign adds to an earlier session of it, and `changes`: what else differs, each as a sentence.
+
+    `devices` are those that its runs use, by condition.
+    """
 
     seeds: tuple[int, ...] = ()
     conditions: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    devices: Mapping[str, SettledDevices] = field(default_factory=dict)
 
     @property
     def adds_runs(self) -> bool:
@@ -35,7 +42,7 @@ class Growth:
         return "; ".join([*added, *(f"condition {label}" for label in self.conditions)])
 
 
-def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign) -> Growth:
+def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plugins: Plugins) -> Growth:
     """How `campaign` differs from the one in `path`, whose manifest is `before`.
 
     A key that the earlier version of retrain did not know counts as its default. ResumeError when `campaign.json`,
@@ -43,25 +50,26 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign) -> G
     """
     content = campaign.content()
     if before.get("sha256") == sha256(content):
-        return Growth()
+        devices, moved = settle_campaign(campaign, plugins, before, {})
+        return Growth(changes=tuple(moved), devices=devices)
     then, now = _content_of(path), json.loads(json.dumps(content, default=str))
     defaults = json.loads(json.dumps({key.path: key.default for key in campaign.keys}, default=str))
     old, new = then["conditions"], now["conditions"]
-    shared = {label: {**defaults, **values} for label, values in old.items()}
+    devices, moved = settle_campaign(campaign, plugins, before, {label: old[label].get(KEY, "") for label in old})
     seeds = [seed for seed in now["seeds"] if seed not in then["seeds"]]
-    changes = []
+    changes = list(moved)
     if set(then["seeds"]) - set(now["seeds"]):
         changes.append(f"seeds was {then['seeds']} and is now {now['seeds']}")
     for name in ("devices_per_run", "plan"):
         changes += _differences(then.get(name), now[name], name)
-    for label, values in shared.items():
+    for label, values in old.items():
         if label not in new:
             changes.append(f"condition {label} was set and is now absent")
             continue
-        changes += _differences(values, {**defaults, **new[label]}, f"conditions {label}")
-    return Growth(
-        seeds=tuple(seeds), conditions=tuple(label for label in new if label not in old), changes=tuple(changes)
-    )
+        now_used = new[label] | ({KEY: values[KEY]} if label in devices and KEY in values else {})  # compared above
+        changes += _differences({**defaults, **values}, {**defaults, **now_used}, f"conditions {label}")
+    added = tuple(label for label in new if label not in old)
+    return Growth(seeds=tuple(seeds), conditions=added, changes=tuple(changes), devices=devices)
 
 
 def refusal(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, *, fix: str) -> ResumeError:

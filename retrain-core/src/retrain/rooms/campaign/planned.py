@@ -9,18 +9,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli_w
 
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.overrides import ENV_PREFIX
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.rooms.campaign.devices import devices_of_a_run
 from retrain.rooms.campaign.load import Campaign, CheckedCondition
+from retrain.rooms.session.devices import KEY, SettledDevices
 from retrain.rooms.session.records.manifest import recorded_values
 from retrain.rooms.text.secrets import hide
 
+NO_DEVICES: Mapping[str, SettledDevices] = MappingProxyType({})
 LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
 TAG_CHARS = 64  # the most that wandb accepts
 _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
@@ -28,7 +31,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts."""
+    """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
+
+    `devices` are those of its configuration file; None leaves the key out, and the run takes what is there.
+    """
 
     number: int  # from 1, in starting order
     name: str
@@ -37,6 +43,7 @@ class PlannedRun:
     folder: Path
     config_file: Path
     max_steps: int
+    devices: str | None
 
     @property
     def title(self) -> str:
@@ -44,10 +51,16 @@ class PlannedRun:
         return f"{self.condition.label}_s{self.seed}"
 
 
-def plan_runs(campaign: Campaign, folder: Path, before: Mapping[str, Any] | None = None) -> list[PlannedRun]:
+def plan_runs(
+    campaign: Campaign,
+    folder: Path,
+    before: Mapping[str, Any] | None = None,
+    devices: Mapping[str, SettledDevices] = NO_DEVICES,
+) -> list[PlannedRun]:
     """Every run of the campaign in `folder`: condition by condition, seed by seed.
 
     A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
+    `devices` are those that the runs of each condition use, if they are known here.
     """
     pairs = [(condition, seed) for condition in campaign.conditions for seed in campaign.table.seeds]
     known = {
@@ -64,9 +77,16 @@ def plan_runs(campaign: Campaign, folder: Path, before: Mapping[str, Any] | None
             folder=folder / "runs" / name,
             config_file=folder / "configs" / f"{name}.toml",
             max_steps=campaign.steps_of(condition),
+            devices=_devices(condition, campaign, devices.get(condition.label)),
         )
         for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
     ]
+
+
+def _devices(condition: CheckedCondition, campaign: Campaign, settled: SettledDevices | None) -> str | None:
+    if settled is None and condition.config.origin(KEY) == DEFAULT_ORIGIN:
+        return None
+    return devices_of_a_run((settled.config if settled else condition.config).backend.devices, campaign.table)
 
 
 def run_names(titles: list[str]) -> list[str]:
@@ -95,7 +115,9 @@ def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -
     tables = recorded_values(config)
     tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
     tables["logging"] |= {"log_dir": str(run.folder)} | _wandb(run, config)
-    tables["backend"] |= {"devices": devices_of_a_run(config, campaign.table)}
+    tables["backend"].pop("devices", None)
+    if run.devices is not None:
+        tables["backend"]["devices"] = run.devices
     if config.backend.adapter_path:
         tables["backend"]["adapter_path"] = str(Path(config.backend.adapter_path) / run.name)
     if throttle_dir is not None and not config.backend.throttle_dir:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -26,6 +25,7 @@ from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
+from retrain.rooms.session.devices import ENTRY
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
@@ -49,7 +49,7 @@ def run_campaign(
     `is_new` and `is_beyond_plan` are those of `open_campaign`.
     RetrainError when a run failed after its retries, StopRequested when a signal ended the session.
     """
-    folder = open_campaign(campaign, is_new=is_new, is_beyond_plan=is_beyond_plan)
+    folder = open_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=is_beyond_plan)
     try:
         _session(campaign, plugins, folder, is_quiet=is_quiet)
     finally:
@@ -57,7 +57,7 @@ def run_campaign(
 
 
 def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
-    runs = plan_runs(campaign, folder.path, folder.before)
+    runs = plan_runs(campaign, folder.path, folder.before, folder.growth.devices)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
         done = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` starts another campaign."
@@ -67,6 +67,8 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
     if folder.notice:
         lines.say(f"note: {folder.notice}", logging.WARNING)
     lines.head(campaign, str(folder.path), workers)
+    for told in _device_notes(folder):
+        lines.say(told, OUTCOME_LEVEL)
     if folder.growth.adds_runs:
         lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
     for warning in warnings_of(campaign):
@@ -91,7 +93,13 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
             schedule.run()
     finally:
         launcher.close()
-    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder.path)
+    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder)
+
+
+def _device_notes(folder: CampaignFolder) -> list[str]:
+    """A line for each choice of devices that nobody made."""
+    chosen = (each for each in folder.growth.devices.values() if each.why)
+    return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
 
 
 def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int) -> Manifest:
@@ -106,6 +114,9 @@ def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder
     if folder.growth.adds_runs:
         added = {"seeds": list(folder.growth.seeds), "conditions": list(folder.growth.conditions)}
         content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
+    if folder.growth.devices:
+        settled = folder.growth.devices.items()
+        content["devices"] = {**content.get("devices", {}), **{label: each.entry[ENTRY] for label, each in settled}}
     manifest = Manifest(folder.path, content)
     manifest.change(**session_fields(campaign, workers))
     manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
@@ -137,8 +148,9 @@ def _conclude(
     stops: Stops,
     lines: Lines,
     seconds: float,
-    folder: Path,
+    opened: CampaignFolder,
 ) -> None:
+    folder = opened.path
     num_done = sum(map(is_done, runs))
     status = State.STOPPED if stops.reason else State.FAILED if failures else State.DONE
     manifest.change(status=status, runner_pid=None)
@@ -146,6 +158,8 @@ def _conclude(
     counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
     lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
     lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
+    for told in _device_notes(opened):
+        lines.say(told, OUTCOME_LEVEL)
     if stops.reason:
         lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
         stop = StopRequested(stops.reason)

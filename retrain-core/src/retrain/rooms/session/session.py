@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from retrain.kernel.types import Determinism
 from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.collector import resume_collector
 from retrain.rooms.session.configure import Checked
+from retrain.rooms.session.devices import SettledDevices, settle_devices
 from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.identity.copies import write_inputs
 from retrain.rooms.session.interrupts import Interrupts
@@ -50,26 +52,29 @@ def train(checked: Checked, plugins: Plugins) -> None:
     identity = collect_identity(config, plugins, checked.tables)
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
-            plan = _plan(folder, checked, identity)
+            devices = settle_devices(config, plugins, read_manifest(folder.path))
+            plan = _plan(folder, replace(checked, config=devices.compared), identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
                 return
-            _session(checked, plugins, identity, plan=plan, folder=folder)
+            _session(checked, devices, plugins, identity, plan=plan, folder=folder)
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-        _session(checked, plugins, identity)
+        _session(checked, settle_devices(config, plugins), plugins, identity)
 
 
 def _session(
     checked: Checked,
+    devices: SettledDevices,
     plugins: Plugins,
     identity: Identity,
     *,
     plan: ResumePlan | None = None,
     folder: RunFolder | None = None,
 ) -> None:
-    config = checked.config
+    config = devices.config
+    devices.log()
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
     assembled = assemble(config, plugins, checked.flow, seeds, interrupts)
@@ -78,7 +83,7 @@ def _session(
         LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         condition = parts.algorithm.labels["condition"]
-        manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition)
+        manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry
         manifest["identity"] = identity.summary()
         if plan:
             manifest |= plan.recorded()

@@ -15,6 +15,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.devices import settle_devices
 from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.squeeze.evaluate import Evaluate
 
@@ -43,7 +44,9 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
         why = "every example may have been trained on, and a rate on those is meaningless"
         fix = "train with [eval] examples, for instance --eval-examples 64"
         raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
-    parts = assemble(checked.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
+    devices = settle_devices(checked.config, plugins, {})  # an evaluation is not the run: what is there will do
+    devices.log()
+    parts = assemble(devices.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
     try:
         yield lambda folder: _evaluate(parts, folder)
     finally:

@@ -66,6 +66,9 @@ class RunLines:
             LOG.log(OUTCOME_LEVEL, "%s", complete)
             LOG.log(OUTCOME_LEVEL, "Adapter saved to %s", self._last_adapter)
             LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / "metrics.jsonl")
+            devices = run.manifest.get("devices", {})
+            if devices.get("why"):
+                LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
 
 
 def group_lines(groups: Sequence[Group]) -> list[str]:
