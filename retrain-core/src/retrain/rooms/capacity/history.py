@@ -13,6 +13,7 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.capacity.machine import device_kind
 from retrain.rooms.session.records.reading import read_object
 
 MAX_DEPTH = 4  # logs/campaign/runs/NAME/run.json
@@ -99,11 +100,16 @@ def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tupl
     before = manifest.get("config")
     if not isinstance(before, dict):
         return False
-    tables = {table: before.get(table) for table, _ in keys}
-    return all(
-        isinstance(tables[table], dict) and tables[table].get(name) == now.get(table, {}).get(name)  # type: ignore[union-attr]
-        for table, name in keys
-    )
+    return all(_value(before, table, name) == _value(now, table, name) for table, name in keys)
+
+
+def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
+    """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
+    values = config.get(table)
+    value = values.get(name) if isinstance(values, dict) else None
+    if name != "devices" or not isinstance(value, str):
+        return value
+    return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
 
 
 def _median(found: list[Mapping[str, Any]], name: str) -> float | None:
