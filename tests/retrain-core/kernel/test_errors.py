@@ -1,4 +1,4 @@
-"""Where an error was raised, as users see it."""
+"""Errors as users see them: where one was raised, and how several problems are told together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.text.raised_at import raised_at
 
 MakeModule = Callable[[str, str], types.ModuleType]
@@ -57,3 +58,33 @@ def test_an_installed_plugin_is_named_too(module: MakeModule) -> None:
 
 def test_without_a_line_outside_of_the_kernel_there_is_none() -> None:
     assert raised_at(ValueError()) == ""
+
+
+def test_seventeen_problems_with_one_fix_are_told_once() -> None:
+    failed = "failed to load: mine 1.0: ImportError"
+    missing = [
+        Problem(
+            where=f"a.toml:{n} [t] k{n}",
+            what=f"no part named 'p{n}'",
+            why=f"known: {n}\n    {failed}",
+            fix="install it",
+        )
+        for n in range(16)
+    ]
+    problems = [*missing, Problem(where="a.toml:99 [x]", what="unknown table", fix="install it"), missing[3]]
+    other = Problem(where="a.toml:5 [t] lr", what="must not be negative", fix="raise it")
+    text = str(ConfigError(*problems[:5], other, *problems[5:]))
+    assert text.startswith("1. 17 problems with one fix:\n    a.toml:0 [t] k0: no part named 'p0'\n        known: 0\n")
+    assert text.endswith("\n2. a.toml:5 [t] lr: must not be negative\n    fix: raise it")
+    assert (text.count("install it"), text.count(failed)) == (1, 1)
+    assert all(text.count(f"{problem.where}: {problem.what}\n") == 1 for problem in problems)
+    assert all(text.count(f"        known: {n}\n") == 1 for n in range(16))
+
+
+def test_a_single_fix_needs_no_number_and_problems_without_a_fix_stay_apart() -> None:
+    one = Problem(where="here", what="wrong", why="a rule", fix="change it")
+    assert str(ConfigError(one, one)) == str(one) == "here: wrong\n    a rule\n    fix: change it"
+    two = Problem(where="there", what="wrong", why="a rule", fix="change it")
+    expected = "2 problems with one fix:\n    here: wrong\n    there: wrong\n    a rule\n    fix: change it"
+    assert str(ConfigError(one, two)) == expected
+    assert str(ConfigError("first", "second")) == "1. first\n2. second"

@@ -25,9 +25,26 @@ class Problem:
     fix: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
         tail = [f"    {part}" for part in (self.why, f"fix: {self.fix}" if self.fix else "") if part]
-        return "\n".join([head, *tail])
+        return "\n".join([self.head, *tail])
+
+    @property
+    def head(self) -> str:
+        """Place and fault."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def _together(problems: list[Problem]) -> str:
+    """Problems that one fix repairs: every place and fault, then what their reasons share, and the fix once."""
+    if len(problems) == 1:
+        return str(problems[0])
+    reasons = [[line.strip() for line in problem.why.splitlines()] for problem in problems]
+    given = [lines for lines in reasons if lines]
+    shared = [line for line in given[0] if all(line in lines for lines in given)] if given else []
+    rows = [f"{len(problems)} problems with one fix:"]
+    for problem, lines in zip(problems, reasons, strict=True):
+        rows += [f"    {problem.head}", *(f"        {line}" for line in lines if line not in shared)]
+    return "\n".join([*rows, *(f"    {line}" for line in shared), f"    fix: {problems[0].fix}"])
 
 
 class RetrainError(Exception):
@@ -41,9 +58,11 @@ class RetrainError(Exception):
         super().__init__(*self.problems)
 
     def __str__(self) -> str:
-        if len(self.problems) == 1:
-            return str(self.problems[0])
-        return "\n".join(f"{number}. {problem}" for number, problem in enumerate(self.problems, start=1))
+        by_fix: dict[str | Problem, list[Problem]] = {}
+        for problem in dict.fromkeys(self.problems):
+            by_fix.setdefault(problem.fix or problem, []).append(problem)
+        texts = [_together(problems) for problems in by_fix.values()]
+        return texts[0] if len(texts) == 1 else "\n".join(f"{n}. {text}" for n, text in enumerate(texts, start=1))
 
 
 class ConfigError(RetrainError, ValueError):

@@ -172,17 +172,21 @@ def test_of_a_distribution_that_is_left_out_the_variable_is_told(
     command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-sepa")
-    (tmp_path / "retrain.toml").write_text("[algorithm]\nadvantage_mode = 'grpo'\n[sepa]\nsteps = 3\n")
+    (tmp_path / "retrain.toml").write_text(
+        "[algorithm]\nadvantage_mode = 'grpo'\n[sepa]\nsteps = 3\n[logging]\nstrategic_grams = ['so']\n"
+    )
     result = command()
     case = Bad(
         name="blocked",
-        problems=4,
+        problems=1,
         wanted=(
+            "5 problems with one fix:",
             "retrain.toml:3 [sepa]: unknown table",
-            "retrain-sepa reads [sepa], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
+            "retrain.toml:6 [logging] strategic_grams: unknown key",
             "retrain.toml:2 [algorithm] advantage_mode: no advantage named 'grpo'",
-            "retrain-sepa provides 'grpo', but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
-            "retrain-sepa provides 'gtpo_sepa', but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out",
+            "[algorithm] transform_mode (default): no transform named 'gtpo_sepa'",
+            "[algorithm] uncertainty_kind (default): no uncertainty named 'surprisal'",
+            "fix: retrain-sepa is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that",
         ),
     )
     judge(case, result.code, result.out, result.err)

@@ -149,7 +149,9 @@ def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
     near = get_close_matches(name, own, n=1)
     elsewhere = [key for key in draft.keys.values() if key.name == name]
-    if near:
+    if hint := draft.table_hint(f"{table}.{name}"):
+        fix = hint
+    elif near:
         fix = f"did you mean {near[0]!r}?"
     elif elsewhere:
         fix = f"{name!r} belongs to [{elsewhere[0].table}]"

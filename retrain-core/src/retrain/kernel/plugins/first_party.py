@@ -33,7 +33,7 @@ _NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
     Kind.LAUNCHER: {CORE: ("subprocess", "ray")},
     Kind.TEMPLATE: {LOCAL: ("tiny",)},
     Kind.CONFIG_TABLE: {
-        SEPA: ("gtpo", "hicra", "sepa", "planning"),
+        SEPA: ("gtpo", "hicra", "sepa", "planning", "logging.strategic_grams"),  # a table, or a key in another's
         REWARDS: ("reward", "environment"),
         CORE: ("inference", "backpressure", "campaign", "squeeze", "health"),
     },
@@ -86,6 +86,11 @@ def install_line(distribution: str, extra: str = "") -> str:
     constraints = clone / "constraints.txt"
     options = f"-c {shlex.quote(str(constraints))} " if constraints.is_file() else ""
     return f"pip install {options}{shlex.join(str(clone / name) for name in needed)}"
+
+
+def left_out(distribution: str) -> str:
+    """What to change when `RETRAIN_PLUGINS` or `RETRAIN_BLOCK` leaves a needed distribution out."""
+    return f"{distribution} is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
 
 
 def _missing_siblings(folder: Path) -> list[str]:

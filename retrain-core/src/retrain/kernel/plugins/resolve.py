@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import PluginError, Problem
-from retrain.kernel.plugins.first_party import install_line, promised_default, promised_names, provider
+from retrain.kernel.plugins.first_party import install_line, left_out, promised_default, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner, PluginSpec, Registered
 
@@ -96,11 +96,11 @@ def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
     if distribution is None or plugins.find(kind, wanted):
         return f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
     if distribution in plugins.left_out:
-        return f"{distribution} provides {wanted!r}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+        return left_out(distribution)
     installed = {entry.owner.distribution for kind_ in Kind for entry in plugins.registered(kind_)}
     if distribution in installed:
         return f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"
-    return f"{install_line(distribution)}  (it provides {wanted!r})"
+    return install_line(distribution)
 
 
 def _from_registry(entries: list[Registered], kind: Kind, name: str, where: str) -> Found:

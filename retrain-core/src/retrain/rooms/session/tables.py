@@ -12,7 +12,7 @@ from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
-from retrain.kernel.plugins.first_party import install_line, promised_names, provider
+from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
 
@@ -30,16 +30,16 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
 
 
 def table_hint(plugins: Plugins, table: str) -> str:
-    """How to get one of our own tables that no plugin registered; empty for any other table."""
+    """How to get one of our own tables, or keys in another's, that no plugin registered; empty for any other."""
     distribution = provider(Kind.CONFIG_TABLE, table)
     if distribution is None:
         return ""
     if distribution in plugins.left_out:
-        return f"{distribution} reads [{table}], but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out: change that"
+        return left_out(distribution)
     installed = {entry.owner.distribution for kind in Kind for entry in plugins.registered(kind)}
     if distribution in installed:
         return f"the part of {distribution} that reads [{table}] is missing or failed to load: reinstall {distribution}"
-    return f"{install_line(distribution)}  (it reads [{table}])"
+    return install_line(distribution)
 
 
 def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> TableEntry:
