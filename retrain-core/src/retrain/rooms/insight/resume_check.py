@@ -12,16 +12,17 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
 from retrain.rooms.session.check import registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
-from retrain.rooms.session.identity.collect import collect_identity
+from retrain.rooms.session.identity.acceptance import accepted_changes
+from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.records.checkpoints import Checkpoint, without_checksum
 from retrain.rooms.session.records.lock import owner_of
+from retrain.rooms.session.restorable import restore_obstacles
 from retrain.rooms.session.resume import ResumePlan, plan_resume
 from retrain.rooms.session.savepoint import algorithm_state, plugin_state
 
 MOST_NAMES = 5
 WHY_MODE = {
     CheckpointMode.ADAPTER_ONLY: "backend {name!r} keeps no optimizer state: its moments restart at zero",
-    CheckpointMode.UNSUPPORTED: "backend {name!r} cannot load a checkpoint",
 }
 
 
@@ -35,7 +36,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeCheck:
-    """Result of `retrain resume-check`; `obstacles` are the reasons why this resume is impossible."""
+    """Result of `retrain resume-check`; `obstacles` are the reasons why this resume is impossible.
+
+    `accepted` are the changes that earlier resumes accepted with `--resume-anyway`.
+    """
 
     run: str
     checkpoint: str = ""
@@ -44,6 +48,7 @@ class ResumeCheck:
     restored: tuple[Item, ...] = ()
     not_restored: tuple[Item, ...] = ()
     obstacles: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
 
     @property
     def can_resume(self) -> bool:
@@ -72,10 +77,11 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     entries = plugins.find(Kind.BACKEND, name)
     traits = entries[0].spec.traits if entries else None
     mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
-    if mode is CheckpointMode.UNSUPPORTED and plan.checkpoint:
-        obstacles.append(WHY_MODE[mode].format(name=name))
     obstacles += [f"{change}; undo the change or add --resume-anyway" for change in plan.accepted]
+    obstacles += map(str, restore_obstacles(plan.checkpoint, checked, plugins))
     lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
+    lost += [Item(part=str(change.kind), detail=str(change)) for change in plan.refused]
+    lost += [Item(part="not refused", detail=notice) for notice in plan.notices]
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
     if plan.checkpoint:
@@ -91,8 +97,9 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         checkpoint=str(plan.checkpoint.path) if plan.checkpoint else "",
         next_step=plan.next_step,
         is_complete=plan.is_complete(checked.config.training.max_steps),
-        restored=tuple(_restored(plan, plan.checkpoint, mode)) if plan.checkpoint else (),
+        restored=tuple(_restored(plan, plan.checkpoint, mode, identity)) if plan.checkpoint else (),
         not_restored=tuple(lost),
+        accepted=tuple(accepted_changes(plan.manifest)),
         obstacles=tuple(obstacles),
     )
 
@@ -105,7 +112,12 @@ def _strangers(checkpoint: Path) -> Iterator[Item]:
         )
 
 
-def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) -> Iterator[Item]:
+def _inputs(identity: Identity) -> str:
+    counts = ", ".join(f"{len(getattr(identity, kind))} of {kind}" for kind in ("code", "data", "model"))
+    return f"the files are those that the run recorded: {counts}; {len(identity.plugins)} plugin distributions"
+
+
+def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, identity: Identity) -> Iterator[Item]:
     state = checkpoint.state
     strangers = without_checksum(checkpoint.path)
     files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
@@ -114,6 +126,8 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode) ->
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
     yield Item(part="seed", detail=str(plan.seed))
+    if plan.has_identity and not plan.refused:
+        yield Item(part="inputs", detail=_inputs(identity))
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]
     yield Item(

@@ -50,7 +50,9 @@ def _text(check: ResumeCheck) -> list[str]:
     else:
         head = f"{check.run} can be resumed at step {check.next_step}, from {check.checkpoint or 'the beginning'}"
     obstacles = [f"  {line}" for obstacle in check.obstacles for line in obstacle.split("\n")]
-    return [head, *obstacles, *_section("restored", check.restored), *_section("not restored", check.not_restored)]
+    accepted = [Item(part=f"{number}.", detail=line) for number, line in enumerate(check.accepted, start=1)]
+    sections = {"restored": check.restored, "not restored": check.not_restored, "accepted by --resume-anyway": accepted}
+    return [head, *obstacles, *(line for title, items in sections.items() for line in _section(title, items))]
 
 
 def _section(title: str, items: Sequence[Item]) -> list[str]:

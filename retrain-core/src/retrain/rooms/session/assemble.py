@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
@@ -26,6 +27,7 @@ from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.check import backend_options, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.process_copy import in_copy
+from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -84,9 +86,19 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
 
 
 def assemble(
-    config: Config, plugins: Plugins, flow: CreditFlow, seeds: Seeds, interrupts: Interrupts | None = None
+    config: Config,
+    plugins: Plugins,
+    flow: CreditFlow,
+    seeds: Seeds,
+    interrupts: Interrupts | None = None,
+    *,
+    saved: Mapping[str, Any] | None = None,
 ) -> Assembled:
-    """Load tokenizer, data and model, in this order, and build every other part that the configuration names."""
+    """Load tokenizer, data and model, in this order, and build every other part that the configuration names.
+
+    With the `saved` state of a checkpoint, algorithm and pacer are restored before the model loads, because they may
+    refuse it.
+    """
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(
@@ -104,6 +116,7 @@ def assemble(
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
+        restore_credit(algorithm, pacer, saved or {})
         watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
         options = backend_options(config, plugins)
         backend = build_part(

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.contracts.algorithm import Credit
+from retrain.kernel.contracts.algorithm import Algorithm, Credit
+from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.parts import Parts
@@ -97,16 +98,20 @@ class RunRecords:
         }
 
 
+def restore_credit(algorithm: Algorithm, pacer: Pacer, state: Mapping[str, Any]) -> None:
+    """Restore algorithm and pacer from a checkpoint's state; ResumeError when they cannot continue from it."""
+    if saved := algorithm_state(state):
+        algorithm.restore(saved)
+    if paced := state.get("pacer"):
+        pacer.restore(paced)
+
+
 def restore_run(parts: Parts, checkpoint: Checkpoint, view: RunView) -> None:
-    """Restore everything but counters and records: policy and optimizer, algorithm, pacer, plugins.
+    """Restore policy, optimizer and plugins; algorithm and pacer are restored already, counters and records are not.
 
     The run publishes the policy later, once it has resampled what had been sampled before an update.
     """
     parts.backend.load(checkpoint.path)
-    if state := algorithm_state(checkpoint.state):
-        parts.algorithm.restore(state)
-    if pacer := checkpoint.state.get("pacer"):
-        parts.pacer.restore(pacer)
     parts.plugins.notify("retrain_load_state", run=view, state=plugin_state(checkpoint.state))
 
 

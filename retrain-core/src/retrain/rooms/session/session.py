@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.views import RunView
-from retrain.kernel.errors import PluginError, Problem, RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, ResumeError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
@@ -29,6 +29,7 @@ from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newe
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
 from retrain.rooms.session.records.rewind import read_manifest, rewind_records
+from retrain.rooms.session.restorable import restore_obstacles
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
 from retrain.rooms.text.secrets import hide_text
@@ -53,7 +54,7 @@ def train(checked: Checked, plugins: Plugins) -> None:
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
             devices = settle_devices(config, plugins, read_manifest(folder.path))
-            plan = _plan(folder, replace(checked, config=devices.compared), identity)
+            plan = _plan(folder, replace(checked, config=devices.compared), plugins, identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
@@ -77,7 +78,8 @@ def _session(
     devices.log()
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
-    assembled = assemble(config, plugins, checked.flow, seeds, interrupts)
+    saved = plan.checkpoint.state if plan and plan.checkpoint else None
+    assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved)
     parts = assembled.parts
     try:
         LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
@@ -145,10 +147,12 @@ def _reopened(run: Path) -> RunFolder:
     return folder
 
 
-def _plan(folder: RunFolder, checked: Checked, identity: Identity) -> ResumePlan:
+def _plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Identity) -> ResumePlan:
     """Decide and log how to continue; ResumeError when it would not be the same run."""
     plan = plan_resume(folder.path, checked.config, checked.keys, identity)
     refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
+    if obstacles := restore_obstacles(plan.checkpoint, checked, plugins):
+        raise ResumeError(*obstacles)
     for change in plan.accepted:
         LOG.warning("Resuming although %s", printable(change))
     for notice in plan.notices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice, zip_longest
@@ -15,6 +15,9 @@ from retrain.rooms.session.identity.copies import FOLDER, copy_name, text_of
 from retrain.rooms.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120
+MOST_FILES = 8  # named of each kind; the others are counted
+CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
+UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damaged"
 
 
 class ChangeKind(StrEnum):
@@ -93,58 +96,64 @@ def source_diff(
     return shown if len(shown) <= most_lines else [*shown[:most_lines], "..."]
 
 
-CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
-
-
 def _section_changes(
     kind: ChangeKind,
     before: Any,
     now: Any,
     whole_before: Mapping[str, Any],
     whole_now: Mapping[str, Any],
-    *,
     owner: str = "",
-    refuses: bool = True,
 ) -> list[Change]:
+    """Differences of one kind of input, or of one plugin distribution: file by file, up to `MOST_FILES`."""
     before, now = _as_table(before), _as_table(now)
     if before.get("digest") == now.get("digest"):
         return []
     if "files" not in before or "files" not in now:
-        what = "changed; which files is unknown: inputs/files.json of the run is missing or damaged"
-        return [Change(kind=kind, name=owner or kind, what=what, owner=owner, refuses=refuses)]
-    found = []
+        return [Change(kind=kind, name=owner or kind, owner=owner, what=UNKNOWN)]
     files_before, files_now = _table(before, "files"), _table(now, "files")
-    for name in sorted({*files_before, *files_now}):
+    differing = [
+        name
+        for name in sorted({*files_before, *files_now})
+        if _content(_as_table(files_before.get(name))) != _content(_as_table(files_now.get(name)))
+    ]
+    found = []
+    for name in differing[:MOST_FILES]:
         old, new = _as_table(files_before.get(name)), _as_table(files_now.get(name))
-        if _content(old) == _content(new):
-            continue
-        path = str((new or old).get("path") or os.path.join(str((now if new else before).get("root", "")), name))
-        common: dict[str, Any] = {"kind": kind, "name": name, "file": _short(path), "owner": owner, "refuses": refuses}
+        root = str((now if new else before).get("root", ""))
+        file = _short(str((new or old).get("path") or os.path.join(root, name)))
+        what, difference = CHANGED, {}
         if not old or not new:
-            found.append(Change(what=REMOVED if old else ADDED, **common))
+            what = REMOVED if old else ADDED
         elif problem := new.get("problem"):
-            found.append(Change(what=f"cannot be read now: {problem}", **common))
+            what = f"cannot be read now: {problem}"
         else:
-            texts = [_text(side, owner or kind, name) for side in (whole_before, whole_now)]
-            found.append(Change(what=CHANGED, **common, **_first_difference(*texts)))
+            difference = _first_difference(*(_text(side, owner or kind, name) for side in (whole_before, whole_now)))
+        found.append(Change(kind=kind, what=what, name=name, file=file, owner=owner, **difference))
+    if more := len(differing) - MOST_FILES:
+        what = f"changed in {more} more files"
+        found += [Change(kind=kind, name=owner or kind, owner=owner, what=what)] if more > 0 else []
     return found
 
 
 def _plugin_changes(
     name: str, before: Any, now: Any, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]
-) -> Iterator[Change]:
-    """Of a distribution: one that came or went is told only, for the parts that a run uses are checked by name."""
+) -> list[Change]:
+    """Changes of a distribution.
+
+    One of our own is told in one line and refuses nothing; nor does one that came or went, because the parts that a run
+    uses are looked up by name.
+    """
     if not before or not now:
         what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} installed"
-        yield Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)
-        return
+        return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)]
+    files = _section_changes(ChangeKind.PLUGIN, before, now, whole_before, whole_now, name)
     is_ours = bool(_as_table(now).get("first_party"))
-    if before.get("version") != now.get("version"):
-        what = f"was {before.get('version')} and is now {now.get('version')}"
-        yield Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what, refuses=not is_ours)
-    yield from _section_changes(
-        ChangeKind.PLUGIN, before, now, whole_before, whole_now, owner=name, refuses=not is_ours
-    )
+    versions = [str(_as_table(side).get("version", "")) for side in (before, now)]
+    if versions[0] == versions[1] and not (is_ours and files):
+        return files
+    what = CHANGED if versions[0] == versions[1] else f"was {versions[0]} and is now {versions[1]}"
+    first = f" (first differing file: {files[0].file})" if files and files[0].file else ""
+    return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=f"{what}{first}", refuses=not is_ours)]
 
 
 def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:

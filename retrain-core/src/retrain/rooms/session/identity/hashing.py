@@ -65,15 +65,15 @@ def hash_file(
     Beyond `sampled_above` bytes, or when the budget is used up, the hash covers the size and evenly spaced blocks, and
     `with_time` adds the modification time. `is_kept`: keep the content of a small file, for a copy.
     """
-    place = str(path)
+    place, name = str(path), _utf8(name)
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        return HashedFile(name=name, path=place, problem=_reason(error))
+        return HashedFile(name=name, path=_utf8(place), problem=_reason(error))
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            return HashedFile(name=name, path=place, problem="not a regular file")
+            return HashedFile(name=name, path=_utf8(place), problem="not a regular file")
         size, digest, content = found.st_size, hashlib.blake2b(digest_size=DIGEST_BYTES), b""
         is_whole = size <= min(sampled_above, budget.whole)
         if not is_whole:
@@ -86,7 +86,7 @@ def hash_file(
         budget.copies -= size if is_kept else 0
         return HashedFile(
             name=name,
-            path=place,
+            path=_utf8(place),
             size=size,
             hash=digest.hexdigest(),
             is_sampled=not is_whole,
@@ -94,9 +94,14 @@ def hash_file(
             content=content if is_kept else b"",
         )
     except OSError as error:
-        return HashedFile(name=name, path=place, problem=_reason(error))
+        return HashedFile(name=name, path=_utf8(place), problem=_reason(error))
     finally:
         os.close(descriptor)
+
+
+def _utf8(name: str) -> str:
+    """A file name that is not UTF-8, with its bytes written out."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def _reason(error: Exception) -> str:
