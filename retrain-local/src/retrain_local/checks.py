@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from retrain.api import Config, Problem
 
 ENGINE = "pytorch"
@@ -35,6 +38,24 @@ def problems_of(config: Config) -> list[Problem]:
             fix = f'set [backend] devices = "gpu:0", {ON_A_CPU[name]}'
             problems.append(Problem(where=config.place(f"inference.{name}"), what=what, why=why, fix=fix))
     return problems
+
+
+def rank_problems(config: Config) -> list[Problem]:
+    """Why `--resume-anyway` cannot continue with another rank; a plain resume names the differing key itself."""
+    run = config.value("resume.from_", "")
+    if not run or not config.value("resume.anyway", False):
+        return []
+    saved = Path(config.backend.adapter_path or Path(run, "adapter")).expanduser()
+    for file in sorted(saved.glob("*/adapter_config.json")):
+        try:
+            rank = json.loads(file.read_text(encoding="utf-8")).get("r") if file.is_file() else None
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue  # resuming verifies the checkpoint that it uses
+        if isinstance(rank, int) and rank != config.model.lora_rank:
+            what = f"is {config.model.lora_rank}, and the adapter of this run has rank {rank}"
+            why, fix = "--resume-anyway cannot change that", f"set it to {rank}, or start a new run"
+            return [Problem(where=config.place("model.lora_rank"), what=what, why=why, fix=fix)]
+    return []
 
 
 def foreign_engine(config: Config) -> Problem:

@@ -104,12 +104,12 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """What the engine `pytorch` cannot do on any device, or not on a CPU."""
+    """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
     if config.backend.backend != "local":
         return []
-    from retrain_local.checks import problems_of
+    from retrain_local.checks import problems_of, rank_problems
 
-    return problems_of(config)
+    return [*problems_of(config), *rank_problems(config)]
 
 
 @hookimpl

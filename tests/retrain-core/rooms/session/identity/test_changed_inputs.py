@@ -76,3 +76,18 @@ def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: R
     result = run("--resume", LOG)
     assert result.code == 0, result.err
     assert manifest(tmp_path)["resumes"] == [{**manifest(tmp_path)["resumes"][0], "accepted": [], "noticed": []}]
+
+
+def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(run: Run, tmp_path: Path) -> None:
+    assert run("--transform-mode", "gtpo_sepa", "--sepa-steps", "5").code == 75
+    for name in ("run.json", "metrics.jsonl"):
+        assert (tmp_path / LOG / name).exists()
+    result = run("--resume", LOG, "--sepa-steps", "9", "--resume-anyway")
+    assert result.code == 2
+    assert "[sepa] steps: is 9, but the checkpoint was made with 5" in result.err
+    assert "--resume-anyway cannot change that" in result.err
+    assert "Loading dataset" not in result.out + result.err
+    (tmp_path / "other.toml").write_text((tmp_path / LOG / "config.toml").read_text().replace("steps = 5\n", "steps = 9\n"))
+    check = run("resume-check", LOG, "--config", "other.toml")
+    assert check.code == 1
+    assert "--resume-anyway cannot change that" in check.out
