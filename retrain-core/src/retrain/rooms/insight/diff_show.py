@@ -12,11 +12,13 @@ from rich.text import Text
 
 from retrain.rooms.insight.diff import RunDiff
 from retrain.rooms.insight.status_show import decimal, share
+from retrain.rooms.session.identity.changes import ADDED, CHANGED, REMOVED
 from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkline
 
 MOST_FIELDS = 8
 VALUE_CHARS = 60
 HIGHER, LOWER, NEITHER = 1, -1, 0  # neither a lower policy loss nor more steps make a run better
+WHAT = {CHANGED: "differs", ADDED: "only in B", REMOVED: "only in A"}
 PARTS = {
     "examples": "other prompts",
     "completions": "the same prompts, other completions",
@@ -32,6 +34,7 @@ def picture(diff: RunDiff) -> RenderableType:
     for title, rows in (
         ("Settings", _settings(diff)),
         ("Code", iter([Text(_code(diff))])),
+        ("Inputs", _inputs(diff)),
         ("Packages", _pairs(diff.setup.packages)),
         ("Data", _data(diff)),
         ("Metrics", _metrics(diff)),
@@ -128,6 +131,22 @@ def _code(diff: RunDiff) -> str:
     if diff.setup.same_code is None:
         return f"  cannot be distinguished: {a}" if a == b else f"  cannot be distinguished: A {a}, B {b}"
     return f"  no difference: {a}" if diff.setup.same_code else f"  A {a}, B {b}"
+
+
+def _inputs(diff: RunDiff) -> Iterator[RenderableType]:
+    """Differing files of code, data, model and plugins; accepted changes, which make one run two."""
+    for name, accepted in (("A", diff.setup.accepted_a), ("B", diff.setup.accepted_b)):
+        yield from (Text(f"  {name} was {printable(change)}", style="yellow") for change in accepted)
+    if diff.setup.inputs is None:
+        yield Text("  unknown: a run recorded no hashes of its code and data")
+    for change, lines in diff.setup.inputs or ():
+        place = f"{printable(change.name)} of {printable(change.owner)}" if change.owner else printable(change.name)
+        yield Text(f"  {change.kind}  {place}  {printable(WHAT.get(change.what, change.what))}")
+        yield from (Text(f"    {printable(line.expandtabs(4))}", style=_diff_style(line)) for line in lines)
+
+
+def _diff_style(line: str) -> str:
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
 
 
 def _data(diff: RunDiff) -> Iterator[RenderableType]:

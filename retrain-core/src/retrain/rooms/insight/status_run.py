@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.records import lock
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
@@ -25,7 +26,8 @@ class RunStatus:
 
     `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
     `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
-    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch.
+    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch. `accepted`
+    are the changes that it was resumed with by `--resume-anyway`.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class RunStatus:
     trainer: str = "retrain"
     last_activity_s: float = 0.0
     error: str = ""
+    accepted: tuple[str, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -67,6 +70,7 @@ class RunStatus:
             "status": self.state,
             "last_activity": iso_time(self.last_activity_s),
             "error": self.error,
+            "accepted": list(self.accepted),
         }
 
 
@@ -100,6 +104,7 @@ def read_run(folder: Path) -> RunStatus:
         trainer=text(training.get("trainer")) or "retrain",
         last_activity_s=activity_s,
         error=text(manifest.get("error")),
+        accepted=tuple(accepted_changes(manifest)),
     )
 
 

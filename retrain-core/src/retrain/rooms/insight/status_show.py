@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +23,7 @@ def picture(overview: Overview) -> RenderableType:
     parts: list[RenderableType] = [Text(banner, style="bold")]
     for campaign in overview.campaigns:
         parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
+        parts += [line for run in campaign.runs if run.status for line in _accepted(run.status, campaign.path)]
     if overview.runs:
         parts += [Text(), _table(overview)]
         parts += [
@@ -28,9 +31,16 @@ def picture(overview: Overview) -> RenderableType:
             for run in overview.runs
             if run.error
         ]
+        parts += [line for run in overview.runs for line in _accepted(run, overview.root)]
     if overview.num_hidden:
         parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
     return Group(*parts)
+
+
+def _accepted(run: RunStatus, root: Path) -> list[Text]:
+    """What the run was resumed with by `--resume-anyway`: its numbers are not those of one run."""
+    name = printable(str(_inside(run.path, root)))
+    return [Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted]
 
 
 def _on_one_line(error: str) -> str:
@@ -106,5 +116,10 @@ def _cell(run: CampaignRun | None) -> Text:
 
 
 def _name(run: RunStatus, overview: Overview) -> str:
-    inside = run.path.relative_to(overview.root) if run.path.is_relative_to(overview.root) else run.path
-    return printable(str(run.path if str(inside) == "." else inside))
+    return printable(str(_inside(run.path, overview.root)))
+
+
+def _inside(path: Path, root: Path) -> Path:
+    """The path below the root; the whole path of the root itself and of what is elsewhere."""
+    inside = path.relative_to(root) if path.is_relative_to(root) else path
+    return path if str(inside) == "." else inside

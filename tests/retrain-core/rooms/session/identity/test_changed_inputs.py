@@ -63,6 +63,25 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     assert "==" in former.read_text()
     assert "!=" in (tmp_path / LOG / "inputs/code/mine/reward.py").read_text()
 
+    told = "resumed at step 2 although mine/reward.py:12 changed"
+    edit(tmp_path / "mine/reward.py", "!=", "==")
+    assert run("--log-dir", "logs/other").code == 0
+    assert told in run("status", "logs").out
+    assert told in run("resume-check", LOG, "--config", f"{LOG}/config.toml").out
+    shown = run("diff", LOG, "logs/other").out
+    assert f"A was {told}" in shown
+    assert "code  mine/reward.py  differs" in shown
+    assert "-        return Score.of(float(first_word(text) != example.reference))" in shown
+    assert "+        return Score.of(float(first_word(text) == example.reference))" in shown
+    data = json.loads(run("diff", LOG, "logs/other", "--json").out)
+    assert [(each["kind"], each["name"], each["line"]) for each in data["inputs"]] == [("code", "mine/reward.py", 12)]
+    assert run("report", LOG, "logs/other", "-o", "report.html").code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert told in page
+    assert "differs from the first run" in page
+    assert run("report", LOG, "-o", "one.html").code == 0
+    assert told in (tmp_path / "one.html").read_text()
+
 
 @pytest.mark.parametrize(("file", "old", "new", "place"), mostly_slow(EDITS, EDITS[1]))
 def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Settings that differ between conditions, and versions that should not differ."""
+"""Settings that differ between conditions; inputs and versions that should not differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from retrain.rooms.insight.report.gather import Material
+from retrain.rooms.insight.report.inputs import differing_inputs
 from retrain.rooms.insight.report.markup import note, section, table
 from retrain.rooms.insight.report.settings import Differences, common, differences, versions
 from retrain.rooms.insight.report.text import joined, text
@@ -19,7 +20,8 @@ def settings_section(material: Material) -> str:
         return ""
     found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})
     same = "No setting differs except for seeds, paths and settings that do not affect training."
-    return section("settings", "What differs", _table(found) if found.keys else note(same), _mixed(material))
+    tables = (_table(found) if found.keys else note(same), differing_inputs(material), _mixed(material))
+    return section("settings", "What differs", *tables)
 
 
 def _table(found: Differences) -> str:

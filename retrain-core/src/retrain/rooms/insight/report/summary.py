@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from retrain.rooms.insight.report.gather import Material, ReportRun
+from retrain.rooms.insight.report.inputs import accepted_alert
 from retrain.rooms.insight.report.markup import Links, facts, note, section, table
 from retrain.rooms.insight.report.settings import common, versions
 from retrain.rooms.insight.report.text import amount, joined, plural, text
@@ -18,9 +19,8 @@ MOST_LISTED = 12
 
 def summary_section(material: Material, links: Links, lede: str) -> str:
     """Failed runs first, then the facts."""
-    return section(
-        "summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', _failed(material, links), _facts(material)
-    )
+    alerts = (_failed(material, links), accepted_alert(material))
+    return section("summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', *alerts, _facts(material))
 
 
 def title_of(material: Material) -> str:

@@ -83,6 +83,18 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
     return found
 
 
+def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for two identities between which nothing changed; needs no list of files. () when there is no identity."""
+    if not identity:
+        return ()
+    kinds = tuple(_table(identity, kind).get("digest") for kind in (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.MODEL))
+    plugins = tuple(
+        (name, _as_table(each).get("version"), _as_table(each).get("digest"))
+        for name, each in sorted(_table(identity, "plugins").items())
+    )
+    return *kinds, plugins, tuple(sorted((name, str(each)) for name, each in _table(identity, "packages").items()))
+
+
 def source_diff(
     change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
 ) -> list[str]:
