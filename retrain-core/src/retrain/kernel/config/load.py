@@ -77,8 +77,8 @@ def load_config(
     """Resolve the configuration of one run.
 
     `arguments` are command-line overrides; `settings` override everything else. `table_hint` says which distribution
-    would provide an unknown table. All problems are returned together; if there are any, the config holds defaults in
-    the tables concerned and must not be used for training.
+    would provide an unknown table, and what became of an unknown `table.key`. All problems are returned together; if
+    there are any, the config holds defaults in the tables concerned and must not be used for training.
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})

@@ -13,6 +13,7 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import Problem
 from retrain.rooms.campaign.condition_lines import ConditionLines
+from retrain.rooms.session.public_package import note_on_entry
 from retrain.rooms.text.secrets import hide
 
 MODES = ("advantage_mode", "transform_mode")
@@ -123,7 +124,7 @@ class _Names:
         if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):
             key, value = self._by_path[parent], {entry: value}
         if key is None:
-            return Problem(what="unknown key of a condition", fix=self._fix(name))
+            return Problem(what="unknown key of a condition", fix=note_on_entry(name) or self._fix(name))
         if key.table in FOREIGN_TABLES:
             return Problem(what=f"[{key.table}] cannot be set by a condition", fix="remove it")
         if reason := FOREIGN_KEYS.get(key.path):

@@ -6,12 +6,20 @@ import json
 import os
 import shutil
 import sys
+import tomllib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.positions import key_lines
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
-from retrain.rooms.cli.migrate_toml import Migration, migrate
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.cli.migrate_toml import BOM, Migration, migrate
+from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.public_package import names_in
+from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.text.whole_file import write_bytes
 
 STDIN = "<stdin>"
@@ -22,12 +30,13 @@ Examples:
   retrain migrate-config retrain.toml --check           for CI
 
 \b
-Exit codes: 0 done, or nothing to change; 1 --check found legacy keys; 2 usage or configuration error.
+Exit codes: 0 done, or nothing to change; 1 --check found legacy keys or names of the public retrain package;
+2 usage or configuration error.
 """
 
 
 @click.command("migrate-config", epilog=EPILOG)
-@click.option("--check", is_flag=True, help="Write nothing; exit code 1 when the file has legacy keys.")
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 when the file needs a change.")
 @click.option("--write", is_flag=True, help="Rewrite CONFIG in place.")
 @click.option("--backup", is_flag=True, help="With --write: keep the old file as CONFIG.bak.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="P", help="Write the result to a new file.")
@@ -49,7 +58,8 @@ def command(
 ) -> None:
     """Move the legacy prime_rl_* keys of [backend] to [backend.options], keeping comments and layout.
 
-    Without an option it prints the difference and writes nothing.
+    Without an option it prints the difference and writes nothing. What the names of the public retrain package became
+    is told on stderr, for you to decide.
     """
     modes = {"check": check, "write": write, "output": output is not None, "stdout": to_stdout}
     chosen = [name for name, wanted in modes.items() if wanted]
@@ -63,6 +73,7 @@ def command(
         what = "CONFIG and --stdin exclude each other" if from_stdin else "no configuration was given"
         raise _usage(what, "give one of the two: `retrain migrate-config retrain.toml`")
     found = migrate(_read(config), STDIN if config is None else str(config))
+    notes = _public_names(found.before, ctx.obj)
     written = kept = None
     if output is not None:
         written = _write_new(output, found.after)
@@ -70,20 +81,38 @@ def command(
         kept = _write_new(config.with_name(f"{config.name}.bak"), found.before, like=config) if backup else None
         written = _replace(config, found.after)
     mode = chosen[0] if chosen else "preview"
-    (_print_json if as_json else _print_text)(found, mode, written, kept)
-    if check and found.legacy_keys:
+    (_print_json if as_json else _print_text)(found, notes, mode, written, kept)
+    if check and (found.legacy_keys or notes):
         ctx.exit(EXIT_FAILED)
 
 
-def _print_json(found: Migration, mode: str, written: Path | None, kept: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """A name of the public package: where it is, and what became of it."""
+
+    path: str
+    line: int
+    note: str
+
+
+def _public_names(text: str, plugins: Plugins) -> list[_Note]:
+    """Every name of the public package in a configuration; those of a condition at the line of [campaign]."""
+    plain = text.removeprefix(BOM)
+    lines, keys = key_lines(plain), all_keys(registered_tables(plugins))
+    found = names_in(tomllib.loads(plain), keys, plugins)
+    return [_Note(path=path, line=lines.get(path, lines.get("campaign", 1)), note=note) for path, note in found]
+
+
+def _print_json(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
     content = {
         "config": found.label,
         "mode": mode,
-        "needs_migration": bool(found.legacy_keys),
+        "needs_migration": bool(found.legacy_keys or notes),
         "changed": found.after != found.before,
         "legacy_keys": list(found.legacy_keys),
         "merged_backend_options": dict(found.options),
         "diff": found.diff(),
+        "public_names": [asdict(note) for note in notes],
         "written": written is not None,
         "output_path": str(written) if written else None,
         "backup_path": str(kept) if kept else None,
@@ -92,8 +121,11 @@ def _print_json(found: Migration, mode: str, written: Path | None, kept: Path | 
     click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=str))
 
 
-def _print_text(found: Migration, mode: str, written: Path | None, kept: Path | None) -> None:
+def _print_text(found: Migration, notes: list[_Note], mode: str, written: Path | None, kept: Path | None) -> None:
     names = ", ".join(found.legacy_keys)
+    for text in dict.fromkeys(note.note for note in notes):
+        places = (f"{note.line} {printable(note.path)}" for note in notes if note.note == text)
+        click.echo(f"{found.label}: {text}\n    line {', '.join(places)}", err=True)
     if mode == "stdout":
         click.echo(found.after.encode("utf-8"), nl=False)
     elif mode == "check" and names:
@@ -102,7 +134,7 @@ def _print_text(found: Migration, mode: str, written: Path | None, kept: Path | 
         click.echo(f"Wrote {written}: {f'moved {names} to [backend.options]' if names else 'nothing to migrate'}")
     elif names:
         click.echo(found.diff(), nl=False)
-    else:
+    elif not notes:
         click.echo(f"{found.label}: nothing to migrate")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,10 +24,12 @@ from retrain.kernel.types import Kind, SamplingParams
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.trial import group_problem, try_flow
-from retrain.rooms.session.check import backend_options, check_names, check_options, declared_capabilities
+from retrain.rooms.session.check import backend_options, check_clips, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.process_copy import in_copy
+from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
+from retrain.rooms.session.selected import CREDIT
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -47,13 +49,13 @@ def check(
     config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]
 ) -> tuple[CreditFlow | None, list[Problem]]:
     """The credit flow, if it can be built, and every problem found without data, model or heavy imports."""
-    problems = check_names(config, plugins, tables) + check_options(config, plugins)
+    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config)
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
         problems += found or ()
     try:
         flow = build_flow(config, plugins)
     except RetrainError as error:
-        return None, [*problems, *error.problems]
+        return None, [*problems, *_with_notes(error.problems, config, plugins)]
     return flow, problems + _check_entropy(config, plugins, flow)
 
 
@@ -73,6 +75,14 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
     if found is None:
         LOG.info("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
     return [Problem(**fields) for fields in found or ()]
+
+
+def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems of the credit flow; for a name of the public package with what became of it."""
+    kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
+    found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
+    known = {(problem.where, problem.what): problem for problem in found if problem}
+    return [known.get((problem.where, problem.what), problem) for problem in problems]
 
 
 def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:

@@ -16,6 +16,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
+from retrain.rooms.session.public_package import missing_name, note_on
 from retrain.rooms.session.tables import registered_tables as registered_tables
 from retrain.rooms.session.tables import table_hint as table_hint
 
@@ -70,7 +71,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
     search_paths = config.plugins.search_paths
     found = [
-        problem_with(plugins, kind, name, where=_place(config, path), search_paths=search_paths)
+        missing_name(plugins, kind, name, where=_place(config, path))
+        or problem_with(plugins, kind, name, where=_place(config, path), search_paths=search_paths)
         for path, (kind, name) in wanted.items()
     ]
     return [problem for problem in found if problem is not None]
@@ -102,8 +104,26 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
             fix = f"repair or reinstall {entries[0].owner.distribution}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
             continue
+        former = {} if model is None else {n: note for n in options if (note := note_on(f"{path}.{n}"))}
+        former = {name: note for name, note in former.items() if model and name not in model.model_fields}
+        problems += [
+            Problem(where=f"{config.place(path)}.{name}", what=f"unknown option {name!r}", fix=note)
+            for name, note in former.items()
+        ]
+        options = {name: value for name, value in options.items() if name not in former}
         problems += validated_params(model, options, where=config.place(path))[1]
     return problems
+
+
+def check_clips(config: Config) -> list[Problem]:
+    """Problems with a clip whose loss nobody chose: the default loss does not clip, and the clip would do nothing."""
+    if config.origin("algorithm.loss") != DEFAULT_ORIGIN:
+        return []
+    what = f"has no effect: the default loss, {config.algorithm.loss}, does not clip"
+    fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
+    clips = ("algorithm.clip_eps", "algorithm.clip_eps_high")
+    given = [path for path in clips if config.origin(path) != DEFAULT_ORIGIN]
+    return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
 
 
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:

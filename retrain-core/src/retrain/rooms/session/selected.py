@@ -13,6 +13,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
 from retrain.rooms.session.check import chosen_name, wanted_names
 from retrain.rooms.session.locate import module_file, part_file
+from retrain.rooms.session.public_package import missing_name
 
 CREDIT = {
     "algorithm.advantage_mode": Kind.ADVANTAGE,
@@ -56,7 +57,10 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
     key, _, entry = path.partition(" ")
     paths = config.plugins.search_paths
-    problem = problem_with(plugins, kind, name, where=f"{config.place(key)} {entry}".rstrip(), search_paths=paths)
+    where = f"{config.place(key)} {entry}".rstrip()
+    problem = missing_name(plugins, kind, name, where) or problem_with(
+        plugins, kind, name, where=where, search_paths=paths
+    )
     source = distribution = file = ""
     if entries := plugins.find(kind, name):
         owner = entries[0].owner

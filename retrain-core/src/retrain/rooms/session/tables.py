@@ -15,6 +15,7 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
+from retrain.rooms.session.public_package import note_on
 
 NAMES = "{names}"  # in the description of a key: the registered names of its kind
 
@@ -30,7 +31,12 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
 
 
 def table_hint(plugins: Plugins, table: str) -> str:
-    """How to get one of our own tables, or keys in another's, that no plugin registered; empty for any other."""
+    """How to get one of our own tables, or keys in another's, that no plugin registered; empty for any other.
+
+    For a table or a `table.key` of the public package it is what that became.
+    """
+    if note := note_on(table):
+        return note
     distribution = provider(Kind.CONFIG_TABLE, table)
     if distribution is None:
         return ""
