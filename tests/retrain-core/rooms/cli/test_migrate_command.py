@@ -195,6 +195,7 @@ def test_json_is_alone_on_stdout_and_tells_what_was_done(
         "changed": True,
         "legacy_keys": ["prime_rl_zmq_hwm"],
         "merged_backend_options": {"zmq_hwm": 10},
+        "public_names": [],
         "written": written is not None,
         "output_path": written,
         "backup_path": "old.toml.bak" if "--backup" in arguments else None,
@@ -226,3 +227,37 @@ def test_loading_an_old_file_shows_the_block_that_migration_writes(old: Path, co
     assert "old.toml:4 [backend] prime_rl_zmq_hwm: legacy key, removed" in result.err
     block = "\n".join(line.strip() for line in result.err.partition("in their place\n")[2].splitlines())
     assert tomllib.loads(block)["backend"]["options"] == {"zmq_hwm": 10}
+
+
+PUBLIC = """\
+[algorithm]
+advantage_mode = "reinforce_pp"
+
+[training]
+batch_size = 4
+clip_ratio_c = 3.0
+tl_grpo = true
+tl_grpo_branch_size = 4
+"""
+
+
+def test_names_of_the_public_package_are_told_by_cause_and_fail_the_check(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "public.toml").write_text(PUBLIC, encoding="utf-8")
+    result = command("migrate-config", "public.toml")
+    assert (result.code, result.out) == (0, "")
+    first, where, *rest = result.err.splitlines()
+    assert first.startswith(
+        "public.toml: a name of the public retrain package, not built yet here: reinforce_pp_baseline"
+    )
+    assert where == "    line 2 algorithm.advantage_mode"
+    assert rest[1] == "    line 6 training.clip_ratio_c"
+    assert rest[3] == "    line 7 training.tl_grpo, 8 training.tl_grpo_branch_size"
+    checked = command("migrate-config", "public.toml", "--check")
+    assert (checked.code, checked.out, checked.err) == (1, "", result.err)
+    written = command("migrate-config", "public.toml", "--write")
+    assert (written.code, written.out, written.err) == (0, "", result.err)
+    assert (tmp_path / "public.toml").read_text() == PUBLIC
+    content = json.loads(command("migrate-config", "public.toml", "--json").out)
+    assert (content["needs_migration"], content["changed"], content["diff"]) == (True, False, "")
+    assert [(note["path"], note["line"]) for note in content["public_names"]][1] == ("training.clip_ratio_c", 6)
+    assert command("migrate-config", "public.toml", "--stdout").out == PUBLIC

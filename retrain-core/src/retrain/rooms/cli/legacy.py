@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from retrain.kernel.config.legacy import moved
-from retrain.rooms.session.check import PROMISED_OPTIONS
+from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 
 LEGACY_KEYS = {f"prime_rl_{option}": option for option in PROMISED_OPTIONS["prime_rl"]}
 MOVED = {old: f"options.{new}" for old, new in LEGACY_KEYS.items()}

@@ -16,6 +16,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
+from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain.rooms.session.public_package import missing_name, note_on
 from retrain.rooms.session.tables import registered_tables as registered_tables
 from retrain.rooms.session.tables import table_hint as table_hint
@@ -23,18 +24,6 @@ from retrain.rooms.session.tables import table_hint as table_hint
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
-# By backend, the options that the documented full configuration holds at their defaults, whichever backend it selects.
-PROMISED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "prime_rl": {
-        "transport": "filesystem",
-        "zmq_host": "localhost",
-        "zmq_port": 5555,
-        "zmq_hwm": 10,
-        "strict_advantages": True,
-        "sync_wait_s": 30,
-        "sync_poll_s": 0.2,
-    }
-}
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:

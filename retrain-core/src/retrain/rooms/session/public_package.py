@@ -28,9 +28,11 @@ def note_on(name: str) -> str:
 
 def note_on_entry(name: str) -> str:
     """The same for a key as a campaign's condition names it: `clip_ratio_c`, or `echo_weight` for `[echo] weight`."""
-    paths = [path for path in _notes() if "." in path]
-    found = (path for path in paths if name in (path, path.partition(".")[2], path.replace(".", "_")))
-    return note_on(next(found, name))
+    for path, note in _notes().items():
+        table, _, key = path.partition(".")
+        if name in (path, key, f"{table}_{key}") or (not key and name.startswith(f"{table}_")):
+            return note
+    return ""
 
 
 def missing_name(plugins: Plugins, kind: Kind, name: str, where: str) -> Problem | None:
