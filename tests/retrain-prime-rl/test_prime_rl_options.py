@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from retrain.api import Config, ConfigError, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import PROMISED_OPTIONS, registered_tables
+from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions

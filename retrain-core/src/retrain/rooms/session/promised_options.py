@@ -1,4 +1,4 @@
-"""Options that the documentation promises; apart from the parts that take them, so that `retrain --help` stays light."""
+"""Options that the documentation promises, apart from the parts that take them so that `retrain --help` stays light."""
 
 from __future__ import annotations
 
