@@ -126,6 +126,28 @@ def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable
     assert "emergence/steps.jsonl: has 0 bytes" in result.out
 
 
+def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
+    stopped: Path, command: Callable[..., Any]
+) -> None:
+    file = stopped / "emergence/generations.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"reward": 0.0', b'"reward": 1.0', 1))
+    (stopped / "emergence/tokens/step_000001.safetensors").unlink()
+    found = data(command("resume-check", LOG, "--json"))
+    assert found["obstacles"] == [
+        f"{LOG}/emergence/generations.jsonl is damaged: its checksum differs, though every line can be read; "
+        "undo the change or add --resume-anyway"
+    ]
+    assert "1 token files are missing, the first is" in found["not_restored"][0]["detail"]
+    refused = command("--resume", LOG)
+    assert refused.code == 2
+    assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err
+    assert "accept it with --resume-anyway" in refused.err
+    assert command("--resume", LOG, "--resume-anyway").code == 0
+    assert data(command("resume-check", LOG, "--json"))["can_resume"]
+    (accepted,) = json.loads((stopped / "run.json").read_text())["resumes"][0]["accepted"]
+    assert "generations.jsonl is damaged" in accepted
+
+
 def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
     lock = RunLock(stopped)
     result = command("resume-check", LOG)

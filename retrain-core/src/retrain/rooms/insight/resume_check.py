@@ -84,6 +84,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     lost += [Item(part="not refused", detail=notice) for notice in plan.notices]
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
+    lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
     if plan.checkpoint:
         lost += _strangers(plan.checkpoint.path)
         wanted = wanted_names(checked.config, registered_tables(plugins)).values()

@@ -64,6 +64,12 @@ class Interrupts:
             self._own_signal = SIGNALS[-1]
             signal.pthread_kill(threading.main_thread().ident or 0, self._own_signal)
 
+    def give_up(self, failure: RetrainError) -> None:
+        """Request a stop because of `failure`, from the run's own thread; a stop already under way goes on."""
+        if not self._reason:
+            self._failure = failure
+            self._begin("a lost record")
+
     def settle(self) -> None:
         """Mark the stop as being carried out: from here on only a second request interrupts."""
         self._is_settled = True

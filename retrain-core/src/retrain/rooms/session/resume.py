@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import stored_identity
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid
+from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.text.terminal_text import printable
@@ -48,6 +49,7 @@ class ResumePlan:
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...] = ()
     has_identity: bool = True
+    records: RecordCheck = field(default_factory=RecordCheck)
 
     @property
     def next_step(self) -> int:
@@ -68,13 +70,13 @@ class ResumePlan:
     @property
     def accepted(self) -> list[str]:
         """What `--resume-anyway` accepts, one line each."""
-        return [str(each) for each in (*self.differences, *self.refused)]
+        return [*(str(each) for each in (*self.differences, *self.refused)), *self.records.damaged]
 
     @property
     def notices(self) -> list[str]:
         """What is told, and keeps the run from nothing."""
         told = [str(change) for change in self.changes if not change.refuses]
-        return told if self.has_identity else [NO_IDENTITY, *told]
+        return [*([] if self.has_identity else [NO_IDENTITY]), *told, *self.records.notices]
 
     @property
     def has_new_inputs(self) -> bool:
@@ -104,6 +106,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) 
     if checkpoint is not None:
         _refuse_stranger(checkpoint, manifest)
         check_sizes(run, checkpoint.state["record_sizes"])
+    records = check_records(run, checkpoint.state) if checkpoint else RecordCheck()
     return ResumePlan(
         run=run,
         adapters=adapters,
@@ -113,6 +116,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) 
         differences=tuple(_differences(manifest, config, keys)),
         changes=tuple(changes_between(stored, identity.as_data())),
         has_identity=bool(stored),
+        records=records,
     )
 
 
@@ -131,8 +135,11 @@ def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Non
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
-    """ResumeError naming every key, file and plugin whose change would make it a different run, unless one insists."""
-    if anyway or not (plan.differences or plan.refused):
+    """ResumeError naming what would make it a different run, and every damaged record, unless one insists.
+
+    A different run: the change of a key, of code, data, model or plugin.
+    """
+    if anyway or not plan.accepted:
         return
     why, fix = "the run would not be the one that was stopped", "take it back, or insist with --resume-anyway"
     found = [
@@ -141,6 +148,10 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
     ]
     found += [
         Problem(where=f"[resume] {plan.run}", what=printable(str(change)), why=why, fix=fix) for change in plan.refused
+    ]
+    why, fix = "it would be kept as part of the run", "restore the file, or accept it with --resume-anyway"
+    found += [
+        Problem(where=f"[resume] {plan.run}", what=printable(what), why=why, fix=fix) for what in plan.records.damaged
     ]
     raise ResumeError(*found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import RetrainError
 from retrain.kernel.parts import Parts
 from retrain.kernel.progress import Progress
 from retrain.kernel.types import Group
@@ -24,9 +25,18 @@ CONTROLLER = "controller"
 class RunRecords:
     """Writes the records of a run to its folder; see `retrain.kernel.parts.Records`."""
 
-    def __init__(self, folder: RunFolder, parts: Parts, progress: Progress, view: RunView) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        parts: Parts,
+        progress: Progress,
+        view: RunView,
+        give_up: Callable[[RetrainError], None] = lambda failure: None,
+    ) -> None:
+        """`give_up` ends the run, with a checkpoint, when its folder is gone."""
         self.path = folder.path
         self._folder = folder
+        self._give_up = give_up
         self._parts = parts
         self._progress = progress
         self._view = view
@@ -42,12 +52,14 @@ class RunRecords:
         metrics: Mapping[str, Any],
     ) -> None:
         """Write texts, tokens and summary of a step."""
+        self._notice_loss()
         tokenizer = self._parts.tokenizer
         generations = generation_records(step, prompts, groups, credit, tokenizer, is_trained=is_trained)
         self._folder.write_completions(step, step_summary(metrics, groups), generations, token_records(groups, credit))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`."""
+        self._notice_loss()
         self._folder.write_metrics(metrics)
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
@@ -55,9 +67,11 @@ class RunRecords:
 
         Then update `trainer_state.json` and prune older checkpoints.
         """
+        self._notice_loss(for_checkpoint=True)
         parts, training = self._parts, self._parts.config.training
         state = self._state(metrics)
         path = save_checkpoint(self._folder.adapters, name, parts.backend.save, state)
+        self._folder.hold_adapters()
         self._folder.write_state(self._summary(name, state))
         prune(
             self._folder.adapters,
@@ -66,6 +80,11 @@ class RunRecords:
             metric=training.keep_best_metric,
         )
         return path
+
+    def _notice_loss(self, *, for_checkpoint: bool = False) -> None:
+        if failure := self._folder.leave_if_lost(for_checkpoint=for_checkpoint):
+            self.path = self._folder.path
+            self._give_up(failure)
 
     def _state(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -79,7 +98,7 @@ class RunRecords:
             "algorithm": dict(self._parts.algorithm.state()),
             "pacer": dict(self._parts.pacer.state()),
             "plugins": merged,
-            "record_sizes": self._folder.sync(),
+            **self._folder.sync(),
             "metrics": {key: value for key, value in metrics.items() if isinstance(value, int | float)},
         }
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.views import RunView
-from retrain.kernel.errors import PluginError, Problem, ResumeError, RetrainError, StopRequested
+from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError, RetrainError, StopRequested
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
@@ -28,7 +29,7 @@ from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
-from retrain.rooms.session.records.rewind import read_manifest, rewind_records
+from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.session.restorable import restore_obstacles
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
@@ -99,11 +100,12 @@ def _session(
             capabilities=parts.backend.capabilities,
             manifest=manifest,
         )
-        records = RunRecords(folder, parts, progress, view)
+        leave = partial(_leave, interrupts, view, folder, identity)
+        records = RunRecords(folder, parts, progress, view, leave)
         run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view)
         with watching(plugins, assembled.watchers):
             if plan:
-                _restore(parts, plan, view, interrupts)
+                _restore(parts, plan, view, interrupts, folder)
             if plan is None or plan.has_new_inputs:
                 write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
@@ -113,6 +115,14 @@ def _session(
                 _train(run, folder, manifest, is_restored=is_restored)
     finally:
         parts.close()
+
+
+def _leave(interrupts: Interrupts, view: RunView, folder: RunFolder, identity: Identity, failure: RetrainError) -> None:
+    """End the run with a checkpoint, for its folder is gone; the one beside it gets the copies of code and data too."""
+    interrupts.give_up(failure)
+    if folder.path != view.folder:
+        with suppress(RecordError):
+            write_inputs(folder.path, identity)
 
 
 def _same_seed(parts: Parts) -> str:
@@ -164,7 +174,7 @@ def _plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Ident
     return plan
 
 
-def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts) -> None:
+def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupts, folder: RunFolder) -> None:
     """Restore the parts to the checkpoint; if they fit, rewind the records too."""
     checkpoint = plan.checkpoint
     if checkpoint:
@@ -172,18 +182,20 @@ def _restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrup
         interrupts.may_resume()
     set_newer_aside(plan.adapters, checkpoint)
     sizes = checkpoint.state["record_sizes"] if checkpoint else {}
-    rewind_records(plan.run, sizes, checkpoint.first_unwritten_step if checkpoint else 0)
+    folder.rewind(sizes, checkpoint.first_unwritten_step if checkpoint else 0, plan.records.digests)
 
 
 def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored: bool) -> None:
     ending = {"status": "failed"}
     try:
         Trainer(run).train(is_restored=is_restored)
+        if lost := folder.leave_if_lost(for_checkpoint=True):
+            raise lost
         ending = {"status": "done"}
     except StopRequested as stop:
-        if stop.failure is not None:
-            ending["error"] = _shown(stop.failure)
-            raise stop.failure from stop
+        if failure := stop.failure or folder.failure:
+            ending["error"] = _shown(failure)
+            raise failure from stop
         ending = {"status": "stopped", "reason": stop.reason}
         stop.folder = folder.path
         raise

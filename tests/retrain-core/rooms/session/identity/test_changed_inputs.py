@@ -106,7 +106,9 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
     assert "[sepa] steps: is 9, but the checkpoint was made with 5" in result.err
     assert "--resume-anyway cannot change that" in result.err
     assert "Loading dataset" not in result.out + result.err
-    (tmp_path / "other.toml").write_text((tmp_path / LOG / "config.toml").read_text().replace("steps = 5\n", "steps = 9\n"))
+    (tmp_path / "other.toml").write_text(
+        (tmp_path / LOG / "config.toml").read_text().replace("steps = 5\n", "steps = 9\n")
+    )
     check = run("resume-check", LOG, "--config", "other.toml")
     assert check.code == 1
     assert "--resume-anyway cannot change that" in check.out

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.session.records.files import digest_of
 from retrain.rooms.session.records.folder import check_run_folder, open_run_folder
 from retrain.rooms.session.records.lock import owner_of
 from retrain.rooms.session.records.rewind import FILES
@@ -34,13 +35,15 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
         folder.write_completions(0, {"step": 0}, [{"step": 0, "index": 0}, {"step": 0, "index": 1}], [TOKENS])
         folder.write_metrics({"step": 0})
         folder.write_state({"step": 0})
-        sizes = folder.sync()
+        state = folder.sync()
         folder.rewrite_manifest({"status": "done"})
-    assert sizes == {name: (tmp_path / "run" / name).stat().st_size for name in FILES}
+    assert state["record_sizes"] == {name: (tmp_path / "run" / name).stat().st_size for name in FILES}
+    assert state["record_checksums"] == {name: digest_of(tmp_path / "run" / name).hexdigest() for name in FILES}
     files = {str(f.relative_to(tmp_path / "run")) for f in (tmp_path / "run").rglob("*") if f.is_file()}
     assert files == {
         *("run.json", "config.toml", "metrics.jsonl", "trainer_state.json", ".lock"),
         *("emergence/steps.jsonl", "emergence/generations.jsonl", "emergence/tokens/step_000000.safetensors"),
+        "emergence/token_files.jsonl",
     }
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": -1}\n{"step": 0}\n'
     assert (tmp_path / "run" / "emergence" / "steps.jsonl").read_text() == '{"step": 0}\n'

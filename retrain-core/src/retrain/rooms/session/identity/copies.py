@@ -15,6 +15,7 @@ from typing import Any
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.hashing import Budget, hash_file
 from retrain.rooms.session.records.files import cannot_write, write_text
+from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.text.secrets import hide_text
 
 FOLDER, FILES = "inputs", "files.json"
@@ -50,7 +51,7 @@ def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(summary, dict):
         return {}
     with suppress(OSError, ValueError, RecursionError):
-        listed = json.loads((run / FOLDER / FILES).read_text(encoding="utf-8"))
+        listed = json.loads(read_regular(run / FOLDER / FILES))
         if without_files(listed) == summary:
             return {**listed, FOLDER: str(run / FOLDER)}
     return dict(summary)

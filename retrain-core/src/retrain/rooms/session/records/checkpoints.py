@@ -6,7 +6,6 @@ the rest of the run's state, and `checksums.json` over all of it. Adapter and st
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -15,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import CheckpointError, Problem, RetrainError
-from retrain.rooms.session.records.files import REPLACED, write_folder
+from retrain.rooms.session.records.files import REPLACED, digest_of, write_folder
 from retrain.rooms.session.records.reading import read_regular
 
 STATE, SUMS = "checkpoint.json", "checksums.json"
 FINAL = "final"
 PRUNED, DAMAGED = ".pruned", ".damaged"
 SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
-CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
         _fill(target, fill)
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
-        sums = {file.relative_to(target).as_posix(): _checksum(file) for file in files}
+        sums = {file.relative_to(target).as_posix(): digest_of(file).hexdigest() for file in files}
         # The file ends with its bracket, without a newline, so that truncation by even one byte is detected.
         (target / SUMS).write_text(json.dumps(sums, indent=2), encoding="utf-8")
 
@@ -93,7 +90,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         sums = json.loads(read_regular(path / SUMS))
         for name, wanted in {STATE: "", **sums}.items():
-            if _checksum(path / name) != wanted:
+            if digest_of(path / name).hexdigest() != wanted:
                 raise _damaged(path / name, "is damaged: its checksum differs")
         state = json.loads(read_regular(path / STATE))
         return Checkpoint(path=path, state={**state, "next_step": int(state["next_step"])})
@@ -209,11 +206,3 @@ def _age(path: Path) -> tuple[int, bool]:
 
 def _plain_name(path: Path) -> str:
     return _original(path).name if path.name.startswith(".") else path.name
-
-
-def _checksum(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with open_regular(file) as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import Problem, RecordError
 from retrain.rooms.text.secrets import redacted, redacted_json
 from retrain.rooms.text.whole_file import write_bytes
 
 REPLACED = ".old"
+CHUNK = 2**20
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,17 +67,67 @@ def _sync_tree(path: Path) -> None:
         sync_folder(entry)  # works for files as well
 
 
+def new_digest() -> blake2b:
+    """A checksum to be updated; 16 bytes, as in `checksums.json`."""
+    return blake2b(digest_size=16)
+
+
+def digest_of(file: Path, size: int | None = None) -> blake2b:
+    """The checksum of a file, or of its first `size` bytes; OSError when it cannot be read."""
+    digest, left = new_digest(), float("inf") if size is None else size
+    with open_regular(file) as stream:
+        while left and (chunk := stream.read(int(min(left, CHUNK)))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file or folder is still the one at `path`: neither deleted, nor moved, nor replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
 class JsonLines:
-    """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind."""
+    """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind.
+
+    `digest` is the checksum of all its lines; `go_on_from` supplies that of the lines from before a resume.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._stream = path.open("ab", buffering=0)  # without a buffer nothing is written twice or late
+        self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
+        self._size = os.fstat(self._stream.fileno()).st_size
+        self.digest = new_digest()
+
+    def go_on_from(self, digest: blake2b) -> None:
+        """Note that the file was cut, and has this checksum now."""
+        self._size, self.digest = os.fstat(self._stream.fileno()).st_size, digest
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file is no longer at its path, or something else has cut it."""
+        return not is_at(self._stream.fileno(), self._path) or os.fstat(self._stream.fileno()).st_size < self._size
+
+    def copied_to(self, path: Path) -> JsonLines:
+        """A new file with all that this one holds, even if it was deleted; this one is closed."""
+        copy = JsonLines(path)
+        self._stream.seek(0)
+        while chunk := self._stream.read(CHUNK):
+            copy.append(chunk)
+        self.close()
+        return copy
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records; ValueError on NaN or infinity, RecordError when the write fails: then nothing is written."""
-        rest = memoryview("".join(f"{line}\n" for line in redacted_json(records)).encode("utf-8"))
+        self.append("".join(f"{line}\n" for line in redacted_json(records)).encode("utf-8"))
+
+    def append(self, content: bytes) -> None:
+        """Append bytes, all or none of them."""
+        rest = memoryview(content)
         try:
             size = os.fstat(self._stream.fileno()).st_size
             try:
@@ -85,6 +138,8 @@ class JsonLines:
                 raise
         except OSError as error:
             raise cannot_write(self._path, error) from error
+        self._size += len(content)
+        self.digest.update(content)
 
     def sync(self) -> None:
         """Flush all lines to disk."""

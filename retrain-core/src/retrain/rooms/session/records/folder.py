@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem, RecordError
 from retrain.rooms.session.records.checkpoints import checkpoint_folders
-from retrain.rooms.session.records.files import JsonLines, cannot_write, write_json, write_text
+from retrain.rooms.session.records.files import JsonLines, cannot_write, is_at, new_digest, write_json, write_text
 from retrain.rooms.session.records.lock import RunLock, owner_of
-from retrain.rooms.session.records.rewind import record_sizes
+from retrain.rooms.session.records.rewind import (
+    CHECKSUMS,
+    FILES,
+    GENERATIONS,
+    METRICS,
+    STEPS,
+    TOKEN_FILES,
+    record_sizes,
+    rewind_records,
+)
 from retrain.rooms.session.records.tokens import TokenRecord, token_file, write_tokens
 
 LOG = logging.getLogger("retrain")
@@ -28,13 +40,15 @@ class RunFolder:
         self.started = ""
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
-        self._metrics = JsonLines(path / "metrics.jsonl")
-        self._steps = JsonLines(path / "emergence" / "steps.jsonl")
-        self._generations = JsonLines(path / "emergence" / "generations.jsonl")
+        self._files = {name: JsonLines(path / name) for name in FILES}
+        self._adapters_descriptor = _opened(adapters)
+        self._described: tuple[Mapping[str, Any], str] = ({}, "")
+        self.failure: RecordError | None = None
 
     def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
         """Write `run.json`, and the resolved `config.toml`, which reproduces the run as it is."""
         self.started = str(manifest.get("started", ""))
+        self._described = manifest, config_toml
         try:
             write_text(self.path / "config.toml", config_toml)
             write_json(self.path / MARK, manifest)
@@ -57,21 +71,70 @@ class RunFolder:
     ) -> None:
         """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
         try:
-            write_tokens(self.path / "emergence", step, tokens)
+            token_line = write_tokens(self.path / "emergence", step, tokens)
         except OSError as error:
             raise cannot_write(token_file(self.path / "emergence", step), error) from error
-        self._generations.write(generations)
-        self._steps.write([summary])
+        self._files[TOKEN_FILES].write([token_line])
+        self._files[GENERATIONS].write(generations)
+        self._files[STEPS].write([summary])
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
-        self._metrics.write([metrics])
+        self._files[METRICS].write([metrics])
 
-    def sync(self) -> dict[str, int]:
-        """Flush the record files to disk; return their sizes, for a checkpoint."""
-        for stream in (self._metrics, self._steps, self._generations):
-            stream.sync()
-        return record_sizes(self.path)
+    def sync(self) -> dict[str, Any]:
+        """Flush the record files to disk; return their sizes and checksums, for a checkpoint."""
+        for file in self._files.values():
+            file.sync()
+        checksums = {name: file.digest.hexdigest() for name, file in self._files.items()}
+        return {"record_sizes": record_sizes(self.path), CHECKSUMS: checksums}
+
+    def rewind(self, sizes: Mapping[str, Any], next_step: int, digests: Mapping[str, blake2b]) -> None:
+        """Cut the records to a checkpoint, where they have these checksums; see `rewind_records`."""
+        rewind_records(self.path, sizes, next_step)
+        for name, file in self._files.items():
+            file.go_on_from(digests.get(name, new_digest()))
+
+    def leave_if_lost(self, *, for_checkpoint: bool = False) -> RecordError | None:
+        """Go on in a folder beside this one if its files were deleted, moved, replaced or cut; the error that says so.
+
+        The new folder holds every line so far. With `for_checkpoint`, that of the checkpoints is looked at too.
+        """
+        lost = next((name for name, file in self._files.items() if file.is_lost), None)
+        where = self.path / lost if lost else self.adapters
+        try:
+            if lost:
+                saved, fix = self._leave(), "`retrain --resume {}` goes on from there"
+            elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
+                self.adapters = saved = free_name(self.adapters, ".rescued")
+                self.hold_adapters()
+                fix = f"move it to {where}, then `retrain --resume {self.path}`"
+            else:
+                return None
+        except OSError as error:
+            raise cannot_write(where, error) from error
+        what = "was deleted, moved, replaced or cut while the run went on"
+        why = f"what was in hand is saved in {saved}"
+        self.failure = RecordError(Problem(where=str(where), what=what, why=why, fix=fix.format(saved)))
+        return self.failure
+
+    def _leave(self) -> Path:
+        place = free_name(self.path, ".rescued")
+        if self.adapters.is_relative_to(self.path):
+            self.adapters = place / self.adapters.relative_to(self.path)
+        self._files = {name: file.copied_to(place / name) for name, file in self._files.items()}
+        self.path = place
+        former, self._lock = self._lock, RunLock(place)
+        former.release()
+        self.hold_adapters()
+        self.write_manifest(*self._described)
+        return place
+
+    def hold_adapters(self) -> None:
+        """Notice from now on when another folder takes the place of the checkpoints' one."""
+        if self._adapters_descriptor >= 0:
+            os.close(self._adapters_descriptor)
+        self._adapters_descriptor = _opened(self.adapters)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace `trainer_state.json`."""
@@ -85,8 +148,11 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in (self._metrics, self._steps, self._generations):
-            stream.close()
+        for file in self._files.values():
+            file.close()
+        if self._adapters_descriptor >= 0:
+            os.close(self._adapters_descriptor)
+        self._adapters_descriptor = -1
         self._lock.release()
 
 
@@ -103,11 +169,26 @@ def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
 
 def move_aside(path: Path) -> Path:
     """Rename a folder to `<name>.1`, `.2`, ... and return the new path, so that nothing is overwritten."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
+    aside = free_name(path)
     path.rename(aside)
     return aside
+
+
+def free_name(path: Path, suffix: str = "") -> Path:
+    """The first of `<name><suffix>` (if there is one), `<name><suffix>.1`, `.2`, ... that does not exist."""
+    named = path.with_name(path.name + suffix)
+    candidates = itertools.chain(
+        [named] if suffix else [], (named.with_name(f"{named.name}.{n}") for n in itertools.count(1))
+    )
+    return next(candidate for candidate in candidates if not os.path.lexists(candidate))
+
+
+def _opened(folder: Path) -> int:
+    """A descriptor of a folder, by which its replacement can be noticed; -1 when there is none."""
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return -1
 
 
 def _move_records_aside(path: Path) -> None:

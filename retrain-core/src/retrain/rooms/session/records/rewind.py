@@ -11,7 +11,10 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.session.records.tokens import FOLDER, token_file
 
-FILES = ("metrics.jsonl", "emergence/steps.jsonl", "emergence/generations.jsonl")
+METRICS, STEPS, GENERATIONS = "metrics.jsonl", "emergence/steps.jsonl", "emergence/generations.jsonl"
+TOKEN_FILES = "emergence/token_files.jsonl"  # size and checksum of each step's token file
+FILES = (METRICS, STEPS, GENERATIONS, TOKEN_FILES)
+CHECKSUMS = "record_checksums"  # of these files, in a checkpoint's state beside `record_sizes`
 
 
 def record_sizes(run: Path) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -17,6 +18,7 @@ from safetensors.numpy import save
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.rooms.session.records.files import new_digest
 from retrain.rooms.text.whole_file import write_bytes
 
 FOLDER = "tokens"
@@ -38,8 +40,8 @@ def token_file(emergence: Path, step: int) -> Path:
     return emergence / FOLDER / f"step_{step:06d}.safetensors"
 
 
-def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> None:
-    """Write the records of a step, completely or not at all."""
+def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> dict[str, Any]:
+    """Write the records of a step, completely or not at all; return the line of `token_files.jsonl` about the file."""
     arrays: dict[str, np.ndarray] = {
         "lengths": np.array([len(record.tokens_T) for record in records], dtype=np.int64),
         "tokens": np.concatenate([record.tokens_T for record in records]).astype(np.int32),
@@ -54,7 +56,11 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
         arrays["planning"] = np.concatenate(planning).astype(np.uint8)
     file = token_file(emergence, step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, save(arrays))
+    content = save(arrays)
+    write_bytes(file, content)
+    digest = new_digest()
+    digest.update(content)
+    return {"step": step, "bytes": len(content), "blake2b": digest.hexdigest()}
 
 
 def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
