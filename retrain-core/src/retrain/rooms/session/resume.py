@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,13 +12,14 @@ from typing import Any
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, ResumeError
+from retrain.kernel.plugins.installed import versions_of
 from retrain.rooms.session.identity.acceptance import recorded_resume
 from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
-from retrain.rooms.session.identity.copies import stored_identity
+from retrain.rooms.session.identity.copies import FOLDER, stored_identity
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
-from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.session.records.manifest import LIBRARIES, public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.text.terminal_text import printable
 
@@ -48,7 +50,9 @@ class ResumePlan:
     damaged: tuple[Problem, ...]
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...] = ()
+    libraries: tuple[str, ...] = ()
     has_identity: bool = True
+    has_files: bool = True
     records: RecordCheck = field(default_factory=RecordCheck)
 
     @property
@@ -75,13 +79,13 @@ class ResumePlan:
     @property
     def notices(self) -> list[str]:
         """What is told, and keeps the run from nothing."""
-        told = [str(change) for change in self.changes if not change.refuses]
+        told = [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
         return [*([] if self.has_identity else [NO_IDENTITY]), *told, *self.records.notices]
 
     @property
     def has_new_inputs(self) -> bool:
-        """Whether code, data or plugins are not those that the run recorded."""
-        return bool(self.changes) or not self.has_identity
+        """Whether code, data or plugins are not those that the run recorded, or their list is missing."""
+        return bool(self.changes) or not self.has_files
 
     def recorded(self) -> dict[str, Any]:
         """What `run.json` keeps about this resume and earlier ones."""
@@ -115,7 +119,9 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) 
         damaged=tuple(damaged),
         differences=tuple(_differences(manifest, config, keys)),
         changes=tuple(changes_between(stored, identity.as_data())),
+        libraries=tuple(_library_changes(manifest)),
         has_identity=bool(stored),
+        has_files=FOLDER in stored,
         records=records,
     )
 
@@ -154,6 +160,17 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
         Problem(where=f"[resume] {plan.run}", what=printable(what), why=why, fix=fix) for what in plan.records.damaged
     ]
     raise ResumeError(*found)
+
+
+def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
+    """Python and libraries of another version: numbers may differ in their last digits."""
+    before = {"Python": manifest.get("python"), **dict(manifest.get("libraries") or {})}
+    now = {"Python": platform.python_version(), **versions_of(LIBRARIES)}
+    return [
+        f"{name} was {before[name]} and is now {version}"
+        for name, version in now.items()
+        if before.get(name) not in (None, version)
+    ]
 
 
 def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -> list[Difference]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,8 @@ from retrain.rooms.session.identity.copies import FOLDER, copy_name, text_of
 from retrain.rooms.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120
+HIDDEN_CHARS = 2000  # longer lines with a secret are compared as they are copied
+MOST_HIDDEN = 50  # lines with a secret; of a file with more no line is shown
 MOST_FILES = 8  # named of each kind; the others are counted
 CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
 UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damaged"
@@ -103,7 +106,7 @@ def source_diff(
     old, new = (_text(identity, kind, change.name) for identity in (before, now))
     if not (old or new) or (change.what == CHANGED and not (old and new)):
         return []
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), change.name, change.name, lineterm="")
+    lines = difflib.unified_diff(*_comparable(old, new), change.name, change.name, lineterm="")
     shown = list(islice(lines, most_lines + 1))
     return shown if len(shown) <= most_lines else [*shown[:most_lines], "..."]
 
@@ -156,7 +159,7 @@ def _plugin_changes(
     uses are looked up by name.
     """
     if not before or not now:
-        what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} installed"
+        what = f"{_as_table(before or now).get('version', '')} is {'no longer' if before else 'newly'} loaded"
         return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=what.strip(), refuses=False)]
     files = _section_changes(ChangeKind.PLUGIN, before, now, whole_before, whole_now, name)
     is_ours = bool(_as_table(now).get("first_party"))
@@ -185,11 +188,32 @@ def _first_difference(before: str, now: str) -> dict[str, Any]:
     """The first differing line of two texts; {} where one is missing, or they differ only in what a copy hides."""
     if not before or not now:
         return {}
-    lines = zip_longest(before.splitlines(), now.splitlines(), fillvalue="")
-    for number, (old, new) in enumerate(lines, start=1):
-        if old != new and not (HIDDEN in old or HIDDEN in new):
+    for number, (old, new) in enumerate(zip_longest(*_comparable(before, now), fillvalue=""), start=1):
+        if old != new:
             return {"line": number, "before": _shown(old), "now": _shown(new)}
     return {}
+
+
+def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
+    """The lines of both; one that only lacks what the other side hides is replaced by the hidden form.
+
+    A secret is known by the environment's variables, which need not be the same in the process that reads. No lines
+    when there are too many secrets.
+    """
+    sides = before.splitlines(), now.splitlines()
+    hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
+    patterns = {
+        line: re.compile(".*".join(map(re.escape, line.split(HIDDEN, 2))))
+        for line in sorted(hidden)
+        if len(line.replace(HIDDEN, "").strip()) > 2  # else it would match any line
+    }
+    if len(hidden) > MOST_HIDDEN:
+        return [], []
+    return [_hidden_form(line, patterns) for line in sides[0]], [_hidden_form(line, patterns) for line in sides[1]]
+
+
+def _hidden_form(line: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
+    return next((form for form, pattern in patterns.items() if pattern.fullmatch(line)), line)
 
 
 def _shown(line: str) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of
 from retrain.rooms.session.identity.hashing import (
-    BLOCK_BYTES,
     BLOCKS,
     DIGEST_BYTES,
+    MAX_FILES,
     Budget,
     HashedFile,
     files_below,
@@ -43,8 +44,9 @@ class Identity:
     """What a run consists of besides its configuration.
 
     `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
-    names. `model`: the files of a local model folder. `plugins`: the installed plugin distributions. `packages`:
-    versions of installed packages that the configuration names modules of. `notes` say what was not hashed completely.
+    names. `model`: the files of a local model folder. `plugins`: the installed plugin distributions, and that of the
+    environment. `packages`: versions of other installed packages that the configuration names a module of. `notes` say
+    what was not hashed completely.
     """
 
     code: tuple[HashedFile, ...] = ()
@@ -65,7 +67,7 @@ class Identity:
     def notes(self) -> list[str]:
         """What was not hashed completely, and why."""
         return [
-            f"{file.path}: {file.problem or f'{file.size} bytes, hashed in {BLOCKS} blocks of {BLOCK_BYTES} bytes'}"
+            f"{file.path}: {file.problem or f'{file.size} bytes, of which at most {BLOCKS} blocks are hashed'}"
             for _, file in self.files
             if file.problem or file.is_sampled
         ]
@@ -103,7 +105,7 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
     for path in key_paths(tables, "code"):
         _add_code(str(config.value(path, "")), graph, packages)
     for path in key_paths(tables, "package"):
-        _add_package(str(config.value(path, "")), graph, packages)
+        _add_package(str(config.value(path, "")), graph, modules)
     without = frozenset(_record_folders(config))
     return Identity(
         code=tuple(_code_files(graph, budget)),
@@ -146,11 +148,13 @@ def _add_code(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
         _add_module(value, graph, packages)
 
 
-def _add_package(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
-    """An environment's package by its id, `owner/name@version`."""
-    if name := value.rpartition("/")[2].partition("@")[0]:
-        for module in dict.fromkeys((name.replace("-", "_"), name.replace("-", "_").lower())):
-            _add_module(module, graph, packages)
+def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]]) -> None:
+    """An environment's package by its id, `owner/name@version`: code of the project, or files of a distribution."""
+    name = value.rpartition("/")[2].partition("@")[0].replace("-", "_")
+    for module in dict.fromkeys((name, name.lower())):
+        if module.isidentifier() and not graph.add(module) and module_file(module):
+            spelt = versions_of((module, module.replace("_", "-")))
+            modules.setdefault(next(iter(spelt), module), set()).add(module)
 
 
 def _code_files(graph: ImportGraph, budget: Budget) -> Iterator[HashedFile]:
@@ -178,14 +182,21 @@ def _named_files(value: str, without: frozenset[str], budget: Budget) -> Iterato
     if "://" in value:
         return
     if path.is_dir():
-        for file in files_below(path, without=without):
-            yield hash_file(f"{value.rstrip('/')}/{os.path.relpath(file, path)}", file, budget)
+        yield from _folder_files(value, path, without, budget)
     elif path.exists() or not glob.has_magic(value):
         yield hash_file(value, path, budget)
     else:
         for each in sorted(glob.glob(str(path), recursive=True)):
             if not os.path.isdir(each):
                 yield hash_file(each, Path(each), budget)
+
+
+def _folder_files(value: str, folder: Path, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
+    files = list(islice(files_below(folder, without=without), MAX_FILES + 1))
+    for file in files[:MAX_FILES]:
+        yield hash_file(f"{value.rstrip('/')}/{os.path.relpath(file, folder)}", file, budget)
+    if len(files) > MAX_FILES:
+        yield HashedFile(name=value, path=str(folder), problem=f"only the first {MAX_FILES} files are hashed")
 
 
 def _model_files(config: Config, plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:

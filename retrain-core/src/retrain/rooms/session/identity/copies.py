@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,9 +16,14 @@ from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.hashing import Budget, hash_file
 from retrain.rooms.session.records.files import cannot_write, write_text
 from retrain.rooms.session.records.reading import read_regular
-from retrain.rooms.text.secrets import hide_text
+from retrain.rooms.text.secrets import hide_text, redacted
 
 FOLDER, FILES = "inputs", "files.json"
+SECRET_WORDS = (
+    *("secret", "passw", "credential", "_token", "://", "?key=", "&key=", "?token=", "&token="),
+    *(f"{name}key" for name in ("api", "api_", "access", "access_", "private", "private_", "signing", "signing_")),
+    *(f"{name}token" for name in ("auth", "access", "bearer", "refresh")),
+)
 DETAILS = ("files", "root")  # what `run.json` leaves out
 
 
@@ -28,11 +33,14 @@ def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        for kind, file in identity.files:
-            if text := _public_text(file.content):
-                target = fresh / copy_name(kind, file.name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(text.encode("utf-8", "surrogateescape"))
+        kept = [(kind, file) for kind, file in identity.files if file.content]
+        texts = _public_texts(file.content for _, file in kept)
+        for (kind, file), text in zip(kept, texts, strict=True):
+            target = fresh / copy_name(kind, file.name)
+            with suppress(OSError):  # a name that this folder cannot have; on a full disk the next write fails
+                if text:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(text.encode("utf-8", "surrogateescape"))
         write_text(fresh / FILES, json.dumps(identity.as_data(), separators=(",", ":"), allow_nan=False) + "\n")
         if folder.exists() and kept_as:
             folder.rename(fresh / kept_as)
@@ -76,9 +84,16 @@ def copy_name(kind: str, name: str) -> PurePosixPath:
 
 def text_of(path: str | Path) -> str:
     """A text file as its copy would be; empty for a binary one, and where it cannot be read or is too large."""
-    return _public_text(hash_file("", path, Budget()).content)
+    return _public_texts([hash_file("", path, Budget()).content])[0]
 
 
-def _public_text(content: bytes) -> str:
-    """The text without its secrets; empty for a binary file."""
-    return "" if b"\0" in content else hide_text(content.decode("utf-8", "surrogateescape"))
+def _public_texts(contents: Iterable[bytes]) -> list[str]:
+    """The texts without their secrets; empty for a binary file."""
+    texts = ["" if b"\0" in content else content.decode("utf-8", "surrogateescape") for content in contents]
+    shown: list[str] = redacted(texts)  # all at once: what is secret is looked up once
+    return [hide_text(text) if _may_assign_secret(text.lower()) else text for text in shown]
+
+
+def _may_assign_secret(lower: str) -> bool:
+    """Whether `hide_text` might change the text; it needs a hundred times as long to find out."""
+    return any(word in lower for word in SECRET_WORDS)

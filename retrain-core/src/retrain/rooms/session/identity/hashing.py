@@ -45,9 +45,10 @@ class HashedFile:
 
 @dataclass(slots=True)
 class Budget:
-    """How many bytes may still be hashed completely, and how many kept for copies."""
+    """How much may still be done: bytes hashed completely, blocks of larger files hashed, bytes kept for copies."""
 
     whole: int = SAMPLED_ABOVE
+    blocks: int = 64 * BLOCKS
     copies: int = COPIED_TOTAL_BYTES
 
 
@@ -77,7 +78,9 @@ def hash_file(
         size, digest, content = found.st_size, hashlib.blake2b(digest_size=DIGEST_BYTES), b""
         is_whole = size <= min(sampled_above, budget.whole)
         if not is_whole:
-            _add_blocks(digest, descriptor, size)
+            blocks = min(BLOCKS, budget.blocks)
+            budget.blocks -= blocks
+            _add_blocks(digest, descriptor, size, blocks)
         while is_whole and (chunk := os.read(descriptor, CHUNK)):
             digest.update(chunk)
             budget.whole -= len(chunk)
@@ -108,27 +111,23 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int) -> None:
-    """The size, then `BLOCKS` blocks evenly spaced from the first byte to the last."""
+def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int, blocks: int) -> None:
+    """The size, then blocks evenly spaced from the first byte to the last."""
     digest.update(str(size).encode())
-    for number in range(BLOCKS):
-        offset = (size - BLOCK_BYTES) * number // (BLOCKS - 1)
-        digest.update(os.pread(descriptor, BLOCK_BYTES, max(offset, 0)))
+    last = max(size - BLOCK_BYTES, 0)
+    for offset in dict.fromkeys(last * number // max(blocks - 1, 1) for number in range(blocks)):
+        digest.update(os.pread(descriptor, BLOCK_BYTES, offset))
 
 
 def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files below a folder, sorted, at most `MAX_FILES`: no hidden ones, no byte code, nothing below `without`.
+    """Files below a folder, sorted: no hidden ones, no byte code, nothing below `without`, which holds real paths.
 
-    Links to files are followed, links to folders are not. `without` holds real paths.
+    Links to files are followed, links to folders are not.
     """
-    count = 0
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         if without:
             folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in without]
         for name in sorted(files):
             if not name.startswith(".") and not name.endswith((".pyc", ".pyo")):
-                count += 1
-                if count > MAX_FILES:
-                    return
                 yield os.path.join(parent, name)

@@ -20,13 +20,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
-_STATEMENT = re.compile(
-    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(?P<base>\.*[ \t]*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n;#]+)"
+_FORMS = (
+    rb"(?:from[ \t]+(?P<base>\.*[ \t]*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n;#]+)"
     rb"|import[ \t]+(?P<modules>[^\n;#]+))"
-    rb"|(?:import_module|__import__)\([ \t\n]*[\"'](?P<called>[\w.]+)[\"']"
+)
+_STATEMENT = re.compile(rb"^[ \t]*" + _FORMS, re.MULTILINE)
+_ANY_STATEMENT = re.compile(  # slow: for the few sources that import in other ways
+    rb"(?:^|[;:])[ \t]*" + _FORMS + rb"|(?:import_module|__import__)\([ \t\n]*[\"'](?P<called>[\w.]+)[\"']"
     rb"|[\"'](?P<factory>[A-Za-z_][\w.]*):[A-Za-z_]\w*[\"']",  # as a PluginSpec names its factory
     re.MULTILINE,
 )
+_OTHER_WAYS = re.compile(rb"[;:][ \t]*(?:from|import)[ \t]|import_module|__import__|PluginSpec")
 _NO_STATEMENT = re.compile(rb"#[^\n]*|\\\r?\n|\r")  # comments, and line ends that continue a statement
 
 
@@ -154,15 +158,17 @@ def imported_names(module: Module) -> Iterator[str]:
     if not module.file.endswith((".py", ".pyw")):
         return
     try:
-        found = os.stat(module.file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_SOURCE_BYTES:
+        status = os.stat(module.file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SOURCE_BYTES:
             return
         text = Path(module.file).read_bytes()
     except OSError:
         return
-    for match in _STATEMENT.finditer(_NO_STATEMENT.sub(b"", text)):
-        base, names, modules = match["base"], match["names"], match["modules"]
-        if called := match["called"] or match["factory"]:
+    text = _NO_STATEMENT.sub(b"", text)
+    for match in (_ANY_STATEMENT if _OTHER_WAYS.search(text) else _STATEMENT).finditer(text):
+        found = match.groupdict()
+        base, names, modules = found["base"], found["names"], found["modules"]
+        if called := found.get("called") or found.get("factory"):
             yield called.decode("ascii", "ignore")
         elif modules:
             yield from filter(None, map(_first_word, modules.split(b",")))

@@ -6,12 +6,13 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from retrain.kernel.plugins import first_party
 from retrain.kernel.plugins.installed import normal_name, versions_of
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.session.identity.hashing import Budget, HashedFile, files_below, hash_file
+from retrain.rooms.session.identity.hashing import MAX_FILES, Budget, HashedFile, files_below, hash_file
 
 OURS = frozenset(
     {
@@ -60,7 +61,7 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
                 _name(path, root), path, budget, sampled_above=MAX_FILE_BYTES, with_time=False, is_kept=not is_ours
             )
             for _, place, is_folder in located
-            for path in (files_below(place) if is_folder else [place] if place else [])
+            for path in (islice(files_below(place), MAX_FILES) if is_folder else [place] if place else [])
             if not is_ours or path.endswith(".py")
         ]
         version = versions.get(distribution, "")

@@ -19,7 +19,18 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.text.secrets import hide, hide_arguments
 
-LIBRARIES = ("torch", "transformers", "peft", "numpy", "tokenizers", "datasets", "reasoning-gym", "pydantic", "pluggy")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "numpy",
+    "tokenizers",
+    "datasets",
+    "reasoning-gym",
+    "verifiers",
+    "pydantic",
+    "pluggy",
+)
 
 COMMIT_LINE, NO_COMMIT = "# branch.oid ", "(initial)"
 
