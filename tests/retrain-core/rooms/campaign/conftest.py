@@ -153,7 +153,8 @@ class Finishes:
 def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """`play(campaign, conditions, arguments=(), logs=False, devices='devices = "cpu"')`: the runs that were started.
 
-    With `logs`, the campaign has no log_dir of its own. Further options are those of `run_campaign`.
+    With `logs`, the campaign has no log_dir of its own. `launcher` starts them. Further options are those of
+    `run_campaign`.
     """
     monkeypatch.setattr(schedule, "POLL_S", 0.0)
 
@@ -164,9 +165,10 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         arguments: tuple[str, ...] = (),
         logs: bool = False,
         devices: str = 'devices = "cpu"',
+        launcher: Finishes | None = None,
         **options: Any,
     ) -> list[str]:
-        launcher, plugins = Finishes(), load_plugins({})
+        launcher, plugins = launcher or Finishes(), load_plugins({})
         monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
         file = write(f"max_steps = 4\n{campaign}\n", conditions)
         text = file.read_text().replace('devices = "cpu"', devices)

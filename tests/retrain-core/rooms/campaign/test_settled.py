@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import ConfigError, ResumeError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.rooms.campaign.load import load_campaign
+from retrain.rooms.campaign.session import run_campaign
 
 Play = Callable[..., list[str]]
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
@@ -79,6 +82,14 @@ def test_what_somebody_set_is_an_error_before_anything_runs_or_moves(on: Play) -
     with pytest.raises(ConfigError, match="no gpu:0"):
         on("", devices=GPU, logs=True)
     assert not Path("logs").exists()
+
+
+def test_its_own_config_toml_continues_it(on: Play) -> None:
+    on("", devices=UNSET)
+    plugins = load_plugins({})
+    assert tomllib.loads(Path("out/config.toml").read_text())["backend"]["devices"] == "cpu"
+    run_campaign(load_campaign(["--resume", "out"], plugins), plugins)  # as `retrain --resume out` does
+    assert on("", devices=UNSET) == []
 
 
 def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None:

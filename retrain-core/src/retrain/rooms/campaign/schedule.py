@@ -60,7 +60,7 @@ class Schedule:
         self._follow_ups, self._stops = follow_ups, stops
         self._queue: deque[PlannedRun] = deque()
         self._active: dict[str, _Active] = {}
-        self._attempts: Counter[str] = Counter()  # of this session
+        self.attempts: Counter[str] = Counter()  # of this session
         self._anew: set[str] = set()  # runs whose resume was refused
         self._next_launch = 0.0
         self._num_done = 0
@@ -105,7 +105,7 @@ class Schedule:
 
     def _start(self, run: PlannedRun) -> None:
         continues = run.name not in self._anew and can_continue(run)
-        self._attempts[run.name] += 1
+        self.attempts[run.name] += 1
         self._manifest.change_run(
             run.name,
             status=State.RUNNING,
@@ -126,7 +126,7 @@ class Schedule:
             return
         self._active[run.name] = _Active(run=run, job=job, since=time.monotonic(), is_own=True, continues=continues)
         self._manifest.change_run(run.name, pid=job.pid)
-        number = self._attempts[run.name]
+        number = self.attempts[run.name]
         notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
         self._lines.started(run, job.pid, ", ".join(notes))
 
@@ -137,6 +137,8 @@ class Schedule:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.config_file, config_text(tables))
         resume = ("--resume", str(run.folder)) if continues else ()
+        if continues and campaign.config.value("resume.anyway", False):
+            resume = (*resume, "--resume-anyway", "true")
         return Job(
             name=run.name,
             argv=(*PROGRAM, str(run.config_file), *resume),
@@ -179,7 +181,7 @@ class Schedule:
             self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
 
     def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
-        left = self._campaign.table.retries + 1 - self._attempts[run.name] if may_retry else 0
+        left = self._campaign.table.retries + 1 - self.attempts[run.name] if may_retry else 0
         note = f"retrying, {left} attempt{'s' if left > 1 else ''} left" if left > 0 else ""
         self._lines.ended(run, seconds, " ".join(reason.split()), note=note)
         if left > 0:

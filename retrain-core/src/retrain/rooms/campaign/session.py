@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
 
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import Problem, RetrainError, StopRequested
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind
+from retrain.rooms.campaign.changed_runs import ChangedRuns, changed_runs, current_identities, refuse_changed
 from retrain.rooms.campaign.explain import warnings_of, workers_of
 from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
 from retrain.rooms.campaign.follow_up import FollowUps
@@ -25,7 +28,7 @@ from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
 from retrain.rooms.campaign.stops import Stops
-from retrain.rooms.session.devices import ENTRY
+from retrain.rooms.session.devices import ENTRY, KEY, SettledDevices
 from retrain.rooms.session.records.files import write_json, write_text
 from retrain.rooms.session.records.manifest import public_values
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, duration
@@ -59,24 +62,21 @@ def run_campaign(
 def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
     runs = plan_runs(campaign, folder.path, folder.before, folder.growth.devices)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
+    identities = current_identities(campaign, plugins)
+    changed = changed_runs(runs, identities)
+    if not campaign.config.value("resume.anyway", False):
+        refuse_changed(changed, campaign, str(folder.path))
     if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
         done = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` starts another campaign."
-        lines.say(done, OUTCOME_LEVEL)
+        for told in (done, *changed.notes):
+            lines.say(told, OUTCOME_LEVEL)
         return
     workers = workers_of(campaign)
-    if folder.notice:
-        lines.say(f"note: {folder.notice}", logging.WARNING)
-    lines.head(campaign, str(folder.path), workers)
-    for told in _device_notes(folder):
-        lines.say(told, OUTCOME_LEVEL)
-    if folder.growth.adds_runs:
-        lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
-    for warning in warnings_of(campaign):
-        lines.say(f"  note: {warning}", logging.WARNING)
+    _say_head(campaign, folder, changed, lines, workers)
     launcher = _launcher(campaign, plugins)
     stops, began = Stops(), time.monotonic()
     try:
-        manifest = _manifest(campaign, runs, folder, workers)
+        manifest = _manifest(campaign, runs, folder, workers, changed)
         tables = frozenset(manifest.content["tables"])
         with stops.installed(), lines.shown():
             schedule = Schedule(
@@ -93,7 +93,22 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
             schedule.run()
     finally:
         launcher.close()
+    started = [run for run in runs if run.name in schedule.attempts]
+    for told in changed_runs(started, identities, told=lambda change: change.file or change.name).lines:
+        lines.say(f"note: changed while the campaign went on: {told}", logging.WARNING)
     _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder)
+
+
+def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines, workers: int) -> None:
+    if folder.notice:
+        lines.say(f"note: {folder.notice}", logging.WARNING)
+    lines.head(campaign, str(folder.path), workers)
+    for told in _device_notes(folder):
+        lines.say(told, OUTCOME_LEVEL)
+    if folder.growth.adds_runs:
+        lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
+    for warning in (*warnings_of(campaign), *changed.notes):
+        lines.say(f"  note: {warning}", logging.WARNING)
 
 
 def _device_notes(folder: CampaignFolder) -> list[str]:
@@ -102,7 +117,9 @@ def _device_notes(folder: CampaignFolder) -> list[str]:
     return list(dict.fromkeys(f"  devices: {each.config.backend.devices} ({each.why})" for each in chosen))
 
 
-def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int) -> Manifest:
+def _manifest(
+    campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder, workers: int, changed: ChangedRuns
+) -> Manifest:
     """Write the manifest before the first run starts, with what an earlier session recorded about the runs."""
     folder.path.mkdir(parents=True, exist_ok=True)
     content = new_content(campaign, runs, folder.started)
@@ -114,6 +131,8 @@ def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder
     if folder.growth.adds_runs:
         added = {"seeds": list(folder.growth.seeds), "conditions": list(folder.growth.conditions)}
         content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
+    if changed.by_change:
+        content["accepted"] = [*content.get("accepted", []), {"time": now(), "changes": changed.lines}]
     if folder.growth.devices:
         settled = folder.growth.devices.items()
         content["devices"] = {**content.get("devices", {}), **{label: each.entry[ENTRY] for label, each in settled}}
@@ -121,14 +140,18 @@ def _manifest(campaign: Campaign, runs: list[PlannedRun], folder: CampaignFolder
     manifest.change(**session_fields(campaign, workers))
     manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
     write_json(folder.path / CONTENT, campaign.content())
-    write_text(folder.path / "config.toml", _config_toml(campaign))
+    write_text(folder.path / "config.toml", _config_toml(campaign, folder.growth.devices))
     return manifest
 
 
-def _config_toml(campaign: Campaign) -> str:
-    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads."""
+def _config_toml(campaign: Campaign, devices: Mapping[str, SettledDevices]) -> str:
+    """The resolved campaign as a TOML file that `retrain --resume FOLDER` reads; `devices` are those that were used."""
     own: dict[str, Any] = campaign.table.model_dump(mode="json", by_alias=True, exclude_none=True)
     tables = {"campaign": own | {"max_steps": campaign.max_steps}} | public_values(campaign.config)
+    if campaign.config.origin(KEY) == DEFAULT_ORIGIN:
+        del tables["backend"]["devices"]
+        if used := next((each.config.backend.devices for each in devices.values() if each.why), ""):
+            tables["backend"]["devices"] = used
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
 
 
