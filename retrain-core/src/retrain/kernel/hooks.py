@@ -252,8 +252,8 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 def retrain_watch_run(context: PluginContext) -> object | None:
     """An object that watches this run: its own implementations of the hooks below are called until the run ends.
 
-    Called once per run, before the model loads: build here what the configuration names, so that faults surface early.
-    State of one run belongs in this object, never in a module. None = nothing to watch.
+    Called once per run, before data and model load: build here what the configuration names, so that faults surface
+    early. State of one run belongs in this object, never in a module. None = nothing to watch.
     """
 
 

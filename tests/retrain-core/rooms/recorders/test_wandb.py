@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -140,6 +141,7 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_shown(
     assert result.code == 2
     assert install_line("retrain-core", "wandb") in result.err
     assert arguments[0] in result.err
+    assert "Loading dataset" not in result.out
     assert not (tmp_path / "logs").exists()
 
 
@@ -189,6 +191,8 @@ def test_what_cannot_be_sent_is_kept_offline(
     done = train(tmp_path, *ON, WANDB_MODE="online", NETRC=str(tmp_path / "netrc"), HOME=str(tmp_path), **environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Recorder 'wandb'") == 1
+    early = done.stdout.partition("Loading dataset")[0]
+    assert ("wandb: no key for api.wandb.ai, so the run will be kept offline" in early) is (not environ)
     assert reason in done.stdout
     assert "wandb sync logs/tiny/wandb/offline-run-" in done.stdout
     assert "4711" not in done.stdout + done.stderr
@@ -226,3 +230,17 @@ def test_a_recorder_of_ones_own_that_raises_stops_nothing(
     folder = tmp_path / "logs" / "train"
     assert len(metrics_lines(folder)) == 2
     assert (folder / "moody.txt").read_text("utf-8") == "grpo+toy_flat"
+
+
+def test_a_missing_key_is_told_before_the_data(
+    tmp_path: Path, toy_run: Callable[..., Any], fake_wandb: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    fake_wandb(FAKE.format(init="pass", log=FINE, finish=FINE))
+    told = "wandb: no key for api.wandb.ai, so the run will be kept offline"
+    assert told in toy_run("--wandb-project", "demo", "--log-dir", "one").out.partition("Loading dataset")[0]
+    monkeypatch.setenv("WANDB_API_KEY", "4711" * 10)
+    assert told not in toy_run("--wandb-project", "demo", "--log-dir", "two").out

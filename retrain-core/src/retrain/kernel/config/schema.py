@@ -168,4 +168,6 @@ class LoggingTable(Table):
     """Where the run is recorded."""
 
     log_dir: str = key("logs/train", "Run folder.", min_length=1, free_on_resume=True)
-    recorders: list[str] = key([], "Recorders beside the JSONL files, by name.", free_on_resume=True)
+    recorders: list[str] = key(
+        [], "Recorders beside the JSONL files, by name.", names=Kind.RECORDER, free_on_resume=True
+    )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import netrc
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
@@ -17,6 +15,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_server
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.selected import selected_parts
+from retrain.rooms.session.wandb_key import wandb_key
 
 HUB_TIMEOUT_S = 10.0
 SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
@@ -98,19 +97,6 @@ def _bad_model(detail: str, fix: str) -> Diagnosis:
 
 
 def _wandb_key() -> Diagnosis:
-    """Where wandb itself looks: its mode, WANDB_API_KEY, the netrc file."""
-    name, mode = "wandb key", os.environ.get("WANDB_MODE", "")
-    if mode in ("offline", "dryrun", "disabled"):
-        return Diagnosis(name=name, status="ok", detail=f"none needed: WANDB_MODE={mode}", needed=True)
-    if os.environ.get("WANDB_API_KEY"):
-        return Diagnosis(name=name, status="ok", detail="WANDB_API_KEY is set", needed=True)
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    candidates = [os.environ.get("NETRC", ""), "~/.netrc", "~/_netrc"]
-    for file in (Path(path).expanduser() for path in candidates if path):
-        try:
-            if netrc.netrc(file).authenticators(host):
-                return Diagnosis(name=name, status="ok", detail=f"for {host}, in {file}", needed=True)
-        except (OSError, netrc.NetrcParseError):
-            continue
-    fix = "`wandb login`, or WANDB_MODE=offline"
-    return Diagnosis(name=name, status="missing", detail=f"no key for {host}", fix=fix, needed=True)
+    is_found, detail = wandb_key()
+    fix = "" if is_found else "`wandb login`, or WANDB_MODE=offline"
+    return Diagnosis(name="wandb key", status="ok" if is_found else "missing", detail=detail, fix=fix, needed=True)

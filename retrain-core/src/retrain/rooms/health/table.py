@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
 
 
 class HealthTable(Table):
     """Warnings about runs that learn nothing."""
 
-    monitors: list[str] = key(["default"], "Health monitors, by name; [] = none.", free_on_resume=True)
+    monitors: list[str] = key(
+        ["default"], "Health monitors, by name; [] = none.", names=Kind.HEALTH_MONITOR, free_on_resume=True
+    )
     policy: Literal["warn", "stop"] = key(
         "warn", "warn, or stop: save a checkpoint and end with exit code 1 at the first finding.", free_on_resume=True
     )

@@ -15,8 +15,6 @@ from retrain.rooms.session.check import registered_tables
 # Where parts are named, for kinds that no config key declares.
 KEYS = {
     Kind.CONTROLLER: "named by a `TransformSpec`",
-    Kind.RECORDER: "`[logging] recorders`",
-    Kind.HEALTH_MONITOR: "`[health] monitors`",
     Kind.CONFIG_TABLE: "the table itself",
     Kind.COMMAND: "`retrain NAME`",
     Kind.TEMPLATE: "`retrain init --template NAME`",

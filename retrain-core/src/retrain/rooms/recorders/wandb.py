@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.rooms.recorders.names import named_config, named_metrics, require
+from retrain.rooms.session.wandb_key import wandb_key
 from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
@@ -22,10 +23,17 @@ SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "
 
 
 def build(context: PluginContext) -> WandbRecorder:
-    """The recorder; ConfigError when wandb is not installed. wandb itself is imported at `start`."""
+    """The recorder; ConfigError when wandb is not installed, a warning without a key.
+
+    wandb itself is imported at `start`.
+    """
     config = context.config
     selected_by = "logging.wandb_project" if config.value("logging.wandb_project", "") else "logging.recorders"
     require("wandb", where=config.place(selected_by))
+    is_found, detail = wandb_key()
+    if not is_found:
+        fix = "run `wandb login` or set WANDB_API_KEY to send it, WANDB_MODE=offline if that is what you want"
+        LOG.warning("wandb: %s, so the run will be kept offline; %s", detail, fix)
     return WandbRecorder(artifacts=config.value("logging.checkpoint_artifacts", False))
 
 

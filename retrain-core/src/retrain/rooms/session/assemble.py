@@ -119,6 +119,8 @@ def assemble(
         check_stop=stops.check,
         fail_run=stops.fail,
     )
+    # A recorder that is not installed is told before anything slow happens.
+    watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
     tasks = load_tasks(context)
     with closed_on_error(tasks.verifier):
         _import_backend(context)  # the slowest import
@@ -127,7 +129,6 @@ def assemble(
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
         restore_credit(algorithm, pacer, saved or {})
-        watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
         options = backend_options(config, plugins)
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"

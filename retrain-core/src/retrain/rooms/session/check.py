@@ -35,15 +35,12 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
         for key in keys_of(table, entry.model, entry.traits):
             value = config.value(key.path, "")
             named = value or key.default  # empty is a choice only where the default is empty too
-            if key.names and key.names not in CREDIT_KINDS and named and config.origin(key.path) != DEFAULT_ORIGIN:
+            is_set = isinstance(value, list) or config.origin(key.path) != DEFAULT_ORIGIN  # a list is all used
+            if key.names and key.names not in CREDIT_KINDS and named and is_set:
                 for name in [value] if isinstance(value, str) else value:  # one name, or names with their weights
                     wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
             if key.selects and value:
                 wanted[key.path] = key.selects
-    for name in config.logging.recorders:
-        wanted[f"logging.recorders {name}"] = (Kind.RECORDER, name)
-    for name in config.value("health.monitors", []):
-        wanted[f"health.monitors {name}"] = (Kind.HEALTH_MONITOR, name)
     return wanted
 
 
@@ -60,14 +57,14 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
     search_paths = config.plugins.search_paths
     found = [
-        missing_name(plugins, kind, name, where=_place(config, path))
-        or problem_with(plugins, kind, name, where=_place(config, path), search_paths=search_paths)
+        missing_name(plugins, kind, name, where=place_of(config, path))
+        or problem_with(plugins, kind, name, where=place_of(config, path), search_paths=search_paths)
         for path, (kind, name) in wanted.items()
     ]
     return [problem for problem in found if problem is not None]
 
 
-def _place(config: Config, path: str) -> str:
+def place_of(config: Config, path: str) -> str:
     """Place of a key, or of one name under a key that holds several: `reward.weights math`."""
     key, _, entry = path.partition(" ")
     return f"{config.place(key)} {entry}".rstrip()

@@ -11,7 +11,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
-from retrain.rooms.session.check import chosen_name, wanted_names
+from retrain.rooms.session.check import chosen_name, place_of, wanted_names
 from retrain.rooms.session.locate import module_file, part_file
 from retrain.rooms.session.public_package import missing_name
 
@@ -55,9 +55,8 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
 
 
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
-    key, _, entry = path.partition(" ")
     paths = config.plugins.search_paths
-    where = f"{config.place(key)} {entry}".rstrip()
+    where = place_of(config, path)
     problem = missing_name(plugins, kind, name, where) or problem_with(
         plugins, kind, name, where=where, search_paths=paths
     )
