@@ -20,14 +20,19 @@ from pathlib import Path
 from retrain.api import hookimpl
 
 LOG, ADAPTERS = Path("logs/train"), Path("logs/train/adapter")
+
+def delete(folder):
+    folder.rename("gone")  # the heartbeat may write there meanwhile
+    shutil.rmtree("gone")
+
 ACTIONS = {
-    "deleted": lambda: shutil.rmtree(LOG),
-    "all deleted": lambda: shutil.rmtree(LOG.parent),
+    "deleted": lambda: delete(LOG),
+    "all deleted": lambda: delete(LOG.parent),
     "moved": lambda: LOG.rename("elsewhere"),
     "replaced": lambda: (LOG.rename("elsewhere"), shutil.copytree("elsewhere", LOG)),
     "one deleted": lambda: (LOG / "metrics.jsonl").unlink(),
     "cut": lambda: (LOG / "emergence/generations.jsonl").open("r+b").truncate(10),
-    "adapter deleted": lambda: shutil.rmtree(ADAPTERS),
+    "adapter deleted": lambda: delete(ADAPTERS),
     "adapter replaced": lambda: (ADAPTERS.rename("elsewhere"), ADAPTERS.mkdir()),
 }
 
@@ -79,7 +84,7 @@ LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("mo
 LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]
 
 
-@pytest.mark.parametrize(("action", "phase", "step", "num_lines"), mostly_slow(LOSSES, LOSSES[0], LOSSES[3]))
+@pytest.mark.parametrize(("action", "phase", "step", "num_lines"), mostly_slow(LOSSES, LOSSES[0]))
 def test_the_run_ends_and_goes_on_from_the_folder_beside_it(
     action: str,
     phase: str,

@@ -64,7 +64,9 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _refused(where: str, what: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=f"{what}, which no configuration needs", fix="give a configuration"))
+    return ConfigError(
+        Problem(where=where, what=f"{what}, which no configuration needs", fix="check that this is the file you meant")
+    )
 
 
 def _excerpt(line: str, column: int) -> str:

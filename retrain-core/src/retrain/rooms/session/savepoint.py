@@ -31,7 +31,7 @@ class RunRecords:
         parts: Parts,
         progress: Progress,
         view: RunView,
-        give_up: Callable[[RetrainError], None] = lambda failure: None,
+        give_up: Callable[[RetrainError], None],
     ) -> None:
         """`give_up` ends the run, with a checkpoint, when its folder is gone."""
         self.path = folder.path
