@@ -37,6 +37,10 @@ def test_a_run_made_before_the_two_floors_continues_byte_for_byte(tmp_path: Path
     outcome = retrain("--resume", "run", "--log-dir", "run", cwd=tmp_path, environ={"OMP_NUM_THREADS": "1"})
     assert outcome.code == 0, outcome.err
     assert "Resuming run at step 5" in outcome.out
+    (resume,) = json.loads((run / "run.json").read_text(encoding="utf-8"))["resumes"]
+    assert (resume["step"], resume["accepted"]) == (5, [])
+    assert "run.json has no hashes of code and data" in resume["noticed"][0]
+    assert resume["noticed"][0] in outcome.out + outcome.err
     expected = json.loads((FORMER / "expected.json").read_text(encoding="utf-8"))
     lines = untimed(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from retrain.api import load_plugins
+from retrain.api import Problem, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.unsupported_keys import KEYS
 from retrain.rooms.session.assemble import check
 from retrain.rooms.session.check import registered_tables
-from retrain_local.checks import GPU_ONLY, problems_of
+from retrain.rooms.session.table import ResumeTable
+from retrain_local.checks import GPU_ONLY, problems_of, rank_problems
 
 
 def configured(devices: str, **inference: str) -> Config:
@@ -32,6 +35,22 @@ def test_what_only_a_gpu_can_is_refused_on_a_cpu_alone(devices: str, name: str, 
     assert 'devices = "gpu:0"' in problem.fix
     for wanted in ("gpu:0", "gpu:0,gpu:1", "gpu:0,cpu"):  # the first device samples
         assert problems_of(configured(wanted, **{name: value})) == []
+
+
+def test_an_adapter_of_another_rank_is_refused_before_the_model_loads(tmp_path: Path) -> None:
+    def resumed(*, anyway: bool, rank: int) -> list[Problem]:
+        resume = ResumeTable.model_validate({"from": str(tmp_path), "anyway": anyway})
+        return rank_problems(Config(tables={"resume": resume, "model": schema.ModelTable(lora_rank=rank)}))
+
+    assert resumed(anyway=True, rank=16) == []
+    for name, text in (("checkpoint_step_1", "[]"), ("checkpoint_step_2", '{"r": 8}'), ("final", "{")):
+        (tmp_path / "adapter" / name).mkdir(parents=True)
+        (tmp_path / "adapter" / name / "adapter_config.json").write_text(text)
+    assert resumed(anyway=True, rank=8) == []
+    assert resumed(anyway=False, rank=16) == []  # the resume itself names every differing key
+    (problem,) = resumed(anyway=True, rank=16)
+    assert problem.what == "is 16, and the adapter of this run has rank 8"
+    assert "--resume-anyway cannot change that" in problem.why
 
 
 @pytest.mark.parametrize("devices", ["cpu", "gpu:0"])
