@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+CORRECT_ABOVE = 0.5  # default of [scoring] correct_above
+
 
 class Kind(StrEnum):
     """Every kind of part that a TOML can name; the value is the word used in messages."""

@@ -293,7 +293,7 @@ def retrain_extra_metrics(
 
 
 @hookspec
-def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, Any] | None:
+def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> Mapping[str, Any] | None:
     """Fields about an evaluation, from the scores of each held-out example's completions. Once per evaluation."""
 
 

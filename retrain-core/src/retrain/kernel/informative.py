@@ -6,8 +6,6 @@ from enum import StrEnum
 
 from retrain.kernel.types import Group, Outcome
 
-CORRECT_ABOVE = 0.5  # everywhere, a score above this counts as correct
-
 
 class GroupStatus(StrEnum):
     """Whether a group is informative, and why not."""
@@ -26,7 +24,7 @@ def verdicts(group: Group) -> list[float]:
 
 def num_correct(group: Group) -> int:
     """How many completions of the group are correct."""
-    return sum(value > CORRECT_ABOVE for value in verdicts(group))
+    return sum(value > group.correct_above for value in verdicts(group))
 
 
 def group_status(group: Group) -> GroupStatus:

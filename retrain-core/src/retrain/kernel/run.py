@@ -113,7 +113,8 @@ class Trainer:
             scores_EG = batch.scores()
         self.step.overlap.metrics()  # covers the evaluation, which belongs to no step: discard
         line: Fields = {"step": step, **measured}
-        for added in run.parts.plugins.notify("retrain_eval_metrics", scores_EG=scores_EG):
+        above = run.parts.config.scoring.correct_above
+        for added in run.parts.plugins.notify("retrain_eval_metrics", scores_EG=scores_EG, correct_above=above):
             line |= added or {}
         return line | {"eval_time_s": time.perf_counter() - started}
 

@@ -27,8 +27,7 @@ class Step:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        parts = run.parts
-        self.overlap = overlap_of(parts.backend, self.sample_and_score, run.stops, run.enter)
+        self.overlap = overlap_of(run.parts.backend, self.sample_and_score, run.stops, run.enter)
 
     def take(self, step: int, batch_size: int) -> Fields:
         """Run one step over `batch_size` prompts and return its line; without informative groups nothing is trained."""
@@ -56,8 +55,7 @@ class Step:
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, len(prompts), has_trained=report is not None)
             run.enter(step, "recording")
-            is_trained = report is not None
-            run.records.write_completions(step, prompts, groups, credit, is_trained=is_trained, metrics=line)
+            run.records.write_completions(step, prompts, groups, credit, is_trained=report is not None, metrics=line)
             progress.unfinished = line
         return line
 
@@ -72,8 +70,9 @@ class Step:
             with clock.timed("score"):
                 scores_PG = batch.scores()
             metrics = batch.metrics()
+        above = run.parts.config.scoring.correct_above
         groups = tuple(
-            Group(example=prompt.example, completions=completions_G, scores=scores_G)
+            Group(example=prompt.example, completions=completions_G, scores=scores_G, correct_above=above)
             for prompt, completions_G, scores_G in zip(prompts, completions_PG, scores_PG, strict=True)
         )
         return Sampled(groups=groups, metrics=metrics)

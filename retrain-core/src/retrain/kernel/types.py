@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.declared import Capabilities as Capabilities
 from retrain.kernel.declared import CheckpointMode as CheckpointMode
 from retrain.kernel.declared import Determinism as Determinism
@@ -160,11 +161,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """All completions of one prompt with their scores, in sampling order: `len(completions) == len(scores)`."""
+    """All completions of one prompt with their scores, in sampling order; scores above `correct_above` are correct."""
 
     example: Example
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
+    correct_above: float = CORRECT_ABOVE
 
 
 class ActionRow(Protocol):

@@ -59,7 +59,7 @@ def test_the_same_seed_twice_is_identical(toy_run: Make, diff: Command, command:
     assert (content["label_a"], content["steps_a"], content["steps_b"]) == ("a", 4, 4)
     lines = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
     assert content["curve_a"] == content["curve_b"] == [line["correct_rate"] for line in lines if line["step"] >= 0]
-    names = ("loss", "correct_rate", "mean_reward", "eval_correct_rate")
+    names = ("loss", "correct_rate", "mean_reward", "eval_correct_rate", "eval_mean_reward")
     assert content["final_a"] == content["final_b"] == {name: lines[-1][name] for name in names}
     spent_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in lines)
     assert content["wall_time_a"] == pytest.approx(spent_s)
@@ -184,7 +184,9 @@ def test_a_run_without_steps_has_nothing_to_compare(make_run: Make, diff: Comman
     make_run("a", metrics="", steps=0)
     make_run("b")
     content = diff("a", "b")
-    assert content["final_a"] == dict.fromkeys(("loss", "correct_rate", "mean_reward", "eval_correct_rate"))
+    assert content["final_a"] == dict.fromkeys(
+        ("loss", "correct_rate", "mean_reward", "eval_correct_rate", "eval_mean_reward")
+    )
     assert (content["identical"], content["curve_a"], content["steps_a"]) == (False, [], 0)
     shown = command("diff", "a", "b").out
     assert "Nothing to compare" in shown

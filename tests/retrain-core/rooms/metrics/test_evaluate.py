@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.types import Score
+from retrain.kernel.types import Outcome, Score
 from retrain.rooms.metrics.evaluate import eval_metrics, pass_at_k, rate_interval
 
 RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
@@ -47,7 +48,21 @@ def test_metrics_of_two_examples() -> None:
     assert set(metrics) == {
         *("eval_correct_rate", "eval_ci_low", "eval_ci_high", "eval_examples", "eval_samples"),
         *("eval_pass_at_1", "eval_pass_at_2", "eval_pass_at_4"),
+        *("eval_mean_reward", "eval_reward_p10", "eval_reward_p50", "eval_reward_p90"),
     }
+
+
+def test_graded_rewards_and_their_parts() -> None:
+    scores = [replace(Score.of(value), parts={"math": value, "format": 1.0}) for value in (0.2, 0.4, 0.6, 0.9)]
+    scores.append(Score(outcome=Outcome.FAILED, parts={"format": 0.5}))
+    metrics = eval_metrics([scores[:2], scores[2:4]])
+    assert metrics["eval_mean_reward"] == pytest.approx(0.525)
+    assert [metrics[f"eval_reward_p{percent}"] for percent in (10, 50, 90)] == [0.2, 0.4, 0.9]
+    assert (metrics["eval_correct_rate"], metrics["eval_reward_math_mean"]) == (0.5, pytest.approx(0.525))
+    assert eval_metrics([scores[:2], scores[2:4]], 0.8)["eval_correct_rate"] == 0.25
+    assert eval_metrics([scores])["eval_reward_format_mean"] == pytest.approx(0.9)  # of all five
+    none = eval_metrics([(Score.no_verdict("x"),)])
+    assert not [name for name in none if "reward" in name]
 
 
 def test_failures_no_verdicts_and_halves_count_as_wrong() -> None:

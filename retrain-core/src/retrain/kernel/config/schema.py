@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from retrain.kernel.config.keys import Table, key
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
@@ -152,6 +152,7 @@ class ScoringTable(Table):
     cache: bool = key(True, "Score equal completions of an example once.", free_on_resume=True)
     audit: Literal["stop", "warn", "off"] = key("stop", "When the reward fails its audit.", free_on_resume=True)
     audit_examples: int = key(8, "Examples that the reward is tried on before training.", ge=1, free_on_resume=True)
+    correct_above: float = key(CORRECT_ABOVE, "A score above this counts as correct.", allow_inf_nan=False)
     limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
 
 

@@ -60,4 +60,12 @@ def audit_prompts(
         return str(tokenizer.decode(tokens_of[example.id], skip_special_tokens=True))
 
     examples = [prompt.example for prompt in prompts]
-    return audit(examples, scorer, limit=settings.audit_examples, gold=gold, rendered=rendered, timeout_s=timeout_s)
+    return audit(
+        examples,
+        scorer,
+        limit=settings.audit_examples,
+        gold=gold,
+        rendered=rendered,
+        timeout_s=timeout_s,
+        correct_above=settings.correct_above,
+    )

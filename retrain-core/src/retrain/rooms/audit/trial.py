@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from retrain.kernel.informative import CORRECT_ABOVE
+from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_from_reference
@@ -29,6 +29,7 @@ class _Tried:
     probe: Probe
     first: TimedScore
     second: TimedScore
+    correct_above: float
 
     @property
     def values(self) -> list[float]:
@@ -36,7 +37,7 @@ class _Tried:
 
     @property
     def is_correct(self) -> bool:
-        return any(value > CORRECT_ABOVE for value in self.values)
+        return any(value > self.correct_above for value in self.values)
 
     @property
     def seconds(self) -> float:
@@ -55,16 +56,18 @@ def audit(
     gold: GoldOf = gold_from_reference,
     rendered: Callable[[Example], str] | None = None,
     timeout_s: float | None = None,
+    correct_above: float = CORRECT_ABOVE,
 ) -> AuditReport:
     """Try the reward on `limit` of the examples, drawn by their ids.
 
     `scorer` gets every text twice, and must score it anew each time (no cache). `gold` gives the right answer,
-    `rendered` the whole prompt as a policy would repeat it. `timeout_s` is the limit of one score. When scoring fails,
-    the audit ends with that example, since a reward that hangs would use up its time limit on every text.
+    `rendered` the whole prompt as a policy would repeat it. `timeout_s` is the limit of one score. A score above
+    `correct_above` is correct. When scoring fails, the audit ends with that example, since a reward that hangs would
+    use up its time limit on every text.
     """
     drawn = nsmallest(limit, examples, key=lambda example: DRAW.derive("audit", example.id))
     golds = {example.id: gold(example) for example in drawn}
-    tried = _try([[*_probes(example, golds[example.id], rendered)] for example in drawn], scorer)
+    tried = _try([[*_probes(example, golds[example.id], rendered)] for example in drawn], scorer, correct_above)
     chosen = [e for e in drawn if golds[e.id].fault or any(t.probe.example is e for t in tried)]
     right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
     known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
@@ -88,7 +91,7 @@ def audit(
     )
 
 
-def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer) -> list[_Tried]:
+def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer, above: float) -> list[_Tried]:
     """Score the examples one after the other, the very first text alone; then all texts once more."""
     done: list[tuple[Probe, TimedScore]] = []
     stages = [
@@ -97,9 +100,10 @@ def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer) -> list[_Tried]:
     for stage in stages:
         done += zip(stage, _scored(stage, scorer), strict=True)
         if any(first.score.outcome is Outcome.FAILED for _, first in done):
-            return [_Tried(probe=probe, first=first, second=first) for probe, first in done]
+            return [_Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
     again = _scored([probe for probe, _ in done], scorer)
-    return [_Tried(probe=p, first=first, second=second) for (p, first), second in zip(done, again, strict=True)]
+    pairs = zip(done, again, strict=True)
+    return [_Tried(probe=p, first=first, second=second, correct_above=above) for (p, first), second in pairs]
 
 
 def _scored(probes: Sequence[Probe], scorer: Scorer) -> Sequence[TimedScore]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.rooms.insight.diff_data import DataDiff, Reader, compare_data
-from retrain.rooms.insight.diff_metrics import FINAL, MetricsDiff, compare_metrics
+from retrain.rooms.insight.diff_metrics import FINAL, HELD_OUT, MetricsDiff, compare_metrics
 from retrain.rooms.insight.diff_setup import SetupDiff, compare_setups, read_setup
 
 
@@ -37,8 +37,8 @@ class RunDiff:
             "status_a": self.status_a,
             "status_b": self.status_b,
             "identical": self.is_identical,
-            "final_a": {name: a.final[name] for name in (*FINAL, "eval_correct_rate")},
-            "final_b": {name: b.final[name] for name in (*FINAL, "eval_correct_rate")},
+            "final_a": {name: a.final[name] for name in (*FINAL, *HELD_OUT)},
+            "final_b": {name: b.final[name] for name in (*FINAL, *HELD_OUT)},
             "wall_time_a": a.wall_time_s,
             "wall_time_b": b.wall_time_s,
             "steps_a": a.steps,

@@ -11,6 +11,7 @@ from retrain.rooms.session.records.reading import Record, number, read_steps
 
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")
+HELD_OUT = ("eval_correct_rate", "eval_mean_reward")
 TIMES = ("step_time_s", "eval_time_s")
 # These fields are settings, compared as such; only results can diverge.
 LABELS = frozenset({"step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition"})
@@ -25,14 +26,13 @@ class Curve:
     last_step: int = -1
     wall_time_s: float = 0.0
     rates: list[float] = field(default_factory=list)
-    final: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys((*FINAL, "eval_correct_rate")))
+    final: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys((*FINAL, *HELD_OUT)))
     names: set[str] = field(default_factory=set)
 
     def add(self, step: int, metrics: Record) -> None:
         """Add the next line; a negative step is the evaluation before training."""
         self.wall_time_s += sum(number(metrics.get(name)) or 0.0 for name in TIMES)
-        if (rate := number(metrics.get("eval_correct_rate"))) is not None:
-            self.final["eval_correct_rate"] = rate
+        self.final |= {name: value for name in HELD_OUT if (value := number(metrics.get(name))) is not None}
         if step < 0:
             return
         self.steps += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -71,11 +72,13 @@ def _results(diff: RunDiff) -> Table:
     for column in ("A", "B"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("better")
+    reward = partial(decimal, digits=3)
     rows = (
         ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
         ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, share),
-        ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, lambda value: decimal(value, 3)),
+        ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
         ("held-out", a.final["eval_correct_rate"], b.final["eval_correct_rate"], HIGHER, share),
+        ("held-out reward", a.final["eval_mean_reward"], b.final["eval_mean_reward"], HIGHER, reward),
         ("time", a.wall_time_s, b.wall_time_s, LOWER if a.steps == b.steps else NEITHER, duration),
         ("steps", float(a.steps), float(b.steps), NEITHER, lambda value: decimal(value, 0)),
     )

@@ -1,4 +1,4 @@
-"""Held-out evaluation: correct rate with a 95 % interval and unbiased pass@k, on examples never trained on."""
+"""Held-out evaluation: correct rate with a 95 % interval, rewards and unbiased pass@k, on examples never trained on."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrain.kernel.informative import CORRECT_ABOVE
+from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.types import Score
+from retrain.rooms.metrics.fields import quantiles
+from retrain.rooms.tasks.scoring.verdict import part_means
 
 Z_95 = 1.959963984540054
 
 
-def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:
+def eval_metrics(scores: Sequence[Sequence[Score]], correct_above: float = CORRECT_ABOVE) -> dict[str, float | int]:
     """`eval_*` fields from the scores of each held-out example's completions; no verdict and failures count as wrong.
 
+    Mean and quantiles of the reward, and the means of its parts, are over the completions that have a score.
     pass@k = mean over examples of 1 - C(n - c, k) / C(n, k), with c of n samples correct and k = 1, 2, 4, ... <= n
     (arXiv:2107.03374).
     """
     samples = len(scores[0])
-    right_E = np.array([sum(_is_right(score) for score in example) for example in scores])
+    right_E = np.array([sum(_is_right(score, correct_above) for score in example) for example in scores])
     rate = float(right_E.mean() / samples)
     low, high = rate_interval(right_E / samples, samples)
     metrics: dict[str, float | int] = {
@@ -30,6 +33,10 @@ def eval_metrics(scores: Sequence[Sequence[Score]]) -> dict[str, float | int]:
         "eval_examples": len(scores),
         "eval_samples": samples,
     }
+    flat = [score for example in scores for score in example]
+    if values := [score.value for score in flat if score.value is not None]:
+        metrics |= {"eval_mean_reward": math.fsum(values) / len(values), **quantiles("eval_reward", values)}
+    metrics |= {f"eval_{name}": mean for name, mean in part_means(flat).items()}
     k = 1
     while k <= samples:
         metrics[f"eval_pass_at_{k}"] = float(np.mean([pass_at_k(samples, int(right), k) for right in right_E]))
@@ -59,5 +66,5 @@ def rate_interval(rates_E: np.ndarray, samples: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _is_right(score: Score) -> bool:
-    return score.value is not None and score.value > CORRECT_ABOVE
+def _is_right(score: Score, correct_above: float) -> bool:
+    return score.value is not None and score.value > correct_above

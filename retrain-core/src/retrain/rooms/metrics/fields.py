@@ -12,10 +12,11 @@ from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group, Outcome, StopReason
 
 Fields = dict[str, Any]
+PERCENTILES = (10, 50, 90)
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:
-    """Rates over all completions of the step, trained or not; `mean_reward` is absent without any verdict.
+    """Rates over all completions of the step, trained or not; mean and quantiles are absent without any verdict.
 
     A group is eligible for ties if at least two completions have a score; it is tied if at least two scores are equal.
     """
@@ -26,7 +27,7 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
     eligible = [group for group in values if len(group) >= 2]
     tied = sum(len(set(group)) < len(group) for group in eligible)
     uniform = sum(len(set(group)) == 1 for group in eligible)
-    fields: Fields = {"mean_reward": float(np.mean(flat))} if flat else {}
+    fields: Fields = {"mean_reward": float(np.mean(flat)), **quantiles("reward", flat)} if flat else {}
     return fields | {
         "correct_rate": sum(num_correct(group) for group in groups) / total,
         "no_verdict_count": outcomes[Outcome.NO_VERDICT],
@@ -66,6 +67,12 @@ def length_metrics(groups: Sequence[Group]) -> Fields:
         "max_tokens_seen": int(lengths.max()),
         "sampled_tokens": int(lengths.sum()),
     }
+
+
+def quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    """`{name}_p10`, `_p50`, `_p90`: the smallest of `values` that at least 10, 50 and 90 % of them do not exceed."""
+    ordered = sorted(values)
+    return {f"{name}_p{percent}": float(ordered[-(-percent * len(ordered) // 100) - 1]) for percent in PERCENTILES}
 
 
 def _tied_pairs(values: Sequence[float]) -> int:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrain.kernel.plugins.spec import MetricSpec
+from retrain.rooms.metrics.fields import PERCENTILES
 
 REJECTED = "on a rejected step"
 UNTRAINED = "on a step without an optimizer step"
 NO_TOKENS = "when the step has no such token"
 NO_EVAL = "except on lines with an evaluation"
 NO_ENTROPY = "when the backend reports no entropies; " + NO_TOKENS
+NO_PARTS = "with a single reward or an environment that reports no parts"
 NO_EPISODES = "without [environment]"
 IN_TURN = "on a rejected step; when the backend samples and trains in turn"
+QUANTILE = "Smallest score that at least {}% of the scored completions do not exceed."
+CORRECT = "Share of completions above `[scoring] correct_above`; no verdict and failures count as wrong."
 
 HEAD = (
     ("step", "Number of the step, from 0; -1 is the evaluation before training.", "", ""),
@@ -61,14 +65,15 @@ TRAINED = (
 )
 REWARDS = (
     ("mean_reward", "Mean score over all completions that have one, trained or not.", "", "without any verdict"),
-    ("correct_rate", "Share of correct completions; no verdict and failures count as wrong.", "", REJECTED),
+    *((f"reward_p{percent}", QUANTILE.format(percent), "", "without any verdict") for percent in PERCENTILES),
+    ("correct_rate", CORRECT, "", REJECTED),
     ("running_correct_rate", "`correct_rate` over all completions of the run so far.", "", REJECTED),
     ("no_verdict_count", "Completions whose verifier had no verdict.", "completions", REJECTED),
     ("failed_score_count", "Completions whose verifier failed.", "completions", REJECTED),
     ("timed_out_score_count", "Scores that failed at their time limit.", "scores", f"{REJECTED}; with [environment]"),
     ("score_mean_time_s", "Mean time of a score that was computed.", "s", f"{REJECTED}; with [environment]"),
     ("score_max_time_s", "Longest time of a score.", "s", f"{REJECTED}; with [environment]"),
-    ("reward_{name}_mean", "Mean of one reward, unweighted, where it has a verdict.", "", "with a single reward"),
+    ("reward_{name}_mean", "Mean of one of several rewards, unweighted, where it has a verdict.", "", NO_PARTS),
     ("reward_tie_eligible_groups", "Groups with at least two verdicts.", "groups", REJECTED),
     ("reward_tie_groups", "Of these, groups with two equal scores or more.", "groups", REJECTED),
     ("reward_uniform_groups", "Of these, groups whose scores are all equal.", "groups", REJECTED),
@@ -98,6 +103,12 @@ EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
     ("eval_ci_low", "Lower end of its 95 % Wilson interval.", "", NO_EVAL),
     ("eval_ci_high", "Upper end of that interval.", "", NO_EVAL),
+    ("eval_mean_reward", "Mean score over the held-out completions that have one.", "", NO_EVAL),
+    *(
+        (f"eval_reward_p{percent}", f"{QUANTILE.format(percent)[:-1]}, held out.", "", NO_EVAL)
+        for percent in PERCENTILES
+    ),
+    ("eval_reward_{name}_mean", "`reward_{name}_mean` on the held-out completions.", "", f"{NO_EVAL}; {NO_PARTS}"),
     ("eval_examples", "Held-out examples.", "examples", NO_EVAL),
     ("eval_samples", "Completions per held-out example.", "completions", NO_EVAL),
     ("eval_pass_at_{k}", "Unbiased pass@k, k = 1, 2, 4, ... up to [eval] samples.", "", NO_EVAL),

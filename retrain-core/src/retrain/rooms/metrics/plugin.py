@@ -32,8 +32,8 @@ def retrain_extra_metrics(groups: GroupsView, credit: Credit) -> Mapping[str, An
 
 
 @hookimpl
-def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]]) -> Mapping[str, Any]:
-    """Correct rate with its interval, and pass@k."""
+def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> Mapping[str, Any]:
+    """Correct rate with its interval, rewards, and pass@k."""
     from retrain.rooms.metrics.evaluate import eval_metrics  # only a run needs it
 
-    return eval_metrics(scores_EG)
+    return eval_metrics(scores_EG, correct_above)

@@ -65,5 +65,6 @@ def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
     table = parts.config.eval
     with parts.rollouts.batch("squeeze-eval") as batch:
         batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        added = parts.plugins.notify("retrain_eval_metrics", scores_EG=batch.scores())
+        above = parts.config.scoring.correct_above
+        added = parts.plugins.notify("retrain_eval_metrics", scores_EG=batch.scores(), correct_above=above)
     return {name: value for fields in added for name, value in (fields or {}).items()}

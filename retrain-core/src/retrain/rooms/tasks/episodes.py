@@ -16,6 +16,7 @@ from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, Sam
 from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.rollout import draw_samples
+from retrain.rooms.tasks.scoring.verdict import part_means
 from retrain.rooms.text.transcript import Transcript
 
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
@@ -93,6 +94,7 @@ class _EpisodeBatch:
             "turns_mean": sum(len(e.transcript.stops) for e in episodes) / total,
             "turn_limit_rate": sum(result.hit_turn_limit for result in self._results) / total,
             "rewritten_history_count": sum(len(e.transcript.starts) - 1 for e in episodes),
+            **part_means(result.score for result in self._results),
         }
 
     def _take_in(

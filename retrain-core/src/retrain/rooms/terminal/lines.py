@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
 from retrain.kernel.types import Group
+from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 
 ANSWER_CHARS = 40
+QUANTILES = ("p10", "p50", "p90")
 _SKIPPED = {
     GroupStatus.ALL_RIGHT: "skipped (all correct)",
     GroupStatus.ALL_WRONG: "skipped (all wrong)",
@@ -98,10 +100,9 @@ def step_line(metrics: Mapping[str, Any]) -> str:
     else:
         note = " (placeholder)" if metrics["loss_is_placeholder"] else ""
         head = f"Step {step} [{metrics['condition']}] | loss={metrics['loss']:.4f}{note}"
-    reward = f"{metrics['mean_reward']:.3f}" if "mean_reward" in metrics else "none"
     parts = [
         head,
-        f"reward={reward}",
+        *reward_texts(metrics),
         f"correct={100 * metrics['correct_rate']:.1f}%",
         f"datums={metrics['num_datums']}",
         f"bs={metrics['batch_size']}",
@@ -111,6 +112,26 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"time={metrics['step_time_s']:.1f}s",
     ]
     return " | ".join(parts)
+
+
+def reward_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`reward=0.431 (p10 0.1, p50 0.4, p90 1)`, and of its parts `format=0.900 math=0.310`.
+
+    Quantiles are shown if one of them is neither 0 nor 1.
+    """
+    mean = metrics.get(f"{prefix}mean_reward")
+    quantiles = {name: metrics[f"{prefix}reward_{name}"] for name in QUANTILES if f"{prefix}reward_{name}" in metrics}
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in quantiles.items() if not {0, 1} >= {*quantiles.values()})
+    means = {name: metrics[field] for name, field in part_fields(metrics, prefix).items()}
+    parts = " ".join(f"{printable(name)}={value:.3f}" for name, value in means.items())
+    reward = "reward=none" if mean is None else f"reward={mean:.3f}"
+    return [f"{reward} ({shown})" if shown else reward, *([parts] if parts else [])]
+
+
+def graded_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The same, or nothing where the correct rate says it all: no quantile that is neither 0 nor 1, and no parts."""
+    texts = reward_texts(metrics, prefix)
+    return texts if len(texts) > 1 or "(" in texts[0] else []
 
 
 def _useful(metrics: Mapping[str, Any]) -> str:
@@ -127,7 +148,8 @@ def evaluation(metrics: Mapping[str, Any]) -> str:
     passed = 100 * metrics[f"eval_pass_at_{largest}"]
     size = f"{metrics['eval_examples']} held-out examples x {metrics['eval_samples']}"
     rate = 100 * metrics["eval_correct_rate"]
-    return f"Eval {when} | correct={rate:.1f}% [{low:.1f}, {high:.1f}] | pass@{largest}={passed:.1f}% | {size}"
+    head, tail = f"correct={rate:.1f}% [{low:.1f}, {high:.1f}]", f"pass@{largest}={passed:.1f}%"
+    return " | ".join([f"Eval {when}", head, *graded_texts(metrics, "eval_"), tail, size])
 
 
 def training_complete(condition: str, steps: int, running_rate: float) -> str:

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
-from retrain.rooms.text.terminal_text import sparkline
+from retrain.rooms.terminal.lines import graded_texts
+from retrain.rooms.text.terminal_text import duration, sparkline
 
 PHASES = ("sampling", "scoring", "training", "eval")
 RECENT_STEPS = 20  # the time left is estimated from their median
@@ -33,7 +34,8 @@ class LiveDisplay:
         self._batch = ""
         self._step = 0
         self._rates: list[float] = []
-        self._evals: list[tuple[int, float]] = []
+        self._evals: list[float] = []
+        self._reward = self._held_out_reward = ""
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._step_started = time.perf_counter()
         self._spinner = Spinner("dots")
@@ -76,8 +78,10 @@ class LiveDisplay:
         if "correct_rate" in metrics:
             self._rates.append(metrics["correct_rate"])
             self._times_s.append(metrics["step_time_s"])
+            self._reward = "  ".join(graded_texts(metrics))
         if "eval_correct_rate" in metrics:
-            self._evals.append((metrics["step"], metrics["eval_correct_rate"]))
+            self._evals.append(metrics["eval_correct_rate"])
+            self._held_out_reward = "  ".join(graded_texts(metrics, "eval_"))
 
     def picture(self) -> RenderableType:
         """The current panel."""
@@ -102,17 +106,17 @@ class LiveDisplay:
         if self._rates:
             rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
             rows.append(rate.append(sparkline(self._rates), style="green"))
+            rows += [Text(f"  {self._reward}")] if self._reward else []
         if self._evals:
-            shown = " → ".join(f"{100 * value:.1f}%" for _, value in self._evals[-6:])
-            rows.append(Text(f"  held-out {shown}"))
+            shown = " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:])
+            rows.append(Text(f"  held-out {shown}  {self._held_out_reward}".rstrip()))
         return Group(*rows)
 
     def _time_left(self, steps: int) -> str:
         if not self._times_s:
             return "time left: measuring"
         seconds = sorted(self._times_s)[len(self._times_s) // 2] * steps
-        minutes, rest = divmod(int(seconds), 60)
-        return f"time left: {minutes // 60:d}:{minutes % 60:02d}:{rest:02d}"
+        return f"time left: {duration(seconds)}"
 
 
 class _AboveThePanel(logging.Handler):

@@ -9,7 +9,7 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.insight.compare.curves import Curves
-from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, PASS_PREFIX, Metric, Summary
+from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX, Metric, Summary
 
 
 def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
@@ -34,14 +34,21 @@ def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: 
 def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric, ...]:
     """Metrics of each condition: final, best and area of `correct_rate` and the held-out rate, pass@k at the end.
 
-    pass@1 equals the held-out rate and is left out. The deciding metric is always included.
+    The held-out mean reward at the end is among them unless it equals the held-out rate everywhere, as with scores of 0
+    and 1 alone. pass@1 always equals that rate and is left out. The deciding metric is always included.
     """
     fields = [CORRECT.field, *([HELD_OUT.field] if any(_is_evaluated(each) for each in curves) else [])]
     shown = [Metric(field, summary) for field in fields for summary in Summary]
+    shown += [HELD_OUT_REWARD] if any(_is_graded(each) for each in curves) else []
     names = {name for each in curves for name in each.values if name.startswith(PASS_PREFIX)}
     sizes = sorted(int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit())
     shown += [Metric(f"{PASS_PREFIX}{size}") for size in sizes if size > 1]
     return tuple(dict.fromkeys((*shown, metric)))
+
+
+def _is_graded(curves: Curves) -> bool:
+    rewards_R, rates_R = curves.column(HELD_OUT_REWARD.field), curves.column(HELD_OUT.field)
+    return bool((np.abs(rewards_R - rates_R) > 1e-9).any())
 
 
 def _is_evaluated(curves: Curves) -> bool:

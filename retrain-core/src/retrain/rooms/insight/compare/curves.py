@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.insight.compare.metric import EVAL_PREFIX, PASS_PREFIX
+from retrain.rooms.insight.compare.metric import EVAL_PREFIX, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX
 from retrain.rooms.session.records.reading import damaged, number, parse_record, parsed_lines
 
 TOKENS, SECONDS = "sampled_tokens", "step_time_s"
-EVAL_KEPT = frozenset({"eval_correct_rate", "eval_examples", "eval_samples"})
+EVAL_KEPT = frozenset({HELD_OUT.field, HELD_OUT_REWARD.field, "eval_examples", "eval_samples"})
 _EVAL = re.compile(rb'[{ ]"(eval_\w+)": (-?[0-9][0-9.eE+-]*)(?=[,}])')
 _EVAL_MARK = b'"eval_'
 _STEP = b'"step"'

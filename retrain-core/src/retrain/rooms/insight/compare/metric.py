@@ -50,6 +50,7 @@ class Metric:
 
 CORRECT = Metric("correct_rate")
 HELD_OUT = Metric("eval_correct_rate")
+HELD_OUT_REWARD = Metric("eval_mean_reward")
 
 
 def parse_metric(text: str, *, where: str) -> Metric:

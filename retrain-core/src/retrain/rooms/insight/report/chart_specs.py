@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retrain.rooms.insight.compare.metric import HELD_OUT
+from retrain.rooms.insight.compare.metric import HELD_OUT, HELD_OUT_REWARD
 from retrain.rooms.insight.report.lines import PASS_PREFIX
+from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.text.terminal_text import ABSENT
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
 LOW, HIGH = "eval_ci_low", "eval_ci_high"
+REWARD_QUANTILES = {
+    "reward_p10": "Reward, 10th percentile",
+    "reward_p50": "Reward, median",
+    "reward_p90": "Reward, 90th percentile",
+}
+MOST_PARTS = 8
 
 
 class Unit(StrEnum):
@@ -26,13 +33,17 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSpec:
-    """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis."""
+    """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis.
+
+    With `is_graded` it is drawn only if some reward is graded: with 0 and 1 alone, rates tell the same.
+    """
 
     title: str
     note: str
     fields: tuple[str, ...]
     unit: Unit = Unit.NUMBER
     is_eval: bool = False
+    is_graded: bool = False
     scale: str = ""
 
 
@@ -53,7 +64,24 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
             unit=Unit.SHARE,
         ),
         ChartSpec(title="Held-out pass@k", note="largest k", fields=(PASS_PREFIX,), unit=Unit.SHARE, is_eval=True),
+        ChartSpec(
+            title="Held-out mean reward",
+            note="over completions with a verdict",
+            fields=(HELD_OUT_REWARD.field,),
+            is_eval=True,
+            is_graded=True,
+        ),
         ChartSpec(title="Mean reward", note="over completions with a verdict", fields=("mean_reward",)),
+        *(
+            ChartSpec(
+                title=title,
+                note="over the step's completions with a verdict",
+                fields=(field,),
+                is_graded=True,
+                scale="reward",
+            )
+            for field, title in REWARD_QUANTILES.items()
+        ),
     ),
     UNCERTAINTY: (
         ChartSpec(
@@ -123,6 +151,16 @@ FIELDS = tuple(
         )
     )
 )
+
+
+def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
+    """A chart for each part of the reward among `fields`, in training batches and held out; of the first parts only."""
+    names = tuple(fields)
+    specs = []
+    for prefix, note in (("", "unweighted, training batches"), ("eval_", "unweighted, held out")):
+        for name, field in list(part_fields(names, prefix).items())[:MOST_PARTS]:
+            specs.append(ChartSpec(title=f"Part {name}", note=note, fields=(field,), is_eval=bool(prefix)))
+    return specs
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:

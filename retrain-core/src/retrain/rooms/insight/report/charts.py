@@ -10,8 +10,17 @@ from functools import partial
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.insight.compare.metric import HELD_OUT
-from retrain.rooms.insight.report.chart_specs import CHARTS, GROUPS, HIGH, LOW, ChartSpec
+from retrain.rooms.insight.compare.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.rooms.insight.report.chart_specs import (
+    CHARTS,
+    GROUPS,
+    HIGH,
+    LEARNING,
+    LOW,
+    REWARD_QUANTILES,
+    ChartSpec,
+    part_charts,
+)
 from retrain.rooms.insight.report.gather import Material, ReportRun, evaluated_steps
 from retrain.rooms.insight.report.grid import Band, Grid, band_of, grid_for
 from retrain.rooms.insight.report.lines import PASS_PREFIX, RunLines
@@ -56,10 +65,12 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     grid = grid_for(num_steps, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
+    parts = part_charts({name for run in material.runs for name in run.lines.columns})
+    is_graded = any(_is_graded(run.lines) for run in material.runs)
     for group, specs in CHARTS.items():
-        for spec in specs:
+        for spec in (*specs, *(parts if group == LEARNING else ())):
             field, title = _field(spec, material.runs)
-            if field is None or (spec.is_eval and not eval_steps.size):
+            if field is None or (spec.is_eval and not eval_steps.size) or (spec.is_graded and not is_graded):
                 continue
             curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, grid)
             curves = _conditions(material, field, curve)
@@ -142,6 +153,14 @@ def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
 
 def _spread(curve: ConditionCurve) -> bool:
     return any(float(np.nanmax(each.y_P) - np.nanmin(each.y_P)) > 1e-12 for each in curve.seeds)
+
+
+def _is_graded(lines: RunLines) -> bool:
+    """Whether some reward is neither 0 nor 1, as far as mean and quantiles tell."""
+    quantiles = np.concatenate([lines.column(field) for field in REWARD_QUANTILES])
+    rewards_R, rates_R = lines.column(HELD_OUT_REWARD.field), lines.column(HELD_OUT.field)
+    is_between = np.isfinite(quantiles) & (quantiles != 0.0) & (quantiles != 1.0)
+    return bool(is_between.any() or (np.abs(rewards_R - rates_R) > 1e-9).any())
 
 
 def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]:

@@ -18,6 +18,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.reading import parse_record, parsed_lines
+from retrain.rooms.tasks.scoring.verdict import part_fields
 
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
 PASS_PREFIX = "eval_pass_at_"
@@ -64,7 +65,10 @@ NO_LINES = RunLines(steps_R=np.zeros(0), columns={})
 
 
 def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
-    """`fields` and every `eval_pass_at_*` of one line in `stride`; a last line that was cut by a kill is left out."""
+    """`fields`, every `eval_pass_at_*` and the reward's parts of one line in `stride`.
+
+    A last line that was cut by a kill is left out.
+    """
     rows, problem = _Rows(fields, stride), ""
     try:
         for _ in parsed_lines(file, rows.take):
@@ -86,7 +90,8 @@ class _Rows:
         self._steps = array("d")
         self._columns = [array("d") for _ in self._fields]
         self._appends = [(field, column.append) for field, column in zip(self._fields, self._columns, strict=True)]
-        self._passes: dict[str, dict[int, float]] = {}
+        self._parts: tuple[str, ...] | None = None  # of the reward, as the first step names them
+        self._named: dict[str, dict[int, float]] = {}
         self._open: dict[str, list[int]] = {}
         self._episodes: list[Episode] = []
 
@@ -107,10 +112,14 @@ class _Rows:
         for field, append in self._appends:
             value = record.get(field)
             append(value if type(value) is float and -LARGEST < value < LARGEST else _number(value))
+        if self._parts is None and step >= 0:
+            self._parts = tuple(part_fields(record).values())
+        names = self._parts or ()
         if "eval_correct_rate" in record:
-            for name in record:
-                if name.startswith(PASS_PREFIX):
-                    self._passes.setdefault(name, {})[len(self._steps)] = _number(record[name])
+            passes = [name for name in record if name.startswith(PASS_PREFIX)]
+            names = (*names, *passes, *part_fields(record, "eval_").values())
+        for name in names:
+            self._named.setdefault(name, {})[len(self._steps)] = _number(record.get(name))
         self._steps.append(step)
         self._note_health(step, record.get("health"))
 
@@ -121,7 +130,7 @@ class _Rows:
                 self._add(self._skipped)
         self._close(list(self._open))
         columns = {field: np.array(column) for field, column in zip(self._fields, self._columns, strict=True)}
-        for name, values in self._passes.items():
+        for name, values in self._named.items():
             columns[name] = np.full(len(self._steps), math.nan)
             columns[name][list(values)] = list(values.values())
         kept = {field: column for field, column in columns.items() if np.isfinite(column).any()}

@@ -14,7 +14,7 @@ from retrain.rooms.tasks.scoring.cache import Key, VerdictCache, key_of
 from retrain.rooms.tasks.scoring.dispatcher import Dispatcher
 from retrain.rooms.tasks.scoring.failures import FailureRecord, FailureWriter
 from retrain.rooms.tasks.scoring.task import Attempt, Task
-from retrain.rooms.tasks.scoring.verdict import combined
+from retrain.rooms.tasks.scoring.verdict import combined, part_means
 
 POLL_S = 0.5  # between two looks at the event loop's heartbeat
 
@@ -76,6 +76,9 @@ class ScoringBatch:
             self._keep_failures(self._failures)
         if within_budget:
             self._check_budget()
+        return self._combined()
+
+    def _combined(self) -> list[Score]:
         names, weights = self._names, [reward.weight for reward in self._dispatcher.rewards]
         return [combined([task.score for task in tasks], names, weights) for tasks in self._submitted]
 
@@ -87,16 +90,11 @@ class ScoringBatch:
     def metrics(self) -> dict[str, float]:
         """Fields for the step's line: `timed_out_score_count`, `score_mean_time_s`, `score_max_time_s`.
 
-        With several rewards also `reward_<name>_mean`, over the completions for which that reward has a verdict, and
-        the fields of asynchronous rewards.
+        With several rewards, or one whose scores have parts, also `reward_<name>_mean`, over the completions for which
+        that reward has a verdict, and the fields of asynchronous rewards.
         """
         columns = list(zip(*self._submitted, strict=True))
-        fields: dict[str, float] = {}
-        if len(self._names) > 1:
-            for name, tasks in zip(self._names, columns, strict=False):
-                values = [task.score.value for task in tasks if task.score.value is not None]
-                if values:
-                    fields[f"reward_{name}_mean"] = math.fsum(values) / len(values)
+        fields = part_means(self._combined())
         fields["timed_out_score_count"] = sum(task.last.is_timeout for tasks in columns for task in tasks)
         seconds = [task.last.seconds for task in self._tried]
         fields["score_mean_time_s"] = math.fsum(seconds) / len(seconds) if seconds else 0.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.tasks.contracts import Reward
 
+UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
 MAX_DETAIL = 1000  # characters; it is stored with every completion
 
 
@@ -45,6 +46,22 @@ def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[fl
     if not math.isfinite(value):
         return Score(outcome=Outcome.FAILED, detail="the weighted sum of the rewards is not finite", parts=parts)
     return Score(outcome=Outcome.SCORED, value=value, detail=_details(scores, names, Outcome.SCORED), parts=parts)
+
+
+def part_means(scores: Iterable[Score]) -> dict[str, float]:
+    """`reward_<name>_mean` of every part of the scores, over those that have it."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            values.setdefault(name, []).append(value)
+    return {f"reward_{name}_mean": math.fsum(each) / len(each) for name, each in values.items()}
+
+
+def part_fields(fields: Iterable[str], prefix: str = "") -> dict[str, str]:
+    """Those of `fields` that `part_means` named, by the part's name; `prefix` is `eval_` for the held-out ones."""
+    head, tail = f"{prefix}reward_", "_mean"
+    found = [field for field in fields if field.startswith(head) and field.endswith(tail) and field != UNIQUE_SCORES]
+    return {field.removeprefix(head).removesuffix(tail): field for field in sorted(found)}
 
 
 class Scorers:
