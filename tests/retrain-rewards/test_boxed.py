@@ -29,7 +29,13 @@ from retrain_rewards.boxed import last_boxed
         (r"\boxed \text{a b}.", r"\text{a b}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
-        (r"\boxed{a \boxed{b} c}", "b"),
+        (r"\boxed{\boxed{b}}", "b"),
+        (r"\boxed{ $\fbox{b}$. }", "b"),
+        (r"\boxed{\boxed b}", "b"),
+        (r"\boxed{a \boxed{b}", "b"),
+        (r"\boxed{a} then \boxed{\{b\}}", r"\{b\}"),
+        (r"\boxed 5 apples, I think.", "5"),
+        ("\\boxed 5\n\n6 more lines", "5"),
         (r"\boxed{a}\fbox{b}", "b"),
         (r"\boxed{}", ""),
         ("\\boxed{two\nlines}", "two\nlines"),
@@ -58,6 +64,17 @@ def test_finds_the_last_box(text: str, answer: str) -> None:
         r"\boxed $5$",
         r"\boxed .",
         r"\boxed \frac{1",
+        r"\boxed{a \boxed{b} c}",
+        r"\boxed{\boxed{5} or 6}",
+        r"\boxed{6, \boxed{5}}",
+        r"\boxed{\boxed{5}, \boxed{6}}",
+        r"\boxed{\boxed{5}\boxed{6}}",
+        r"\boxed{not \boxed 5}",
+        r"\boxed 5, 6",
+        r"\boxed 5 or 6",
+        r"\boxed 5 + 6",
+        r"\boxed 5 \text{ or } 6",
+        r"\boxed 5 million",
         "\\",
     ],
 )
@@ -84,27 +101,39 @@ def test_a_megabyte_of_hostile_text_is_read_in_linear_time(unit: str, answer: st
     assert last_boxed(r"\boxed{" + "{" * 500_000 + "}" * 500_000 + "}") == "{" * 500_000 + "}" * 500_000
 
 
-def _simple_group(text: str) -> str | None:
-    """What stands between the braces that follow the last box, one character at a time."""
-    starts = [match.end() for match in re.finditer(r"\\boxed\{", text)]
-    if not starts:
-        return None
-    depth, index = 1, starts[-1]
+def _simple_group(text: str, start: int) -> str | None:
+    """What stands between the braces whose first one ends at `start`, one character at a time."""
+    depth, index = 1, start
     while index < len(text):
         if text[index] == "\\":
             index += 2
             continue
         depth += (text[index] == "{") - (text[index] == "}")
         if depth == 0:
-            return text[starts[-1] : index].strip()
+            return text[start:index]
         index += 1
     return None
+
+
+def _simple_answer(text: str) -> str | None:
+    """The last box, unless one around it holds anything else."""
+    starts = [match.end() for match in re.finditer(r"\\boxed\{", text)]
+    answer = _simple_group(text, starts[-1]) if starts else None
+    if answer is None:
+        return None
+    for start in starts[:-1]:
+        around = _simple_group(text, start)
+        if around is not None and start + len(around) > starts[-1]:
+            beside = around[: starts[-1] - start], around[starts[-1] - start + len(answer) :]
+            if re.sub(r"\\boxed\{|[\s$]", "", beside[0]) or re.sub(r"[\s$}]", "", beside[1]):
+                return None
+    return answer.strip()
 
 
 @given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\{", "\\}", "\\\\", "\\", "a", " ", "\n", "$"]), max_size=30))
 def test_brace_matching_agrees_with_a_simple_reader(pieces: list[str]) -> None:
     text = "".join(pieces)
-    assert last_boxed(text) == _simple_group(text)
+    assert last_boxed(text) == _simple_answer(text)
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\\{}", exclude_categories=["Cs"])), st.text())

@@ -184,18 +184,18 @@ def test_the_time_limit_is_a_part_of_the_one_for_scoring(plugins: Plugins) -> No
     assert build(plugins, limits=limits).time_limit_s == 4.0
 
 
-@pytest.mark.parametrize("where", ["parse", "verify"])
+@pytest.mark.parametrize(
+    "where", ["retrain_rewards.answer_form.syntax_tree", "math_verify.parse", "math_verify.verify"]
+)
 @pytest.mark.parametrize("error", [MemoryError, RecursionError])
 def test_running_out_of_memory_is_no_verdict(
     reward: MathReward, where: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import math_verify
-
     def broken(*arguments: object, **options: object) -> object:
         raise error
 
-    monkeypatch.setattr(math_verify, where, broken)
-    score = judged(reward, f"1{where}{error.__name__}", "2")
+    monkeypatch.setattr(where, broken)
+    score = judged(reward, f"1{where}{error.__name__}", r"\answer")  # a text that only `math_verify.parse` takes
     assert score == Score.no_verdict(f"comparing ended in {error.__name__}")
 
 

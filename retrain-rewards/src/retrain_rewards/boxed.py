@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BOX = r"\\(?:boxed|fbox)(?![A-Za-z])\s*"
+_BOX_OR_BRACE = re.compile(rf"(?P<box>{_BOX}\{{?)|\\\\(?!{_BOX[2:]})|\\[^\\]|[{{}}]", re.DOTALL)
 _BARE_END = re.compile(r"\\[\])\\]|\\.|[{}$\s]", re.DOTALL)
 _CLOSERS = ("\\)", "\\]", "\\\\")  # end of inline or display mathematics, line break
 _PUNCTUATION = ".,;:!?"
+# What goes on behind a bare answer, so that it is more than its first word: `\boxed 5, 6`, `\boxed 5 or 6`.
+_GOES_ON = re.compile(
+    r"[ \t]+(?:[-+*/=^_<>|&0-9±×÷·]|\\(?![()\[\]\\])|"
+    r"(?:or|and|but|maybe|perhaps|to|plus|minus|times|not|percent|dozen|hundred|thousand|million|billion|trillion)\b)"
+)
+_OPENINGS = re.compile(rf"(?:{_BOX}\{{?|[\s$]|\\[(\[])*")
+_CLOSINGS = re.compile(r"(?:[\s$}.]|\\[)\]])*")
 
 
 def last_boxed(text: str) -> str | None:
@@ -16,29 +23,45 @@ def last_boxed(text: str) -> str | None:
 
     A box is `\boxed` or `\fbox` with a brace-matched group (`\{` and `\}` are characters, not braces), or with a bare
     answer that runs up to white space, `$`, `\)` or an unmatched brace and loses its final punctuation: `\boxed 5.`
-    A last box that never ends is no answer, whatever earlier boxes hold. Of nested boxes the innermost counts.
-    Time and memory are linear in the length of the text.
+    A bare answer that goes on behind the white space (`\boxed 5, 6`) is none. A last box that never ends is none,
+    whatever earlier boxes hold. A box around nothing but a box counts as that; with anything beside it, such as
+    `\boxed{\boxed{5} or 6}`, there is no answer. Time and memory are linear in the length of the text.
     """
-    start = -1
-    for match in _BOX.finditer(text):
-        start = match.end()
+    start, end, around = _last_box(text)
     if start < 0:
         return None
-    return _group(text, start + 1) if text.startswith("{", start) else _bare(text, start)
+    if text[start - 1] == "{":
+        answer = text[start:end] if end >= 0 else None
+    else:
+        answer = _bare(text, start)
+        end = start + len(answer or "")
+    if answer is None or around is None:
+        return answer and answer.strip()
+    is_alone = _OPENINGS.fullmatch(text, around[0], start) and _CLOSINGS.fullmatch(text, end, around[1])
+    return answer.strip() if is_alone else None
+
+
+def _last_box(text: str) -> tuple[int, int, tuple[int, int] | None]:
+    """Where the content of the last box starts and ends (-1: nowhere), and the outermost box around it."""
+    start, end, around = -1, -1, None
+    opened: list[int] = []  # of each open brace, where the content of its box starts; -1 without a box
+    for match in _BOX_OR_BRACE.finditer(text):
+        found = match.group()
+        if match["box"]:
+            start, end, around = match.end(), -1, None
+        if found.endswith("{") and not found.startswith("\\{"):
+            opened.append(start if match["box"] else -1)
+        elif found == "}" and opened and (closed := opened.pop()) >= 0:
+            if closed == start:
+                end = match.start()
+            elif closed < start:
+                around = (closed, match.start())
+    return start, end, around
 
 
 def boxed(answer: str) -> str:
     r"""The answer in a box: `\boxed{answer}`."""
     return rf"\boxed{{{answer}}}"
-
-
-def _group(text: str, start: int) -> str | None:
-    depth = 1
-    for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return text[start : match.start()].strip()
-    return None
 
 
 def _bare(text: str, start: int) -> str | None:
@@ -53,4 +76,4 @@ def _bare(text: str, start: int) -> str | None:
             end = match.start()
             break
     answer = text[start:end].rstrip(_PUNCTUATION)
-    return answer if answer and depth == 0 else None
+    return answer if answer and depth == 0 and not _GOES_ON.match(text, end) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 
@@ -18,6 +18,10 @@ class RewardTable(Table):
 
     type: str = key("match", "Reward: match, math, judge, custom or a plugin.", names=Kind.REWARD)
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
+    unfinished: Literal["refuse", "accept"] = key(
+        "refuse", "What still has to be computed, where the reference is a finished value (math)."
+    )
+    strict: bool = key(True, "false = equality to math-verify is enough, which can be gamed (math).")
     judge_model: str = key("", "Model that judges (judge).")
     judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.")
     judge_api_key_env: str = key(
