@@ -51,18 +51,32 @@ def wanted(reference: str) -> Wanted:
     """The reference, read once."""
     import sympy
 
-    from retrain_rewards.answer_form import is_finished
-
     golds, form = parsed(reference), _form(reference)
-    value = golds[0] if golds and isinstance(golds[0], sympy.Expr) else None
-    finished = is_finished(form) if form is not None else value is not None and bool(value.is_Number)
+    try:
+        is_finished, is_rational = _state(form, golds[0] if golds else None)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy cannot evaluate it, so it is no finished value
+        is_finished = is_rational = False
     return Wanted(
         text=reference,
         golds=tuple(gold for gold in golds if isinstance(gold, str) or gold not in (sympy.nan, sympy.zoo)),
         form=form,
-        is_finished=finished,
-        is_rational=finished and value is not None and not value.free_symbols and bool(value.doit().is_rational),
+        is_finished=is_finished,
+        is_rational=is_rational,
     )
+
+
+def _state(form: Any, value: Any) -> tuple[bool, bool]:
+    """Whether a reference is finished, and if so, whether it is a rational number."""
+    import sympy
+
+    from retrain_rewards.answer_form import is_finished
+
+    is_number = isinstance(value, sympy.Expr) and not value.free_symbols
+    if not (is_finished(form) if form is not None else is_number and value.is_Number):
+        return False, False
+    return True, is_number and bool(value.doit().is_rational)
 
 
 def parsed(formula: str) -> tuple[Any, ...]:
