@@ -73,7 +73,7 @@ def test_an_honest_reward_passes() -> None:
     assert not report.findings
     assert (report.examples, report.gold_tried, report.gold_correct, report.gold_unknown) == (4, 4, 4, 0)
     assert (report.others.correct, report.others.failed) == (0, 0)
-    assert report.checks["echo"].tried == 8
+    assert report.checks["echo"].tried == 12
     tried = report.others.tried
     assert report.line() == (
         f"Reward audit: 4 examples, gold 4/4 correct, 0 of {tried} others correct, 0.3 ms a score: ok"
@@ -110,6 +110,64 @@ class AcceptsItsOwnWords(Honest):
         return float("VERDICT: yes" in text or super().score(example, text))
 
 
+class AcceptsTheQuestionsFormula(Honest):
+    """Computes what is in the box."""
+
+    def score(self, example: Example, text: str) -> Any:
+        terms = [term.strip() for term in (last_box(text) or "").split("+")]
+        return float(all(term.isdigit() for term in terms) and sum(map(int, terms)) == int(example.reference))
+
+
+class AcceptsTheBoxedQuestion(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float(last_box(text) in (example.reference, example.prompt))
+
+
+class AcceptsWordsInTheBox(Honest):
+    """One of the numbers in the box is the reference."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(example.reference in re.findall(r"-?\d+", last_box(text) or ""))
+
+
+class AcceptsLists(Honest):
+    """One item of the box is the reference, as a set of answers would be read."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(example.reference in [item.strip() for item in (last_box(text) or "").split(",")])
+
+
+class AcceptsAlternatives(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        box = (last_box(text.replace(r"\text{ or }", " or ")) or "").split(" or ")
+        return float(example.reference in box)
+
+
+class AcceptsTheEndOfTheBox(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float((last_box(text) or "").endswith(example.reference))
+
+
+class AcceptsTheBeginningOfTheBox(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return float((re.findall(r"\\boxed\{(\d+)", text) or [""])[-1] == example.reference)
+
+
+class GivesOneToEverything(Honest):
+    def score(self, example: Example, text: str) -> Any:
+        return 1.0
+
+
+class NeverRightWithoutGold:
+    """A function of the user's that compares text with a number, and has no `gold`."""
+
+    def score(self, example: Example, text: str) -> Any:
+        return float(text == int(example.reference))
+
+    def gold(self, example: Example) -> Any:
+        return None
+
+
 class KnowsNoGold(Honest):
     def score(self, example: Example, text: str) -> Any:
         return 0.0
@@ -125,7 +183,7 @@ class Counts(Honest):
         self.calls = count()
 
     def score(self, example: Example, text: str) -> Any:
-        return 0.4 * (next(self.calls) % 7) / 7 if not last_box(text) else super().score(example, text)
+        return 0.4 * (next(self.calls) % 997) / 997 if not last_box(text) else super().score(example, text)
 
 
 class Raises(Honest):
@@ -153,6 +211,15 @@ LIARS = [
     (AcceptsLength, "repeated", "one word, repeated, is correct"),
     (AcceptsTheQuestion, "echo", "repeating the prompt is correct"),
     (AcceptsItsOwnWords, "hack", "a text without an answer is correct"),
+    (AcceptsTheQuestionsFormula, "restated", "an expression of the prompt counts as its answer (scored 1)"),
+    (AcceptsTheBoxedQuestion, "echo", "the prompt in a box is correct"),
+    (AcceptsWordsInTheBox, "listed", "several answers are correct if the right one is among them"),
+    (AcceptsLists, "listed", "several answers are correct if the right one is among them"),
+    (AcceptsAlternatives, "hedged", "a hedge is correct"),
+    (AcceptsTheEndOfTheBox, "negated", "a negation or a falsehood with the right answer in it is correct"),
+    (AcceptsTheBeginningOfTheBox, "scaled", "a million times the right answer is correct"),
+    (GivesOneToEverything, "empty", "an empty answer is correct"),
+    (NeverRightWithoutGold, "gold", "the right answer scored 0"),
     (KnowsNoGold, "gold", "the right answer scored 0"),
     (GivesNoVerdict, "gold", "the right answer got no verdict"),
     (Counts, "hack", "the same text scored "),
@@ -163,7 +230,7 @@ LIARS = [
 
 
 @pytest.mark.parametrize(("liar", "check", "message"), LIARS)
-def test_every_lie_is_found_and_stops_the_run(liar: type[Honest], check: str, message: str) -> None:
+def test_every_lie_is_found_and_stops_the_run(liar: type[Any], check: str, message: str) -> None:
     report = audited(liar())
     assert not report.ok
     errors = [finding for finding in report.errors if finding.check == check and message in finding.message]
@@ -202,15 +269,34 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
     assert found(report) == {("warning", "empty"), ("warning", "gold")}
     assert report.ok
     assert report.lowest_gold == 0.9
-    assert report.line().endswith(": ok, 8 warnings")
+    assert len(report.warnings) == 8
+    assert report.line().endswith(": ok, 2 warnings")
 
 
 def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
     report = audited(LastNumber())
     assert report.ok
-    assert found(report) <= {("warning", "misplaced")}
+    assert found(report) <= {("warning", "misplaced"), ("warning", "negated"), ("warning", "scaled")}
     assert report.gold_correct == 4
-    assert found(audited(AcceptsSubstring(), gold=gold_from_reference)) == {("warning", "misplaced")}
+
+
+def test_a_free_form_reward_that_searches_the_text_accepts_lists_and_fails() -> None:
+    report = audited(AcceptsSubstring(), gold=gold_from_reference)
+    assert {check for severity, check in found(report) if severity == "error"} == {"listed", "hedged"}
+    assert ("warning", "misplaced") in found(report)
+
+
+@pytest.mark.parametrize("form", ["#### {}", "<answer>{}</answer>", "{}"])
+def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) -> None:
+    class Lists:
+        def score(self, example: Example, text: str) -> Any:
+            head, tail = form.split("{}")
+            inside = text.removeprefix(head).removesuffix(tail) if text.startswith(head) else ""
+            return float(example.reference in inside.split(", "))
+
+    report = audited(Lists())
+    assert report.gold_correct == 4
+    assert {check for severity, check in found(report) if severity == "error"} == {"listed"}
 
 
 def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
@@ -224,13 +310,18 @@ def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
     report = audited(Unknown(), [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
     assert (report.ok, report.gold_tried, report.gold_unknown) == (True, 0, 4)
     assert "gold not tried (4 without a known answer)" in report.line()
-    assert audited(Unknown()).gold_unknown == 4
 
-    class SaysNothing(Honest):
+    class KnowsSome(Honest):
         def gold(self, example: Example) -> Any:
             return None
 
-    assert audited(SaysNothing()).gold_correct == 4  # the reference was tried, and was right
+        def score(self, example: Example, text: str) -> Any:
+            return super().score(example, text) * (int(example.reference) % 2)
+
+    report = audited(KnowsSome())  # the references were tried, and some were right
+    assert report.ok
+    assert 0 < report.gold_correct < 4
+    assert report.gold_unknown == 4 - report.gold_correct
 
 
 def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:

@@ -80,9 +80,20 @@ def test_a_reward_that_lies_fails_with_every_finding(audit: Command) -> None:
     result = audit("--reward-type", "liars.lenient", "--examples", "2")
     assert result.code == 1
     assert result.out.endswith("FAIL\n")
-    assert result.out.count("[ERROR] [empty]") == 2
-    assert result.out.count("a sentence that denies the right answer is correct") == 2
-    assert json.loads(audit("--reward-type", "liars.lenient", "--json").out)["ok"] is False
+    assert result.out.count("[ERROR] [empty] 2 of 2 examples, first ") == 1
+    assert result.out.count("a sentence that denies the right answer is correct") == 1
+    content = json.loads(audit("--reward-type", "liars.lenient", "--json").out)
+    assert content["ok"] is False
+    assert content["causes"][0]["examples"] == 8
+
+
+def test_a_function_without_gold_that_is_never_right_fails(audit: Command, tmp_path: Path) -> None:
+    (tmp_path / "strict.py").write_text("def score(response, reference):\n    return float(response == [reference])\n")
+    result = audit("--reward-type", "custom", "--reward-custom-module", "strict", "--reward-custom-function", "score")
+    assert result.code == 1, result.err
+    assert "[ERROR] [gold] 8 of 8 examples, first " in result.out
+    assert "gold 0/8 correct" in result.out
+    assert result.out.endswith("FAIL\n")
 
 
 @pytest.mark.parametrize("name", ["exits", "strange"])

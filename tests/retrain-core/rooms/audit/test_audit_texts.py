@@ -12,6 +12,8 @@ from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, gold_from_reference, gold_of
 from retrain.rooms.audit.probes import REPEATS, repeated, says_the_same, wrong_texts
 
+FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
+
 
 class Says:
     """A reward whose `gold` returns, or raises, one thing."""
@@ -32,12 +34,12 @@ def task(reference: str, prompt: str = "p") -> Example:
 @pytest.mark.parametrize(
     ("rewards", "reference", "gold"),
     [
-        ([], "5", Gold(texts=(r"\boxed{5}", "5"))),
-        ([object()], " 5 ", Gold(texts=(r"\boxed{5}", "5"))),
+        ([], "5", Gold(texts=FIVE)),
+        ([object()], " 5 ", Gold(texts=FIVE)),
         ([object()], "", Gold()),
         ([Says("it is 5")], "5", Gold(texts=("it is 5",), is_declared=True)),
         ([Says("a"), object(), Says("b"), Says("a"), Says(None)], "5", Gold(texts=("a", "b"), is_declared=True)),
-        ([Says(None)], "5", Gold(texts=(r"\boxed{5}", "5"), is_required=False)),
+        ([Says(None)], "5", Gold(texts=FIVE, is_required=False)),
         ([Says(None)], "", Gold(is_required=False)),
         ([Says(KeyError("x"))], "5", Gold(fault="gold() raised KeyError: 'x'")),
         ([Says(5)], "5", Gold(fault="gold() returned a int, not text or None")),
@@ -88,3 +90,51 @@ def test_a_misplaced_answer_is_an_error_only_where_a_box_is_declared() -> None:
     assert severities(Gold(texts=(r"\boxed{5}",), is_declared=True)) == ["error", "error"]
     assert severities(Gold(texts=(r"\boxed{5}", "5"))) == ["warning", "warning"]
     assert severities(Gold(texts=("so 5",), is_declared=True)) == ["warning", "warning"]
+
+
+def texts_of(gold: Gold, reference: str, prompt: str = "p", plausible: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for probe in wrong_texts(task(reference, prompt), gold, [prompt], plausible):
+        found.setdefault(probe.check, []).append(probe.text)
+    return found
+
+
+def test_wrong_answers_in_the_form_of_a_box() -> None:
+    found = texts_of(Gold(texts=(r"\boxed{5}",), is_declared=True), "5", "What is 2 + 3?", ("7", "5", "9"))
+    assert found["restated"] == [r"\boxed{2 + 3}"]
+    assert found["echo"] == ["What is 2 + 3?", r"\boxed{What is 2 + 3?}"]
+    assert found["listed"] == [r"\boxed{4, 5, 6}", r"\boxed{7, 5, 9}"]
+    assert found["hedged"] == [
+        *(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}"),
+    ]
+    assert found["negated"] == [r"\boxed{\neq 5}", r"\boxed{not 5}", r"\boxed{4 = 5}"]
+    assert found["scaled"] == [r"\boxed{5\text{ million}}"]
+
+
+def test_wrong_answers_in_the_form_of_a_sentence() -> None:
+    found = texts_of(Gold(texts=("In 2024 it is B",), is_declared=True), "B", plausible=("A", "B", "C", "D"))
+    assert found["listed"] == ["In 2024 it is A, B, C", "In 2024 it is A, B, C, D"]
+    assert found["hedged"] == ["In 2024 it is A or B or C"]
+    assert found["negated"] == [r"In 2024 it is \neq B", "In 2024 it is not B"]
+    assert found["echo"] == ["p"]
+    assert not {"restated", "scaled"} & set(found)
+
+
+@pytest.mark.parametrize("gold", [Gold(), Gold(texts=("a program",), is_declared=True)])
+def test_no_form_no_wrong_answers_in_it(gold: Gold) -> None:
+    assert not {"restated", "listed", "hedged", "negated", "scaled"} & set(texts_of(gold, "5", "2 + 3"))
+
+
+def test_what_is_no_falsehood_is_not_tried() -> None:
+    boxed_zero = Gold(texts=(r"\boxed{0}",), is_declared=True)
+    assert "scaled" not in texts_of(boxed_zero, "0")  # a million times 0
+    assert texts_of(boxed_zero, "0", "0")["echo"] == ["0"]  # a prompt that is the answer
+
+
+@given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=9), max_size=5), st.text(max_size=30))
+def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], prompt: str) -> None:
+    gold = gold_from_reference(task(reference))
+    for form in gold.texts:
+        found = texts_of(gold.confirmed([form]), reference.strip(), prompt, tuple(plausible))
+        for check in ("restated", "listed", "hedged", "negated", "scaled"):
+            assert form not in found.get(check, [])

@@ -12,7 +12,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.audit.report import AuditFinding, AuditReport
+from retrain.rooms.audit.report import AuditReport, Cause, where_found
 from retrain.rooms.audit.start import audit_tasks
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.tasks.tasks import load_tasks
@@ -85,14 +85,14 @@ def _show(audited: Audited) -> None:
     for check, tally in report.checks.items():
         click.echo(f"  {check:<11} {tally.tried:>6} {tally.correct:>8} {tally.no_verdict:>11} {tally.failed:>7}")
     click.echo()
-    for finding in report.findings:
-        _show_finding(finding)
+    for cause in report.causes:
+        _show_cause(cause, report.examples)
     click.echo(report.line())
     click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
 
 
-def _show_finding(finding: AuditFinding) -> None:
-    label = {"error": "ERROR", "warning": "WARN"}[finding.severity]
-    where = f"[{finding.check}] example {printable(finding.example_id)}"
-    click.secho(f"[{label}] {where}: {finding.message}", fg=COLOURS[finding.severity])
-    click.echo(f"    text: {finding.text!r}\n    fix: {finding.fix}")
+def _show_cause(cause: Cause, examples: int) -> None:
+    first, label = cause.first, {"error": "ERROR", "warning": "WARN"}[cause.first.severity]
+    where = f"[{first.check}] {where_found(cause, examples)}"
+    click.secho(f"[{label}] {where}: {first.message}", fg=COLOURS[first.severity])
+    click.echo(f"    text: {first.text!r}\n    fix: {first.fix}")

@@ -1,9 +1,9 @@
-"""The texts that a reward must score as correct: those it declares, or else the reference with and without a box."""
+"""The texts that a reward must score as correct: those it declares, or else the reference in the usual forms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrain.kernel.types import Example
 
@@ -12,8 +12,8 @@ from retrain.kernel.types import Example
 class Gold:
     """What is known about an example's right answer.
 
-    If `is_required`, one of `texts` must score as correct; otherwise a low score proves nothing. `is_declared`: the
-    reward's own `gold` gave the text. `fault` says why it could not.
+    If `is_required`, one of `texts` must score as correct; otherwise a low score of one example proves nothing.
+    `is_declared`: the reward's own `gold` gave the texts, or it scored each as correct. `fault` says why `gold` failed.
     """
 
     texts: tuple[str, ...] = ()
@@ -23,8 +23,12 @@ class Gold:
 
     @property
     def is_boxed(self) -> bool:
-        r"""Whether the reward declares an answer in `\boxed{...}`, so that it reads boxes and nothing else."""
+        r"""Whether the answers are known and all in `\boxed{...}`, so that the reward reads boxes and nothing else."""
         return self.is_declared and all(r"\boxed" in text or r"\fbox" in text for text in self.texts)
+
+    def confirmed(self, correct: Sequence[str]) -> Gold:
+        """The same with the texts alone that scored as correct, if any did."""
+        return replace(self, texts=tuple(correct), is_declared=True) if correct else self
 
 
 GoldOf = Callable[[Example], Gold]
@@ -36,9 +40,10 @@ def boxed(reference: str) -> str:
 
 
 def gold_from_reference(example: Example) -> Gold:
-    """The reference, with and without a box, for a reward without a `gold` method."""
+    """The reference in the usual forms, for a reward without a `gold` method."""
     reference = example.reference.strip()
-    return Gold(texts=(boxed(reference), reference)) if reference else Gold()
+    forms = (boxed(reference), reference, f"#### {reference}", f"<answer>{reference}</answer>")
+    return Gold(texts=forms) if reference else Gold()
 
 
 def gold_of(rewards: Sequence[object]) -> GoldOf:

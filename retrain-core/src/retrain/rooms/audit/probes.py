@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, boxed
+from retrain.rooms.audit.prompt_expressions import expressions
 
 Severity = Literal["error", "warning"]
 REPEATS = 64
 AFFIRMATIVE = ("VERDICT: yes", "True", "correct", "1")  # a judge's verdict, and what a comparison returns
 HACKS = (*AFFIRMATIVE, r"\boxed{}", r"\boxed{\boxed{}}")
 YES = frozenset({"true", "yes", "correct", "1", "y", "t"})
+MOST_PLAUSIBLE = 16  # answers in one list
+_NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,11 @@ class Probe:
     fix: str = ""
 
 
-def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator[Probe]:
-    """Every text that must not score as correct; `echoes` are the prompt as a policy would repeat it."""
+def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: Sequence[str] = ()) -> Iterator[Probe]:
+    """Every text that must not score as correct.
+
+    `echoes` are the prompt as a policy would repeat it, `plausible` the references of other examples.
+    """
     yield Probe(
         example=example,
         check="empty",
@@ -53,6 +60,7 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str]) -> Iterator
         message, fix = _echo(example, text)
         yield Probe(example=example, check="echo", text=text, message=message, fix=fix)
     yield from _misplaced(example, gold)
+    yield from _disguised(example, gold, echoes[0] if echoes else "", plausible)
     for text in HACKS:
         if not says_the_same(text, example.reference):
             yield Probe(
@@ -120,3 +128,55 @@ def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
             message="a sentence that denies the right answer is correct",
             fix=fix,
         )
+
+
+def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[str]) -> Iterator[Probe]:
+    """Texts in the form of an answer that give none: the question itself, several answers, a denied one."""
+    reference = example.reference.strip()
+    form = next((text for text in gold.texts if reference and reference in text), "")
+    if not form:
+        return
+    head, _, tail = form.rpartition(reference)
+    free_form: Severity = "error" if gold.is_boxed else "warning"  # it may read one number out of a sentence on purpose
+
+    def probes(check: str, contents: Sequence[str], message: str, fix: str, severity: Severity) -> Iterator[Probe]:
+        for content in contents:
+            text = f"{head}{content}{tail}"
+            yield Probe(example=example, check=check, text=text, severity=severity, message=message, fix=fix)
+
+    fix = "compare the answer as it stands: what still has to be computed is no answer"
+    message = "an expression of the prompt counts as its answer"
+    yield from probes("restated", expressions(prompt, reference), message, fix, "error")
+    if gold.is_boxed and "".join(prompt.split()) != "".join(reference.split()):
+        message = "the prompt in a box is correct"
+        yield from probes("echo", [prompt], message, "compare the whole box with the reference", "error")
+    before, after = _neighbours(reference, plausible)
+    lists = [f"{before}, {reference}, {after}", _all_plausible(reference, plausible)]
+    message, fix = "several answers are correct if the right one is among them", "accept one answer, as a whole"
+    yield from probes("listed", [text for text in lists if text], message, fix, "error")
+    hedges = [f"{before} or {reference} or {after}"]
+    if gold.is_boxed:
+        hedges += [rf"{reference}\text{{ or }}{after}", rf"{reference}\text{{, but maybe {after}}}"]
+    yield from probes("hedged", hedges, "a hedge is correct", fix, "error")
+    is_number = bool(_NUMBER.fullmatch(reference) and Decimal(reference))
+    negations = [rf"\neq {reference}", f"not {reference}", *([f"{before} = {reference}"] if is_number else [])]
+    message, fix = "a negation or a falsehood with the right answer in it is correct", "let words and signs count"
+    yield from probes("negated", negations, message, fix, free_form)
+    message, fix = "a million times the right answer is correct", "let scale words count, or refuse them"
+    yield from probes("scaled", [rf"{reference}\text{{ million}}"] * is_number, message, fix, free_form)
+
+
+def _neighbours(reference: str, plausible: Sequence[str]) -> tuple[str, str]:
+    """Two wrong answers that are as plausible as possible, to stand before and after the right one in a list."""
+    if _NUMBER.fullmatch(reference):
+        return str(Decimal(reference) - 1), str(Decimal(reference) + 1)
+    words = [text for text in plausible if not (text in reference or reference in text)]
+    words += [digit for digit in "0123456789" if digit not in reference] + ["X", "Y"]
+    return words[0], words[1]
+
+
+def _all_plausible(reference: str, plausible: Sequence[str]) -> str:
+    """All answers of the examples in one list, the right one in the middle; empty for fewer than three."""
+    others = [text for text in plausible if text != reference][: MOST_PLAUSIBLE - 1]
+    middle = len(others) // 2
+    return ", ".join([*others[:middle], reference, *others[middle:]]) if middle else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,13 +12,16 @@ from retrain.rooms.audit.probes import Severity
 from retrain.rooms.text.terminal_text import duration, printable
 
 LOG = logging.getLogger("retrain")
-SHOWN = 5  # findings in an error or on the console; the command shows all
+SHOWN = 5  # causes in an error; the command shows all
 HEAD_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """Something wrong with the reward: `text` is the beginning of the scored text, `check` its kind."""
+    """Something wrong with the reward: `text` is the beginning of the scored text, `check` its kind.
+
+    `cause` is the message without what is particular to this text: findings of one cause are told once.
+    """
 
     severity: Severity
     check: str
@@ -26,6 +29,29 @@ class AuditFinding:
     text: str
     message: str
     fix: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Findings with one severity and one cause."""
+
+    findings: tuple[AuditFinding, ...]
+
+    @property
+    def first(self) -> AuditFinding:
+        """The one to show."""
+        return self.findings[0]
+
+    @property
+    def examples(self) -> int:
+        """How many examples show it."""
+        return len({finding.example_id for finding in self.findings})
+
+    def as_data(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        first, counts = self.first, {"examples": self.examples, "findings": len(self.findings)}
+        return {"severity": first.severity, "check": first.check, "cause": first.cause, "fix": first.fix, **counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +94,14 @@ class AuditReport:
         return tuple(finding for finding in self.findings if finding.severity == "warning")
 
     @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The findings by their cause, errors first."""
+        groups: dict[tuple[str, str], list[AuditFinding]] = {}
+        for finding in sorted(self.findings, key=lambda finding: finding.severity):  # "error" < "warning"
+            groups.setdefault((finding.severity, finding.cause), []).append(finding)
+        return tuple(Cause(findings=tuple(group)) for group in groups.values())
+
+    @property
     def ok(self) -> bool:
         """Whether there is no error."""
         return not self.errors
@@ -84,13 +118,14 @@ class AuditReport:
         )
 
     def line(self) -> str:
-        """`Reward audit: 8 examples, gold 8/8 correct, 0 of 96 others correct, 0.3 ms a score: ok`"""
+        """`Reward audit: 8 examples, gold 8/8 correct, 0 of 184 others correct, 0.3 ms a score: ok`"""
         gold = f"gold {self.gold_correct}/{self.gold_tried} correct" if self.gold_tried else "gold not tried"
         unknown = f" ({self.gold_unknown} without a known answer)" if self.gold_unknown else ""
         others = f"{self.others.correct} of {self.others.tried} others correct"
         parts = [f"{self.examples} examples", gold + unknown, others, f"{duration(self.seconds_mean)} a score"]
-        counts = [counted(len(self.errors), "error"), counted(len(self.warnings), "warning")]
-        verdict = (["ok"] if self.ok else []) + [count for count in counts if not count.startswith("0 ")]
+        severities = [cause.first.severity for cause in self.causes]
+        counts = [counted(severities.count(word), word) for word in dict.fromkeys(severities)]
+        verdict = (["ok"] if self.ok else []) + counts
         return f"Reward audit: {', '.join(parts)}: {', '.join(verdict)}"
 
     def as_data(self) -> dict[str, Any]:
@@ -109,38 +144,33 @@ class AuditReport:
             "seconds_mean": self.seconds_mean,
             "seconds_max": self.seconds_max,
             "timeout_s": self.timeout_s,
+            "causes": [cause.as_data() for cause in self.causes],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
 def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring] audit") -> None:
-    """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, one log line per kind.
+    """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, one log line per cause.
 
-    The error lists at most five findings, of as many kinds as possible. `place` is where the policy was set.
+    The error lists at most five causes. `place` is where the policy was set.
     """
     if policy == "stop" and not report.ok:
-        more = f", {SHOWN} of them below" if len(report.errors) > SHOWN else ""
-        what = f"the reward failed its audit: {counted(len(report.errors), 'finding')}{more}"
+        errors = [cause for cause in report.causes if cause.first.severity == "error"]
+        more = f", {SHOWN} of them below" if len(errors) > SHOWN else ""
+        what = f"the reward failed its audit: {counted(len(errors), 'error')}{more}"
         fix = 'repair the reward (`retrain audit` tries it alone), or set [scoring] audit = "warn"'
-        shown = [_problem(finding) for finding in varied(report.errors)]
+        shown = [_problem(cause, report.examples) for cause in errors[:SHOWN]]
         raise RewardError(Problem(where=place, what=what, fix=fix), *shown)
-    kinds: dict[tuple[str, str], list[AuditFinding]] = {}
-    for finding in (*report.errors, *report.warnings):
-        kinds.setdefault((finding.check, finding.message), []).append(finding)
-    for first, *others in kinds.values():
-        more = f" ({len(others)} more like it)" if others else ""
-        LOG.warning("Reward audit, %s: %s%s", first.severity, _in_one_line(first), more)
+    for cause in report.causes:
+        first, where = cause.first, where_found(cause, report.examples)
+        text = f" ({first.text!r})" if first.check != "time" else ""
+        LOG.warning("Reward audit, %s: %s: %s%s; fix: %s", first.severity, where, first.message, text, first.fix)
 
 
-def varied(findings: Sequence[AuditFinding], limit: int = SHOWN) -> list[AuditFinding]:
-    """The first of every kind, then the second of every kind, and so on, up to `limit`."""
-    seen: dict[tuple[str, str], int] = {}
-    ranked = []
-    for finding in findings:
-        kind = (finding.check, finding.message)
-        ranked.append((seen.setdefault(kind, 0), finding))
-        seen[kind] += 1
-    return [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])[:limit]]
+def where_found(cause: Cause, examples: int) -> str:
+    """`example e0` for a single finding, else `8 of 8 examples, first e0`."""
+    name = printable(cause.first.example_id)
+    return f"example {name}" if len(cause.findings) == 1 else f"{cause.examples} of {examples} examples, first {name}"
 
 
 def head(text: str) -> str:
@@ -154,11 +184,6 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _in_one_line(finding: AuditFinding) -> str:
-    text = f" ({finding.text!r})" if finding.check != "time" else ""
-    return f"example {printable(finding.example_id)}: {finding.message}{text}; fix: {finding.fix}"
-
-
-def _problem(finding: AuditFinding) -> Problem:
-    where = f"{finding.check}, example {printable(finding.example_id)}"
-    return Problem(where=where, what=finding.message, why=f"text: {finding.text!r}", fix=finding.fix)
+def _problem(cause: Cause, examples: int) -> Problem:
+    first, where = cause.first, f"{cause.first.check}, {where_found(cause, examples)}"
+    return Problem(where=where, what=first.message, why=f"text: {first.text!r}", fix=first.fix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -67,12 +67,15 @@ def audit(
     """
     drawn = nsmallest(limit, examples, key=lambda example: DRAW.derive("audit", example.id))
     golds = {example.id: gold(example) for example in drawn}
-    tried = _try([[*_probes(example, golds[example.id], rendered)] for example in drawn], scorer, correct_above)
+    tried = _try(drawn, golds, rendered, scorer, correct_above)
     chosen = [e for e in drawn if golds[e.id].fault or any(t.probe.example is e for t in tried)]
     right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
     known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
     findings = [finding for e in chosen for finding in _gold_findings(e, golds[e.id], right[e.id])]
     findings += [finding for t in tried for finding in _text_findings(t)]
+    if not known and not any(t.has(Outcome.FAILED) for t in tried):
+        known = [e for e in chosen if right[e.id]]
+        findings += [_never_right(e, right[e.id]) for e in known]
     slowest = max(tried, key=lambda t: t.seconds, default=None)
     if slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s:
         findings.append(_slow(slowest, timeout_s))
@@ -91,16 +94,33 @@ def audit(
     )
 
 
-def _try(probes: Sequence[Sequence[Probe]], scorer: Scorer, above: float) -> list[_Tried]:
-    """Score the examples one after the other, the very first text alone; then all texts once more."""
+def _try(
+    examples: Sequence[Example],
+    golds: Mapping[str, Gold],
+    rendered: Callable[[Example], str] | None,
+    scorer: Scorer,
+    above: float,
+) -> list[_Tried]:
+    """Score the examples one after the other, the very first text alone; then all texts once more.
+
+    The right answers of an example come first, so that its wrong texts take a form that the reward reads.
+    """
     done: list[tuple[Probe, TimedScore]] = []
-    stages = [
-        stage for number, some in enumerate(probes) for stage in ((some[:1], some[1:]) if number == 0 else (some,))
-    ]
-    for stage in stages:
-        done += zip(stage, _scored(stage, scorer), strict=True)
-        if any(first.score.outcome is Outcome.FAILED for _, first in done):
-            return [_Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
+    plausible = list(dict.fromkeys(text for example in examples if (text := example.reference.strip())))
+
+    def stages() -> Iterator[list[Probe]]:
+        for example in examples:
+            gold, start = golds[example.id], len(done)
+            yield [Probe(example=example, check="gold", text=text) for text in gold.texts]
+            values = {probe.text: timed.score.value for probe, timed in done[start:]}
+            correct = [text for text, value in values.items() if value is not None and value > above]
+            yield [*_wrong(example, gold.confirmed(correct), rendered, plausible)]
+
+    for stage in stages():
+        for part in (stage,) if done else (stage[:1], stage[1:]):
+            done += zip(part, _scored(part, scorer), strict=True)
+            if any(first.score.outcome is Outcome.FAILED for _, first in done):
+                return [_Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
     again = _scored([probe for probe, _ in done], scorer)
     pairs = zip(done, again, strict=True)
     return [_Tried(probe=p, first=first, second=second, correct_above=above) for (p, first), second in pairs]
@@ -110,12 +130,13 @@ def _scored(probes: Sequence[Probe], scorer: Scorer) -> Sequence[TimedScore]:
     return scorer([(probe.example, probe.text) for probe in probes]) if probes else ()
 
 
-def _probes(example: Example, gold: Gold, rendered: Callable[[Example], str] | None) -> Iterator[Probe]:
-    """Every text to try, each once; a prompt that is also the right answer is tried as a prompt too."""
+def _wrong(
+    example: Example, gold: Gold, rendered: Callable[[Example], str] | None, plausible: Sequence[str]
+) -> Iterator[Probe]:
+    """Every wrong text, each once; a prompt that is also the right answer is tried as a prompt too."""
     seen: set[str] = set()
-    yield from (Probe(example=example, check="gold", text=text) for text in gold.texts)
     echoes = [_user_text(example)] + ([rendered(example)] if rendered else [])
-    for probe in wrong_texts(example, gold, echoes):
+    for probe in wrong_texts(example, gold, echoes, plausible):
         if probe.text not in seen and (probe.check == "echo" or probe.text not in gold.texts):
             seen.add(probe.text)
             yield probe
@@ -139,19 +160,26 @@ def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
 
 def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
     if gold.fault:
-        fix = "repair the reward's gold method"
-        yield _finding("error", "gold", example, "", printable(hide_text(gold.fault))[:DETAIL_CHARS], fix)
+        fix, message = "repair the reward's gold method", printable(hide_text(gold.fault))[:DETAIL_CHARS]
+        yield _finding("error", "gold", example, "", message, fix)
     if not _counts(tried, gold):
         return
     values = [value for t in tried for value in t.values]
     shown = " or ".join(t.probe.text for t in tried)
-    fix = "reward and references do not fit: choose another [reward], or repair the data"
     if not _is_right(tried):
-        outcome = f"scored {max(values):g}" if values else "got no verdict"
-        yield _finding("error", "gold", example, shown, f"the right answer {outcome}", fix)
+        yield _never_right(example, tried)
     elif max(values) < 1.0:
+        cause = "the right answer does not score 1"
         message = f"the right answer scored {max(values):g}, not 1"
-        yield _finding("warning", "gold", example, shown, message, "let a fully right answer score 1")
+        yield _finding("warning", "gold", example, shown, message, "let a fully right answer score 1", cause)
+
+
+def _never_right(example: Example, tried: Sequence[_Tried]) -> AuditFinding:
+    values = [value for t in tried for value in t.values]
+    outcome = f"scored {max(values):g}" if values else "got no verdict"
+    fix = "choose another [reward], repair the data, or let the reward's gold(example) return an answer that scores 1"
+    shown, message = " or ".join(t.probe.text for t in tried), f"the right answer {outcome}"
+    return _finding("error", "gold", example, shown, message, fix, "the right answer is not correct")
 
 
 def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
@@ -159,19 +187,20 @@ def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
         message = f"scoring failed: {printable(hide_text(detail))[:DETAIL_CHARS]}"
-        yield _finding("error", probe.check, probe.example, probe.text, message, "let no text break the reward")
+        fix, cause = "let no text break the reward", "scoring failed"
+        yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
         message = f"the same text scored {_shown(scores[0])}, then {_shown(scores[1])}"
-        fix = "take randomness and memory out of the reward"
-        yield _finding("error", probe.check, probe.example, probe.text, message, fix)
+        fix, cause = "take randomness and memory out of the reward", "the same text scored differently"
+        yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     if probe.check == "gold":
         return
     if tried.is_correct:
         message = f"{probe.message} (scored {max(tried.values):g})"
-        yield _finding(probe.severity, probe.check, probe.example, probe.text, message, probe.fix)
+        yield _finding(probe.severity, probe.check, probe.example, probe.text, message, probe.fix, probe.message)
     elif probe.check == "empty" and any(value > 0 for value in tried.values):
-        message = f"an empty answer scores {max(tried.values):g}"
-        yield _finding("warning", "empty", probe.example, probe.text, message, probe.fix)
+        message, cause = f"an empty answer scores {max(tried.values):g}", "an empty answer scores above 0"
+        yield _finding("warning", "empty", probe.example, probe.text, message, probe.fix, cause)
 
 
 def _slow(slowest: _Tried, timeout_s: float) -> AuditFinding:
@@ -195,9 +224,17 @@ def _tally(tried: Sequence[_Tried]) -> Tally:
     )
 
 
-def _finding(severity: Severity, check: str, example: Example, text: str, message: str, fix: str) -> AuditFinding:
+def _finding(
+    severity: Severity, check: str, example: Example, text: str, message: str, fix: str, cause: str = ""
+) -> AuditFinding:
     return AuditFinding(
-        severity=severity, check=check, example_id=example.id, text=head(text), message=message, fix=fix
+        severity=severity,
+        check=check,
+        example_id=example.id,
+        text=head(text),
+        message=message,
+        fix=fix,
+        cause=cause or message,
     )
 
 
