@@ -273,6 +273,26 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
     assert report.line().endswith(": ok, 2 warnings")
 
 
+def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() -> None:
+    class Share(Honest):
+        """The share of the box that is the reference, as reasoning-gym's verifiers give it."""
+
+        def score(self, example: Example, text: str) -> Any:
+            box = last_box(text) or ""
+            return len(example.reference) / len(box) if example.reference in box else 0.0
+
+    numbers = [Example(id=f"n{i}", prompt="How many?", reference=str(10**12 + i)) for i in range(4)]
+    report = audited(Share(), numbers)
+    assert report.checks["negated"].correct > 0
+    assert (report.ok, report.findings) == (True, ())
+
+    class GenerousShare(Share):
+        def score(self, example: Example, text: str) -> Any:
+            return min(1.0, 3 * super().score(example, text))
+
+    assert {check for _, check in found(audited(GenerousShare(), numbers))} >= {"negated", "listed", "hedged"}
+
+
 def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
     report = audited(LastNumber())
     assert report.ok

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, boxed
@@ -27,7 +27,11 @@ _NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A text to try, and the finding if it scores as correct."""
+    """A text to try, and the finding if it scores as correct.
+
+    Only who knows the right answer can write a text that `knows_answer`: partial credit for it is nothing to gain, so
+    that it is a finding only when it scores as much as the right answer.
+    """
 
     example: Example
     check: str
@@ -35,6 +39,7 @@ class Probe:
     severity: Severity = "error"
     message: str = ""
     fix: str = ""
+    knows_answer: bool = False
 
 
 def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: Sequence[str] = ()) -> Iterator[Probe]:
@@ -137,33 +142,33 @@ def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[st
     if not form:
         return
     head, _, tail = form.rpartition(reference)
-    free_form: Severity = "error" if gold.is_boxed else "warning"  # it may read one number out of a sentence on purpose
+    # a free-form reward may read one number out of a sentence on purpose
+    traits = {"severity": "error" if gold.is_boxed else "warning", "knows_answer": True}
 
-    def probes(check: str, contents: Sequence[str], message: str, fix: str, severity: Severity) -> Iterator[Probe]:
+    def probes(check: str, contents: Sequence[str], message: str, fix: str, **traits: Any) -> Iterator[Probe]:
         for content in contents:
-            text = f"{head}{content}{tail}"
-            yield Probe(example=example, check=check, text=text, severity=severity, message=message, fix=fix)
+            yield Probe(example=example, check=check, text=f"{head}{content}{tail}", message=message, fix=fix, **traits)
 
     fix = "compare the answer as it stands: what still has to be computed is no answer"
     message = "an expression of the prompt counts as its answer"
-    yield from probes("restated", expressions(prompt, reference), message, fix, "error")
+    yield from probes("restated", expressions(prompt, reference), message, fix)
     if gold.is_boxed and "".join(prompt.split()) != "".join(reference.split()):
         message = "the prompt in a box is correct"
-        yield from probes("echo", [prompt], message, "compare the whole box with the reference", "error")
+        yield from probes("echo", [prompt], message, "compare the whole box with the reference")
     before, after = _neighbours(reference, plausible)
     lists = [f"{before}, {reference}, {after}", _all_plausible(reference, plausible)]
     message, fix = "several answers are correct if the right one is among them", "accept one answer, as a whole"
-    yield from probes("listed", [text for text in lists if text], message, fix, "error")
+    yield from probes("listed", [text for text in lists if text], message, fix)
     hedges = [f"{before} or {reference} or {after}"]
     if gold.is_boxed:
         hedges += [rf"{reference}\text{{ or }}{after}", rf"{reference}\text{{, but maybe {after}}}"]
-    yield from probes("hedged", hedges, "a hedge is correct", fix, "error")
+    yield from probes("hedged", hedges, "a hedge is correct", fix)
     is_number = bool(_NUMBER.fullmatch(reference) and Decimal(reference))
     negations = [rf"\neq {reference}", f"not {reference}", *([f"{before} = {reference}"] if is_number else [])]
     message, fix = "a negation or a falsehood with the right answer in it is correct", "let words and signs count"
-    yield from probes("negated", negations, message, fix, free_form)
+    yield from probes("negated", negations, message, fix, **traits)
     message, fix = "a million times the right answer is correct", "let scale words count, or refuse them"
-    yield from probes("scaled", [rf"{reference}\text{{ million}}"] * is_number, message, fix, free_form)
+    yield from probes("scaled", [rf"{reference}\text{{ million}}"] * is_number, message, fix, **traits)
 
 
 def _neighbours(reference: str, plausible: Sequence[str]) -> tuple[str, str]:

@@ -72,14 +72,15 @@ def audit(
     right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
     known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
     findings = [finding for e in chosen for finding in _gold_findings(e, golds[e.id], right[e.id])]
-    findings += [finding for t in tried for finding in _text_findings(t)]
+    best_of = {e.id: max((value for t in right[e.id] for value in t.values), default=0.0) for e in chosen}
+    findings += [finding for t in tried for finding in _text_findings(t, best_of[t.probe.example.id])]
     if not known and not any(t.has(Outcome.FAILED) for t in tried):
         known = [e for e in chosen if right[e.id]]
         findings += [_never_right(e, right[e.id]) for e in known]
     slowest = max(tried, key=lambda t: t.seconds, default=None)
     if slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s:
         findings.append(_slow(slowest, timeout_s))
-    best = [max(value for t in right[e.id] for value in t.values) for e in known if _is_right(right[e.id])]
+    best = [best_of[e.id] for e in known if _is_right(right[e.id])]
     return AuditReport(
         examples=len(chosen),
         gold_tried=len(known),
@@ -182,7 +183,8 @@ def _never_right(example: Example, tried: Sequence[_Tried]) -> AuditFinding:
     return _finding("error", "gold", example, shown, message, fix, "the right answer is not correct")
 
 
-def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
+def _text_findings(tried: _Tried, best: float) -> Iterator[AuditFinding]:
+    """What one text shows; `best` is the highest score of the example's right answers."""
     probe, scores = tried.probe, (tried.first.score, tried.second.score)
     if tried.has(Outcome.FAILED):
         detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
@@ -195,7 +197,7 @@ def _text_findings(tried: _Tried) -> Iterator[AuditFinding]:
         yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     if probe.check == "gold":
         return
-    if tried.is_correct:
+    if tried.is_correct and (not probe.knows_answer or max(tried.values) >= best):
         message = f"{probe.message} (scored {max(tried.values):g})"
         yield _finding(probe.severity, probe.check, probe.example, probe.text, message, probe.fix, probe.message)
     elif probe.check == "empty" and any(value > 0 for value in tried.values):
