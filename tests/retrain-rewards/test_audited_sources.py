@@ -16,6 +16,8 @@ from retrain.rooms.audit.report import AuditReport
 from retrain.rooms.audit.trial import audit
 from retrain.rooms.tasks.contracts import TimedScore
 from retrain.rooms.tasks.scoring.verdict import verdict
+from retrain_rewards.math_reward import make_math
+from retrain_rewards.tables import RewardTable
 
 Load = Callable[..., Any]
 ANSWERS = [
@@ -94,6 +96,16 @@ def test_match_and_math_on_the_sources(
     report = audited(make(reward), load(source, **given).examples)
     assert not report.findings
     assert report.gold_correct == report.examples
+
+
+def test_math_verify_alone_is_stopped(load: Load, plugins: Plugins) -> None:
+    tables = {"reward": RewardTable.model_validate({"strict": False})}
+    reward = make_math(PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins))
+    reward.prepare()
+    report = audited(reward, load("arithmetic").examples, limit=2)
+    errors = {finding.check for finding in report.errors}
+    assert errors >= {"restated", "hedged", "negated", "scaled"}
+    assert report.gold_correct == 2
 
 
 @pytest.mark.usefixtures("one_entries_process")
