@@ -23,6 +23,8 @@ def study_data(study: Study) -> dict[str, Any]:
         "shortest": list(study.shortest),
         "standing": "exploratory" if study.exploratory else "planned",
         "exploratory": list(study.exploratory),
+        "undeclared": list(study.undeclared),
+        "unknown_inputs": study.unknown,
         "plan": _plan(study.plan),
         "conditions": [_condition(each) for each in study.conditions],
         "comparisons": [

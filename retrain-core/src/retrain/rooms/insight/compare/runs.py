@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from retrain.rooms.insight.status_run import MARK, read_run
 from retrain.rooms.session.records.reading import Record, read_object
 
 DONE = "done"
+CAMPAIGN_CONTENT = "campaign.json"
 # Keys in which runs of one condition may differ: none of them affects what a step learns.
 FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
 FREE_KEYS = frozenset(
@@ -28,7 +29,10 @@ FREE_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used."""
+    """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
+
+    `record` is its `run.json`, empty if that cannot be read.
+    """
 
     name: str
     condition: str
@@ -37,16 +41,21 @@ class Candidate:
     state: str
     started: datetime | None = None
     problem: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The requested campaign with its plan, or runs (then `campaign` is None)."""
+    """The requested campaign with its plan, or runs (then `campaign` is None).
+
+    `declared` are the values of each condition, as `campaign.json` has them; empty without one.
+    """
 
     campaign: Path | None
     conditions: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     plan: Plan | None
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def first_start(self) -> datetime | None:
@@ -84,6 +93,7 @@ def _campaign(folder: Path) -> Source:
     candidates = []
     for run in status.runs:
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
+        record = _run_record(run.status.path) if run.status else {}
         candidates.append(
             Candidate(
                 name=run.name,
@@ -91,11 +101,27 @@ def _campaign(folder: Path) -> Source:
                 seed=run.seed,
                 folder=run.status.path if run.status else None,
                 state=state,
-                started=_started(_run_record(run.status.path)) if run.status else None,
+                started=_started(record),
                 problem=run.status.error if run.status and state == "unreadable" else "",
+                record=record,
             )
         )
-    return Source(campaign=folder, conditions=status.conditions, candidates=tuple(candidates), plan=read_plan(manifest))
+    return Source(
+        campaign=folder,
+        conditions=status.conditions,
+        candidates=tuple(candidates),
+        plan=read_plan(manifest),
+        declared=_declared(folder),
+    )
+
+
+def _declared(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        conditions = read_object(folder / CAMPAIGN_CONTENT).get("conditions")
+    except ConfigError:  # of an early version, or damaged: the runs are held against each other
+        return {}
+    found = conditions if isinstance(conditions, dict) else {}
+    return {label: values for label, values in found.items() if isinstance(values, dict)}
 
 
 def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
@@ -113,6 +139,7 @@ def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
                 state=status.state,
                 started=_started(record),
                 problem=status.error if status.state == "unreadable" else "",
+                record=record,
             )
         )
     conditions = tuple(dict.fromkeys(each.condition for each in candidates))

@@ -10,6 +10,7 @@ from retrain.rooms.insight.compare.metric import Metric, shown_difference
 from retrain.rooms.insight.compare.power import MOST_SEEDS
 from retrain.rooms.insight.compare.study import Study
 
+MOST_DIFFERING = 20
 FISHER_NOTE = (
     "Fisher's exact test on held-out completions: those of one prompt, and of one run, are not independent, so its p "
     "is far too small. No verdict uses it."
@@ -70,6 +71,17 @@ def standing(study: Study) -> str:
     if not study.exploratory:
         return f"As planned: {study.plan.hypothesis}" if study.plan else "As planned"
     return "Exploratory: " + "; ".join(study.exploratory)
+
+
+def differing(study: Study) -> list[str]:
+    """In what the compared runs differ besides what their conditions say, and how many cannot be held against others."""
+    told = [f"differs in more than its condition says: {line}" for line in study.undeclared[:MOST_DIFFERING]]
+    if len(study.undeclared) > MOST_DIFFERING:
+        told.append(f"and {len(study.undeclared) - MOST_DIFFERING} more differences: --json has all of them")
+    if study.unknown:
+        runs = f"{study.unknown} run{'' if study.unknown == 1 else 's'}"
+        told.append(f"{runs} recorded no code and data, as earlier versions did not: whether these differ is unknown")
+    return told
 
 
 def survivors(study: Study) -> list[str]:

@@ -63,6 +63,7 @@ def _reasons(study: Study) -> Iterator[str]:
 
 
 def _notes(study: Study) -> Iterator[str]:
+    yield from sentences.differing(study)
     yield from sentences.survivors(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"

@@ -19,8 +19,10 @@ from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, Direction, M
 from retrain.rooms.insight.compare.paired import t_interval
 from retrain.rooms.insight.compare.registered import Analysis, Plan, departures
 from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
+from retrain.rooms.insight.compare.undeclared import undeclared, without_inputs
 
 DEFAULT_ALPHA = 0.05
+MORE_DIFFERS = "the runs differ in more than their conditions say"
 MOST_COMPLETIONS = 10**9  # held-out completions over all seeds; beyond any real number
 
 
@@ -83,7 +85,8 @@ class Condition:
 class Study:
     """The whole comparison. `exploratory` lists departures from the plan; empty if as planned.
 
-    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given.
+    `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
+    what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
     """
 
     campaign: Path | None
@@ -100,6 +103,8 @@ class Study:
     left_out: tuple[LeftOut, ...]
     plan: Plan | None
     exploratory: tuple[str, ...]
+    undeclared: tuple[str, ...]
+    unknown: int
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
@@ -140,6 +145,8 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),
+        undeclared=undeclared(source, [run.candidate for run in runs], baseline),
+        unknown=without_inputs([run.candidate for run in runs]),
     )
     return replace(study, exploratory=_departures(study, options, source))
 
@@ -157,7 +164,8 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
         last=options.last,
         first_start=source.first_start,
     )
-    return departures(study.plan, made)
+    found = departures(study.plan, made)
+    return (*found, MORE_DIFFERS) if study.undeclared else found
 
 
 def _readable(source: Source, options: Options, *, fields: set[str]) -> tuple[list[Run], list[LeftOut]]:

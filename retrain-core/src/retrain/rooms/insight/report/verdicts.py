@@ -10,6 +10,7 @@ from retrain.rooms.insight.compare.metric import Metric
 from retrain.rooms.insight.compare.sentences import (
     FISHER_NOTE,
     budget_sentence,
+    differing,
     explanation,
     metric_sentence,
     runs_sentence,
@@ -40,7 +41,7 @@ def verdict_section(material: Material, number: int) -> tuple[str, dict[str, Any
         f'<p class="lede">{text(headline(study))}</p>',
         *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
-        *(note(line) for line in survivors(study)[:MOST_EXPLAINED]),
+        *(note(line) for line in [*differing(study), *survivors(study)[:MOST_EXPLAINED]]),
         _comparisons(study),
         _explanations(study),
         plot(
