@@ -74,7 +74,7 @@ def standing(study: Study) -> str:
 
 
 def differing(study: Study) -> list[str]:
-    """In what the compared runs differ besides what their conditions say, and how many cannot be held against others."""
+    """In what the compared runs differ besides what their conditions say, and how many cannot be judged in that."""
     told = [f"differs in more than its condition says: {line}" for line in study.undeclared[:MOST_DIFFERING]]
     if len(study.undeclared) > MOST_DIFFERING:
         told.append(f"and {len(study.undeclared) - MOST_DIFFERING} more differences: --json has all of them")
