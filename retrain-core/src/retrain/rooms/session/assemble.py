@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -103,11 +103,12 @@ def assemble(
     interrupts: Interrupts | None = None,
     *,
     saved: Mapping[str, Any] | None = None,
+    check_tasks: Callable[[Tasks], None] | None = None,
 ) -> Assembled:
     """Load tokenizer, data and model, in this order, and build every other part that the configuration names.
 
     With the `saved` state of a checkpoint, algorithm and pacer are restored before the model loads, because they may
-    refuse it.
+    refuse it; so may `check_tasks` refuse the tasks.
     """
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
     tokenizer = load_tokenizer(config, plugins)
@@ -123,6 +124,8 @@ def assemble(
     watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
     tasks = load_tasks(context)
     with closed_on_error(tasks.verifier):
+        if check_tasks:
+            check_tasks(tasks)
         _import_backend(context)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)

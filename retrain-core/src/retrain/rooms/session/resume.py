@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,11 +87,11 @@ class ResumePlan:
         """Whether code, data or plugins are not those that the run recorded, or their list is missing."""
         return bool(self.changes) or not self.has_files
 
-    def recorded(self) -> dict[str, Any]:
-        """What `run.json` keeps about this resume and earlier ones."""
-        time = datetime.now(UTC).isoformat(timespec="seconds")
+    def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
+        """What `run.json` keeps about this resume, with what else was accepted, and about earlier ones."""
+        time, accepted = datetime.now(UTC).isoformat(timespec="seconds"), [*self.accepted, *accepted]
         resumes = recorded_resume(
-            self.manifest, step=self.next_step, time=time, accepted=self.accepted, noticed=self.notices
+            self.manifest, step=self.next_step, time=time, accepted=accepted, noticed=self.notices
         )
         return {"started": self.manifest["started"], "resumed_at_step": self.next_step, "resumes": resumes}
 

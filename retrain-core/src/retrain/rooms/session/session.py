@@ -25,6 +25,7 @@ from retrain.rooms.session.configure import Checked
 from retrain.rooms.session.devices import SettledDevices, settle_devices
 from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.identity.copies import write_inputs
+from retrain.rooms.session.identity.examples import ExampleCheck
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
@@ -80,16 +81,17 @@ def _session(
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
     interrupts = Interrupts(grace_s=config.training.grace_s)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
-    assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved)
+    examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))
+    assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
     parts = assembled.parts
     try:
         LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         condition = parts.algorithm.labels["condition"]
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry
-        manifest["identity"] = identity.summary()
+        manifest |= {"identity": identity.summary(), **examples.entry}
         if plan:
-            manifest |= plan.recorded()
+            manifest |= plan.recorded(examples.accepted)
         progress = progress_of(plan.checkpoint if plan else None)
         view = RunView(
             config=config,

@@ -9,4 +9,6 @@ class ResumeTable(Table):
     """Continue an earlier run."""
 
     from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
-    anyway: bool = key(False, "Continue although configuration, code or data make it a different run.", free_on_resume=True)
+    anyway: bool = key(
+        False, "Continue although configuration, code or data make it a different run.", free_on_resume=True
+    )

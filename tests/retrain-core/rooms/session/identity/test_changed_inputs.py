@@ -57,7 +57,8 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     assert result.code == 0, result.err
     (entry,) = manifest(tmp_path)["resumes"]
     assert entry["step"] == 2
-    assert len(entry["accepted"]) == len(EDITS)
+    assert len(entry["accepted"]) == len(EDITS) + 1
+    assert entry["accepted"][-1].startswith("the data source gives other examples")
     assert "mine/reward.py" in str(entry["accepted"])
     former = tmp_path / LOG / "inputs/until_step_2/code/mine/reward.py"
     assert "==" in former.read_text()
@@ -112,3 +113,28 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
     check = run("resume-check", LOG, "--config", "other.toml")
     assert check.code == 1
     assert "--resume-anyway cannot change that" in check.out
+
+
+def test_other_examples_are_noticed_wherever_the_source_reads_them(run: Run, tmp_path: Path) -> None:
+    source = """
+from pathlib import Path
+from retrain.api import Example, LoadedData
+
+def make(context):
+    return Lines()
+
+class Lines:
+    def load(self):
+        lines = Path("unnamed").read_text().splitlines()
+        return LoadedData(examples=tuple(Example(id=line, prompt=line, reference=line) for line in lines))
+"""
+    (tmp_path / "mine/source.py").write_text(source)
+    (tmp_path / "unnamed").write_text("1 plus 2 ?\n2 plus 3 ?\n3 plus 4 ?\n")
+    assert run("--data-source", "mine.source.make", "--data-path", "").code == 75
+    assert manifest(tmp_path)["examples"] | {"digest": ""} == {"train": 3, "held_out": 0, "digest": ""}
+    edit(tmp_path / "unnamed", "3 plus 4 ?\n", "3 plus 5 ?\n")
+    result = run("--resume", LOG)
+    assert result.code == 2
+    assert "the data source gives other examples: 3 to train on and 0 held out when the run started, 3" in result.err
+    assert run("--resume", LOG, "--resume-anyway").code == 0
+    assert "the data source gives other examples" in run("status", "logs").out
