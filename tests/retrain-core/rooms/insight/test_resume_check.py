@@ -134,7 +134,8 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     (stopped / "emergence/tokens/step_000001.safetensors").unlink()
     found = data(command("resume-check", LOG, "--json"))
     assert found["obstacles"] == [
-        f"{LOG}/emergence/generations.jsonl is damaged: its checksum differs, though every line can be read; "
+        f"{LOG}/emergence/generations.jsonl is damaged in what was written before step 1: "
+        "its checksum differs, yet every line can be read; "
         "undo the change or add --resume-anyway"
     ]
     assert "1 token files are missing, the first is" in found["not_restored"][0]["detail"]

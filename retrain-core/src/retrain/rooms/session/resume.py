@@ -17,7 +17,7 @@ from retrain.rooms.session.identity.acceptance import recorded_resume
 from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity
-from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid
+from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
@@ -110,7 +110,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) 
     if checkpoint is not None:
         _refuse_stranger(checkpoint, manifest)
         check_sizes(run, checkpoint.state["record_sizes"])
-    records = check_records(run, checkpoint.state) if checkpoint else RecordCheck()
+    records = check_records(run, checkpoint.state, valid_states(adapters)) if checkpoint else RecordCheck()
     return ResumePlan(
         run=run,
         adapters=adapters,

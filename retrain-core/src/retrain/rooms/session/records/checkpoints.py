@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = getattr(error, "filename", None) or path
         raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def valid_states(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The states of all valid checkpoints."""
+    for path in checkpoint_folders(folder):
+        with suppress(CheckpointError):
+            yield read_checkpoint(path).state
 
 
 def without_checksum(path: Path) -> list[str]:

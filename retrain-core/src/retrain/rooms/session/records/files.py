@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import Problem, RecordError
@@ -72,14 +73,20 @@ def new_digest() -> blake2b:
     return blake2b(digest_size=16)
 
 
-def digest_of(file: Path, size: int | None = None) -> blake2b:
+def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:
     """The checksum of a file, or of its first `size` bytes; OSError when it cannot be read."""
-    digest, left = new_digest(), float("inf") if size is None else size
     with open_regular(file) as stream:
-        while left and (chunk := stream.read(int(min(left, CHUNK)))):
+        return next(digests_of(stream, [size]))
+
+
+def digests_of(stream: BinaryIO, sizes: Sequence[int]) -> Iterator[blake2b]:
+    """The checksums of the first bytes of a file, for several growing sizes; the file is read once."""
+    digest, done = new_digest(), 0
+    for size in sizes:
+        while done < size and (chunk := stream.read(min(size - done, CHUNK))):
             digest.update(chunk)
-            left -= len(chunk)
-    return digest
+            done += len(chunk)
+        yield digest.copy()
 
 
 def is_at(descriptor: int, path: Path) -> bool:

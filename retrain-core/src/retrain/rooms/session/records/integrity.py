@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.session.records.files import digest_of
+from retrain.rooms.session.records.files import digest_of, digests_of
 from retrain.rooms.session.records.reading import parse_record, read_steps
 from retrain.rooms.session.records.rewind import CHECKSUMS, TOKEN_FILES
 from retrain.rooms.session.records.tokens import token_file
@@ -33,17 +33,19 @@ class RecordCheck:
     notices: tuple[str, ...] = ()
 
 
-def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
+def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> RecordCheck:
     """Read the records of a run up to a checkpoint, once, and compare them with the checksums in its state.
 
-    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice.
+    Their sizes must be known to suffice. Token files may be deleted to save space: missing ones are a notice. `others`
+    are the states of other checkpoints, which narrow down where a file is damaged.
     """
     sizes, wanted = state["record_sizes"], state.get(CHECKSUMS)
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
     if wanted is None:
         return RecordCheck(digests=digests, notices=(NO_CHECKSUMS,))
     damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
-    found = [_damage(run / name) for name in damaged]
+    states = [each for each in others if CHECKSUMS in each] if damaged else []
+    found = [_damage(run, name, states) for name in damaged]
     bad, missing = ([], []) if TOKEN_FILES in damaged else _token_files(run, sizes.get(TOKEN_FILES, 0))
     found += [f"{file} is damaged: its checksum differs" for file in bad[:MOST_NAMED]]
     found += [f"{len(bad) - MOST_NAMED} more token files are damaged"] if len(bad) > MOST_NAMED else []
@@ -54,15 +56,25 @@ def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
     return RecordCheck(digests=digests, damaged=tuple(found), notices=notices)
 
 
-def _damage(file: Path) -> str:
-    """Where a damaged file shows it: at a line that cannot be read, or nowhere."""
+def _damage(run: Path, name: str, states: Sequence[Mapping[str, Any]]) -> str:
+    """Where a damaged file shows it: at a line that cannot be read, or between two checkpoints."""
+    file = run / name
     try:
         for _ in read_steps(file):
             pass
     except ConfigError as error:
         problem: Problem = error.problems[0]
         return f"{problem.where} is damaged: {problem.what}"
-    return f"{file} is damaged: its checksum differs, though every line can be read"
+    states = sorted(states, key=lambda each: int(each["record_sizes"][name]))
+    first = 0
+    with file.open("rb") as stream:
+        for state, digest in zip(states, digests_of(stream, [s["record_sizes"][name] for s in states]), strict=True):
+            if digest.hexdigest() != state[CHECKSUMS][name]:
+                last = state["next_step"]
+                when = f"between the checkpoints at steps {first} and {last}" if first else f"before step {last}"
+                return f"{file} is damaged in what was written {when}: its checksum differs, yet every line can be read"
+            first = int(state["next_step"])
+    return f"{file} is damaged: its checksum differs, yet every line can be read"
 
 
 def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
