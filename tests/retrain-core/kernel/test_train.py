@@ -113,10 +113,26 @@ def test_a_broken_verifier_stops_the_run_and_is_reported_cleanly(run: Run, tmp_p
 
 
 def test_a_verifier_that_fails_its_audit_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
-    result = run("--reward-type", "toy_broken")
+    (tmp_path / "lenient.py").write_text("def score(response, reference):\n    return 1.0\n")
+    result = run("--reward-type", "custom", "--reward-custom-module", "lenient")
     assert result.code == 1
     assert "the reward failed its audit" in result.err
+    assert not (tmp_path / "logs/train").exists()
+
+
+def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_imported(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "marking_backend.py").write_text("open('imported', 'w').close()\nmake = None\n")
+    result = run("--reward-type", "toy_broken", "--backend", "marking_backend.make")
+    assert result.code == 1
+    assert not (tmp_path / "imported").exists()
+    assert "--reward-type [reward] type: reward 'toy_broken' failed on all 9 texts that it was tried on" in result.err
     assert "RuntimeError: the verifier is \ufffd[31mdown" in result.err
+    (tmp_path / "broken_score.py").write_text("def score(response, reference):\n    return response.undefined\n")
+    result = run("--reward-type", "custom", "--reward-custom-module", "broken_score")
+    assert result.code == 1
+    assert "--reward-type [reward] type: reward 'custom' failed on all 9 texts" in result.err
+    assert "AttributeError: 'str' object has no attribute 'undefined' (broken_score.py:2)" in result.err
+    assert "Reward audit" not in result.out
     assert not (tmp_path / "logs/train").exists()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from retrain.api import ConfigError, Example, PluginContext, Problem, RewardError, Score
 from retrain_rewards.custom.function import (
@@ -34,6 +34,7 @@ class CustomReward:
     location: Location
     style: Style
     has_gold: bool
+    is_loaded: ClassVar[bool] = True  # building it has imported the function
 
     def prepare(self) -> None:
         """Import the function."""

@@ -72,7 +72,7 @@ def test_one_broken_condition_is_recorded_and_ends_no_other(write: Write, finish
     assert "Campaign failed: 1 of 2 runs done, 1 failed" in out
     good, bad = manifest()["runs"]
     assert (good["status"], bad["status"], bad["attempts"]) == ("done", "failed", 2)
-    assert "the reward failed its audit" in bad["error"]
+    assert "reward 'toy_broken' failed on all " in bad["error"]
     code, out, _ = finish("c.toml", "--campaign-retries", "0")  # again: only what is missing
     assert code == 1
     assert "[1/2]" not in out

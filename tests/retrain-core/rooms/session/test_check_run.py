@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session import assemble
 from retrain.rooms.session.configure import load_checked
-from retrain.rooms.session.process_copy import in_copy
+from retrain.rooms.tasks.child.process_copy import in_copy
 
 FIRST = "import os, signal, time\nimport numpy as np\nfrom retrain.advantages import AdvantageSpec\nCALLS = []\n"
 

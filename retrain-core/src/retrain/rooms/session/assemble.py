@@ -26,10 +26,11 @@ from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.check import backend_options, check_clips, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.process_copy import in_copy
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
+from retrain.rooms.tasks.child.process_copy import in_copy
+from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -126,6 +127,7 @@ def assemble(
     with closed_on_error(tasks.verifier):
         if check_tasks:
             check_tasks(tasks)
+        refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
         _import_backend(context)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)

@@ -20,6 +20,8 @@ class Reward(Protocol):
     `concurrency` at a time, each cancelled at its time limit.
 
     Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
+    `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
+    once, before it loads anything else;
     `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
     `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
     `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per step;

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.types import Example, Outcome
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain.rooms.tasks.scoring.cache import VerdictCache
 from retrain.rooms.tasks.scoring.dispatcher import Dispatcher, NamedReward
 from retrain.rooms.tasks.scoring.failures import FailureWriter
-from retrain.rooms.tasks.scoring.task import Limits
+from retrain.rooms.tasks.scoring.task import Limits, Task
 
 
 class ScoringService:
@@ -58,6 +60,23 @@ class ScoringService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def fault(self, reward: int, pairs: Sequence[tuple[Example, str]]) -> str:
+        """Why one reward, by its number, fails on the first pair, if it fails on all; empty otherwise.
+
+        A text that takes too long ends the trial without a fault, since the next may not.
+        """
+        self.start()
+        finished: SimpleQueue[Task] = SimpleQueue()
+        first = ""
+        for example, text in pairs:
+            limits = self.limits[reward]
+            self._dispatcher.submit(Task(reward=reward, example=example, text=text, limits=limits, finished=finished))
+            task = finished.get()
+            if task.score.outcome is not Outcome.FAILED or task.last.is_timeout:
+                return ""
+            first = first or task.score.detail
+        return first
 
     @contextmanager
     def batch(self, label: str = "", failures: Path | None = None, *, fresh: bool = False) -> Iterator[ScoringBatch]:

@@ -40,14 +40,16 @@ def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
         return None
     finally:
         os.close(reading)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        for end in (os.killpg, os.kill):  # with what it has started, if it came to that
+            with suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def _answer(work: Callable[[], Any], writing: int, timeout_s: float) -> None:
     """The copy's side; never returns."""
     try:
+        os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(timeout_s) + 1)  # it ends even if this process is gone
         nothing = open(os.devnull, "r+", encoding="utf-8")  # noqa: SIM115 - open until the process ends
