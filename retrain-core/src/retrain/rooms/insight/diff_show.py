@@ -13,7 +13,7 @@ from rich.text import Text
 
 from retrain.rooms.insight.diff import RunDiff
 from retrain.rooms.insight.status_show import decimal, share
-from retrain.rooms.session.identity.changes import ADDED, CHANGED, REMOVED
+from retrain.rooms.session.identity.changes import ADDED, CHANGED, REMOVED, ChangeKind
 from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkline
 
 MOST_FIELDS = 8
@@ -132,7 +132,11 @@ def _code(diff: RunDiff) -> str:
 
     a, b = named(diff.setup.code_a), named(diff.setup.code_b)
     if diff.setup.same_code is None:
-        return f"  cannot be distinguished: {a}" if a == b else f"  cannot be distinguished: A {a}, B {b}"
+        inputs = diff.setup.inputs
+        is_known = inputs is not None and not any(change.kind is ChangeKind.CODE for change, _ in inputs)
+        known = "; the project's code that they used is the same" if is_known else ""
+        shown = a if a == b else f"A {a}, B {b}"
+        return f"  cannot be distinguished: {shown}{known}"
     return f"  no difference: {a}" if diff.setup.same_code else f"  A {a}, B {b}"
 
 

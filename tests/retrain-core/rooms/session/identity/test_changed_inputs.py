@@ -138,3 +138,14 @@ class Lines:
     assert "the data source gives other examples: 3 to train on and 0 held out when the run started, 3" in result.err
     assert run("--resume", LOG, "--resume-anyway").code == 0
     assert "the data source gives other examples" in run("status", "logs").out
+
+
+def test_a_changed_key_is_refused_with_its_file_and_line(run: Run, tmp_path: Path) -> None:
+    assert run().code == 75
+    text = (tmp_path / LOG / "config.toml").read_text()
+    assert "[data.template_args]\n" in text
+    (tmp_path / "mine.toml").write_text(text.replace("[data.template_args]\n", "[data.template_args]\nthinking = 1\n"))
+    result = run("mine.toml", "--resume", LOG)
+    assert result.code == 2
+    assert "data.template_args was {} and is now {'thinking': 1} (mine.toml:" in result.err
+    assert "[data] template_args)" in result.err

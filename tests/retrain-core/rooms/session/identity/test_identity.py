@@ -110,6 +110,13 @@ def test_a_large_file_is_hashed_by_size_time_and_blocks(tmp_path: Path, monkeypa
         os.utime(file, ns=(1, 1))
         assert hash_file("large", file, Budget(), sampled_above=4000).hash != first.hash
     assert not hash_file("large", file, Budget(), sampled_above=5000).is_sampled
+    os.utime(file, ns=(3, 3))
+    touched = hash_file("large", file, Budget(), sampled_above=4000)
+    os.utime(file, ns=(1, 1))
+    before = Identity(data=(hash_file("large", file, Budget(), sampled_above=4000),)).as_data()
+    (change,) = changes_between(before, Identity(data=(touched,)).as_data())
+    assert "another modification time" in str(change)
+    assert changes_between(before, before) == []
     spent = Budget(whole=10, blocks=0)
     file.write_bytes(bytes(5000))
     os.utime(file, ns=(2, 2))

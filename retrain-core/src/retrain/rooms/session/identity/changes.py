@@ -20,6 +20,7 @@ HIDDEN_CHARS = 2000  # longer lines with a secret are compared as they are copie
 MOST_HIDDEN = 50  # lines with a secret; of a file with more no line is shown
 MOST_FILES = 8  # named of each kind; the others are counted
 CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
+TOUCHED = "has another modification time; its size and the blocks that are compared of so large a file are equal"
 UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damaged"
 
 
@@ -141,6 +142,8 @@ def _section_changes(
             what = REMOVED if old else ADDED
         elif problem := new.get("problem"):
             what = f"cannot be read now: {problem}"
+        elif old.get("hash") == new.get("hash"):
+            what = TOUCHED
         else:
             difference = _first_difference(*(_text(side, owner or kind, name) for side in (whole_before, whole_now)))
         found.append(Change(kind=kind, what=what, name=name, file=file, owner=owner, **difference))
@@ -200,7 +203,7 @@ def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
     A secret is known by the environment's variables, which need not be the same in the process that reads. No lines
     when there are too many secrets.
     """
-    sides = before.splitlines(), now.splitlines()
+    sides = _lines(before), _lines(now)
     hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
     patterns = {
         line: re.compile(".*".join(map(re.escape, line.split(HIDDEN, 2))))
@@ -210,6 +213,11 @@ def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
     if len(hidden) > MOST_HIDDEN:
         return [], []
     return [_hidden_form(line, patterns) for line in sides[0]], [_hidden_form(line, patterns) for line in sides[1]]
+
+
+def _lines(text: str) -> list[str]:
+    """Numbered as an editor does it: `splitlines` would also divide a line at a form feed or U+2028."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _hidden_form(line: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
