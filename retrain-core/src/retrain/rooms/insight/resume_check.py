@@ -115,7 +115,8 @@ def _strangers(checkpoint: Path) -> Iterator[Item]:
 
 def _inputs(identity: Identity) -> str:
     counts = ", ".join(f"{len(getattr(identity, kind))} of {kind}" for kind in ("code", "data", "model"))
-    return f"the files are those that the run recorded: {counts}; {len(identity.plugins)} plugin distributions"
+    plugins = f"{len(identity.plugins)} plugin distributions"
+    return f"the files are those that the run recorded: {counts}, {plugins}; examples are compared once they are loaded"
 
 
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, identity: Identity) -> Iterator[Item]:

@@ -40,10 +40,11 @@ class ExampleCheck:
         before = self.before.get(KEY)
         if not isinstance(before, dict) or before == found:
             return
-        counts = [f"{each.get('train')} to train on and {each.get('held_out')} held out" for each in (before, found)]
-        what = f"the data source gives other examples: {counts[0]} when the run started, {counts[1]} now"
+        was, now = (f"{each.get('train')} to train on, {each.get('held_out')} held out" for each in (before, found))
+        counts = f"{now} as before, but prompts, references or order differ" if was == now else f"{was}, and now {now}"
+        what = f"the data source gives other examples: {counts}"
         if not self.anyway:
-            why = "prompt, reference, order or number differ, so the run would not be the one that was stopped"
+            why = "the run would not be the one that was stopped"
             fix = "bring the data back as it was, or insist with --resume-anyway"
             raise ResumeError(Problem(where="[data] source", what=what, why=why, fix=fix))
         LOG.warning("Resuming although %s", what)
