@@ -126,6 +126,7 @@ def run_from_hub(home: Path, **environ: str) -> subprocess.CompletedProcess[str]
 def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, environ: dict[str, str]) -> None:
     done = run_from_hub(tmp_path, **environ)
     assert "EleutherAI/hendrycks_math (geometry, split train) cannot be loaded" in done.stdout
+    assert ("offline mode is set" if environ else "no answer from http://127.0.0.1:9") in done.stdout
     assert "set [data] path to a local copy" in done.stdout
     assert "Retry" not in done.stderr
 

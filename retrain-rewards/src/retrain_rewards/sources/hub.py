@@ -28,7 +28,9 @@ def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapp
                 data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
         reason = " ".join(str(error).split())
-        silent = f"no answer from {datasets.config.HF_ENDPOINT}, and not in the cache"
+        is_offline = datasets.config.HF_HUB_OFFLINE
+        fault = "offline mode is set (HF_HUB_OFFLINE)" if is_offline else f"no answer from {datasets.config.HF_ENDPOINT}"
+        silent = f"{fault}, and not in the cache"
         raise ConfigError(
             Problem(
                 where=where,

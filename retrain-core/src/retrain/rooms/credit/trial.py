@@ -75,6 +75,15 @@ def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True)
 
 def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa_lambda: float) -> Problem | None:
     """The first error, with the place of the part that it comes from."""
+    try:
+        assign_credit(groups, flow, sepa_lambda=sepa_lambda)
+    except RetrainError as error:
+        return Problem(where=_place(config, flow, groups), what=error.problems[0].what, why=WHY, fix=FIX)
+    return None
+
+
+def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> str:
+    """The key of the first part that fails alone, in their order; that of the transform if none does."""
     algorithm = "algorithm.algorithm_mode" if config.algorithm.algorithm_mode else ""
     place = uncertainty_name(config)[1]
     try:
@@ -84,12 +93,9 @@ def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa
         if not (flow.algorithm and flow.algorithm.compute_context):
             for group in groups:
                 episode_advantages(group.rewards_G, flow, name=group.name)
-        place = config.place(algorithm or "algorithm.transform_mode")
-        assign_credit(groups, flow, sepa_lambda=sepa_lambda)
-    except RetrainError as error:
-        first = error.problems[0]
-        return Problem(where=place, what=first.what, why=WHY, fix=FIX)
-    return None
+    except RetrainError:
+        return place
+    return config.place(algorithm or "algorithm.transform_mode")
 
 
 def _as_sampled(group: CreditGroup, flow: CreditFlow, *, provides_entropy: bool) -> CreditGroup:

@@ -35,7 +35,7 @@ from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 LOG = logging.getLogger("retrain")
-TRIAL_S = 10.0  # for a trial of milliseconds: a part that loads a library first is not cut off
+TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
