@@ -29,7 +29,9 @@ def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapp
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
         reason = " ".join(str(error).split())
         is_offline = datasets.config.HF_HUB_OFFLINE
-        fault = "offline mode is set (HF_HUB_OFFLINE)" if is_offline else f"no answer from {datasets.config.HF_ENDPOINT}"
+        fault = (
+            "offline mode is set (HF_HUB_OFFLINE)" if is_offline else f"no answer from {datasets.config.HF_ENDPOINT}"
+        )
         silent = f"{fault}, and not in the cache"
         raise ConfigError(
             Problem(

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
@@ -56,6 +54,8 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
         arrays["planning"] = np.concatenate(planning).astype(np.uint8)
     file = token_file(emergence, step)
     file.parent.mkdir(parents=True, exist_ok=True)
+    from safetensors.numpy import save  # only a run needs it, and checks of a configuration import this module
+
     content = save(arrays)
     write_bytes(file, content)
     digest = new_digest()
@@ -65,6 +65,8 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
 
 def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
     """The records of a step; ConfigError when there are none or the file is damaged."""
+    from safetensors import safe_open
+
     file = token_file(emergence, step)
     try:
         open_regular(file).close()  # a pipe would keep the library waiting
