@@ -118,9 +118,12 @@ def test_a_run_that_recorded_no_devices_is_resumed_with_what_is_there(run: Run, 
     del former["devices"]
     former["config"]["backend"]["devices"] = "gpu:0"
     Path("a/run.json").write_text(json.dumps(former))
+    outcome = run("--resume", "a", "--max-steps", "3", "--devices", "gpu:0")  # asked for now: that is an error
+    assert (outcome.code, "no gpu:0" in outcome.err) == (2, True)
     outcome = run("--resume", "a", "--max-steps", "3", *asked)
     assert outcome.code == 0, outcome.err
-    assert "Devices: cpu (not set, and there is no GPU)" in outcome.out
+    told = "Devices: cpu (gpu:0 is missing; the version that started this trained on the CPU then)"
+    assert (told in outcome.out) == (not asked)
     assert (recorded()["devices"]["used"], written()) == ("cpu", "cpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN
@@ -25,12 +26,13 @@ def settle_campaign(
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []
     known: Mapping[str, Any] = (before or {}).get("devices", {})
-    unset = next((entry for entry in known.values() if entry["why"]), None)  # what runs of new conditions use, too
+    unset = [each.label for each in campaign.conditions if each.config.origin(KEY) == DEFAULT_ORIGIN]
+    alike = next((known[label] for label in unset if label in known), None)  # what runs of new conditions use, too
     settled: dict[str, SettledDevices] = {}
     changes = []
     for condition in campaign.conditions:
         label, config = condition.label, condition.config
-        entry = known.get(label) or (unset if config.origin(KEY) == DEFAULT_ORIGIN else None)
+        entry = known.get(label) or (alike if label in unset else None)
         is_new = before is None or not any(run.get("condition") == label for run in before["runs"])
         if entry is None and is_new:
             settled[label] = settle_devices(config, plugins)
@@ -38,6 +40,8 @@ def settle_campaign(
         then = entry["used"] if entry else asked.get(label, config.backend.devices)
         run = {"config": {"backend": {"devices": then}}} | ({"devices": entry} if entry else {})
         settled[label] = settle_devices(config, plugins, run)
+        if entry and label not in unset:  # somebody has set them since
+            settled[label] = replace(settled[label], why="")
         if (now := settled[label].compared.backend.devices) != then:
             changes.append(f"conditions {label} {KEY} was {then!r} and is now {now!r}")
     return settled, changes

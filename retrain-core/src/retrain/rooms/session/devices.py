@@ -63,10 +63,14 @@ def settle_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] |
 def _former(config: Config, plugins: Plugins, recorded: str) -> SettledDevices:
     """A run whose `run.json` says what was asked for, not what was used."""
     then, why = _found(_with(config, recorded, DEFAULT_ORIGIN), plugins)
-    asked = config if config.backend.devices == recorded else _with(config, _found(config, plugins)[0])
-    if asked.backend.devices not in (recorded, then):
-        return SettledDevices(config=asked, compared=asked, why="")
-    return SettledDevices(config=_with(config, then), compared=_with(config, recorded), why=why)
+    is_same = config.backend.devices == recorded
+    if not is_same or config.origin(KEY).layer in (Layer.ENVIRONMENT, Layer.COMMAND_LINE):  # asked for now, not then
+        config = _with(config, _found(config, plugins)[0])
+    if config.backend.devices not in (recorded, then):
+        return SettledDevices(config=config, compared=config, why="")
+    if config.origin(KEY) != DEFAULT_ORIGIN:
+        why = f"{recorded} is missing; the version that started this trained on the CPU then" * (then != recorded)
+    return SettledDevices(config=_with(config, then), compared=_with(config, recorded), why=why if is_same else "")
 
 
 def _found(config: Config, plugins: Plugins) -> tuple[str, str]:

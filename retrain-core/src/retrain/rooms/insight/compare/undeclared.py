@@ -83,9 +83,9 @@ def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
 def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
     """Versions of libraries, and CPU or GPU: they round differently."""
     ours, theirs = (_table(each.record, "libraries") for each in (run, against))
-    for name in sorted({*ours, *theirs}):
-        if ours and theirs and ours.get(name) != theirs.get(name):
-            yield f"{name} {ours.get(name, 'absent')}, not {theirs.get(name, 'absent')}{_than(run, against)}"
+    for name in sorted(ours.keys() & theirs.keys()):  # versions of retrain record different libraries
+        if ours[name] != theirs[name]:
+            yield f"{name} {ours[name]}, not {theirs[name]}{_than(run, against)}"
     kinds = [_device_kind(each) for each in (run, against)]
     if all(kinds) and kinds[0] != kinds[1]:
         yield f"trained on a {kinds[0]}, not on a {kinds[1]}{_than(run, against)}"
