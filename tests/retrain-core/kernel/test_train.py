@@ -161,6 +161,7 @@ def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(
 def test_a_step_without_an_informative_group_trains_nothing_but_counts(run: Run, tmp_path: Path) -> None:
     result = run("--group-size", "1", "--max-steps", "2", "--advantage-mode", "toy_raw")
     assert result.code == 0
+    assert "group_size = 1: a group of one has nothing to compare, so no step will train" in result.out
     assert "no informative datums, skipping" in result.out
     steps = lines(tmp_path / "logs/train/metrics.jsonl")
     assert [step["loss"] for step in steps] == [None, None]

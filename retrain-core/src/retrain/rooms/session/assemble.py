@@ -74,7 +74,7 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
 
     found = in_copy(tried, timeout_s=TRIAL_S)
     if found is None:
-        LOG.info("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
+        LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
     return [Problem(**fields) for fields in found or ()]
 
 
@@ -112,6 +112,8 @@ def assemble(
     refuse it; so may `check_tasks` refuse the tasks.
     """
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
+    if config.training.group_size == 1 and not flow.is_custom:
+        LOG.warning("group_size = 1: a group of one has nothing to compare, so no step will train")
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(
         config=config,
