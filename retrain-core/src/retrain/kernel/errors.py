@@ -123,18 +123,6 @@ class RecordError(RetrainError, RuntimeError):
     label = "record error"
 
 
-class HealthError(RetrainError, RuntimeError):
-    """A health monitor judged the run not worth continuing; its state is saved."""
-
-    label = "health"
-
-
-class DeadlineError(RetrainError, RuntimeError):
-    """A phase of the run took longer than `[deadlines]` allows."""
-
-    label = "deadline"
-
-
 class ResumeError(RetrainError, RuntimeError):
     """A run cannot be continued as requested."""
 

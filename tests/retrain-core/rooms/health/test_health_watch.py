@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.errors import HealthError
 from retrain.rooms.health.contract import Finding
-from retrain.rooms.health.watch import HealthWatch
+from retrain.rooms.health.watch import HealthError, HealthWatch
 
 
 class Scripted:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import DeadlineError, StopRequested
+from retrain.kernel.errors import StopRequested
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.session import watching
 from retrain.rooms.watchdog.table import DeadlinesTable
-from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, Watchdog, watch_run
+from retrain.rooms.watchdog.watchdog import HEARTBEAT, STACKS, DeadlineError, Watchdog, watch_run
 
 GRACE_S = 60.0
 DEAF = """

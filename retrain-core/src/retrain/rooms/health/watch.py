@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.errors import HealthError, Problem
+from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 STATE = "health"
 STOP = "stop"
+
+
+class HealthError(RetrainError, RuntimeError):
+    """A health monitor judged the run not worth continuing; its state is saved."""
+
+    label = "health"
 
 
 def watch_run(context: PluginContext) -> HealthWatch | None:

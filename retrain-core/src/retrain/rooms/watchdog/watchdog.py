@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.kernel.errors import DeadlineError, Problem, RetrainError
+from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.rooms.watchdog.table import DeadlinesTable
 
@@ -32,6 +32,12 @@ KEY_OF_PHASE = {
     "eval": "eval_s",
     "checkpoint": "checkpoint_s",
 }
+
+
+class DeadlineError(RetrainError, RuntimeError):
+    """A phase of the run took longer than `[deadlines]` allows."""
+
+    label = "deadline"
 
 
 def watch_run(context: PluginContext) -> Watchdog | None:
