@@ -14,6 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.rooms.capacity import machine, plugin
 from retrain.rooms.capacity.advice import hint
 from retrain.rooms.capacity.meter import Meter
+from retrain.rooms.capacity.watch import FEWEST_STEPS, CapacityWatch
 from retrain.rooms.inference.table import InferenceTable
 
 
@@ -60,16 +61,19 @@ def test_shares_are_of_the_whole_step_and_without_the_first() -> None:
     assert meter.measured()["time_shares"] == meter.shares
 
 
-@pytest.mark.parametrize("steps", [plugin.FEWEST_STEPS - 1, plugin.FEWEST_STEPS])
+@pytest.mark.parametrize("steps", [FEWEST_STEPS - 1, FEWEST_STEPS])
 def test_a_run_says_it_once_at_its_end(steps: int, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     run: Any = SimpleNamespace(config=configured("vllm"), folder=tmp_path)
-    plugin.retrain_run_start(run)
+    watch, other = plugin.retrain_watch_run(), plugin.retrain_watch_run()
+    assert isinstance(watch, CapacityWatch)
+    assert isinstance(other, CapacityWatch)
+    watch.retrain_run_start()
+    other.retrain_run_start()  # of another run in this process, which keeps its own time
     for _ in range(steps):
-        plugin.retrain_step_end(
-            run, {"step_time_s": 1.0, "sample_time_s": 0.8, "score_time_s": 0.0, "train_time_s": 0.1}
-        )
+        watch.retrain_step_end({"step_time_s": 1.0, "sample_time_s": 0.8, "score_time_s": 0.0, "train_time_s": 0.1})
     with caplog.at_level(logging.INFO, logger="retrain"):
-        plugin.retrain_run_end(run, None)
+        watch.retrain_run_end(run)
+        other.retrain_run_end(run)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Time: ")]
-    assert len(said) == (steps == plugin.FEWEST_STEPS)
+    assert len(said) == (steps == FEWEST_STEPS)
     assert not said or "sampling 80 % with engine = 'vllm'" in said[0]

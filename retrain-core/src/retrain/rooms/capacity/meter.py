@@ -49,7 +49,6 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.predicted: dict[str, Any] = {}  # the forecast, made before the first step
         self.is_over = False
         self.restart()
 

@@ -1,11 +1,10 @@
 """Measures a few real steps of a configuration in a process of its own.
 
-That process is `python -m retrain.rooms.capacity.pilot RESULT.json [CONFIG] [overrides]`.
+That process is `python -m retrain.rooms.capacity.pilot [CONFIG] [overrides]`; its run.json holds the measurements.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.capacity import plugin
 from retrain.rooms.capacity.history import Past
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.records.rewind import read_manifest
 
 TAIL_LINES = 12
 # A pilot leaves nothing behind: no records, no checkpoint, nothing sent. Every step has the same size.
@@ -30,15 +30,15 @@ QUIET = (
 def run_pilot(arguments: Sequence[str], steps: int) -> Past:
     """Measure `steps` steps of `[CONFIG] [overrides]`; BackendError with the end of the output if the pilot fails."""
     with tempfile.TemporaryDirectory(prefix="retrain-pilot-") as temporary:
-        result, log_dir = Path(temporary) / "measured.json", Path(temporary) / "run"
+        log_dir = Path(temporary) / "run"
         own = ["--max-steps", str(steps), "--log-dir", str(log_dir), *QUIET]
-        command = [sys.executable, "-m", "retrain.rooms.capacity.pilot", str(result), *arguments, *own]
+        command = [sys.executable, "-m", "retrain.rooms.capacity.pilot", *arguments, *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not result.is_file():
+        if done.returncode:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
             raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
-        measured = json.loads(result.read_text(encoding="utf-8"))
+        measured = read_manifest(log_dir)["capacity"]["measured"]
     return Past(
         runs=1,
         median_step_time_s=measured.get("median_step_time_s"),
@@ -48,8 +48,8 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
     )
 
 
-def main(result: Path, arguments: list[str]) -> int:
-    """Train with the arguments and write the measurements; returns 0, or the exit code of the error."""
+def main(arguments: list[str]) -> int:
+    """Train with the arguments; returns 0, or the exit code of the error."""
     plugins = load_plugins()
     if not plugins.pluggy.is_registered(plugin):
         plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.rooms.capacity.plugin"))
@@ -61,10 +61,8 @@ def main(result: Path, arguments: list[str]) -> int:
     except RetrainError as error:
         print(f"{error.label}: {error}", file=sys.stderr)
         return error.exit_code
-    ((_, meter),) = plugin.RUNS
-    result.write_text(json.dumps(meter.measured()), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))
