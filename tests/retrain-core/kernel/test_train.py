@@ -39,6 +39,49 @@ def untimed(file: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.endswith("time_s")} for line in lines(file)]
 
 
+GRADED = """
+class Reward:
+    def __init__(self, context):
+        pass
+    def score(self, example, text):
+        return len(text.split()) / 4  # of at most three words
+    def gold(self, example):
+        return "ok ok ok ok"
+"""
+
+
+def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "graded.py").write_text(GRADED, encoding="utf-8")
+    rewards = ["--reward-type", "match", "--set", 'reward.weights={"graded.Reward": 1.0, "toy": 0.5}', "--scoring-audit", "warn"]
+    evals = ["--eval-examples", "3", "--eval-samples", "4", "--eval-every", "1"]
+    for name, above in (("half", ()), ("low", ("--scoring-correct-above", "0.2"))):
+        result = run(*rewards, *evals, *above, "--log-dir", name, "--max-steps", "2")
+        assert result.code == 0, result.err
+        assert " | graded.Reward=0." in result.out
+    half, low = (lines(tmp_path / name / "metrics.jsonl") for name in ("half", "low"))
+    written = lines(tmp_path / "low" / "emergence" / "generations.jsonl")
+    for default, other in zip(half[1:], low[1:], strict=True):
+        records = [record for record in written if record["step"] == other["step"]]
+        rewards_N = sorted(record["reward"] for record in records)
+        assert other["correct_rate"] == sum(reward > 0.2 for reward in rewards_N) / 8
+        assert default["correct_rate"] == sum(reward > 0.5 for reward in rewards_N) / 8
+        assert [other[f"reward_p{percent}"] for percent in (10, 50, 90)] == [rewards_N[i] for i in (0, 3, 7)]
+        for part in ("graded.Reward", "toy"):
+            assert other[f"reward_{part}_mean"] == math.fsum(r["reward_parts"][part] for r in records) / 8
+        mean = other["eval_reward_graded.Reward_mean"] + 0.5 * other["eval_reward_toy_mean"]
+        assert other["eval_mean_reward"] == pytest.approx(mean)
+        same = {field for field in default.keys() & other.keys() if default[field] == other[field]}
+        assert {"loss", "mean_reward", "eval_mean_reward", "useful_groups", "grad_norm"} <= same, "only `correct` moves"
+    assert [line["eval_correct_rate"] for line in half] != [line["eval_correct_rate"] for line in low]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "high"])
+def test_a_threshold_is_a_finite_number(run: Run, value: str) -> None:
+    result = run("--scoring-correct-above", value)
+    assert result.code == 2
+    assert "--scoring-correct-above" in result.err
+
+
 def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
     result = run("--eval-examples", "3", "--eval-samples", "2")
     assert (result.code, result.err) == (0, "")

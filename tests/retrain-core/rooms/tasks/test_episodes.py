@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
 from retrain.rooms.credit.algorithm import CreditAlgorithm
+from retrain.rooms.metrics.evaluate import eval_metrics
 from retrain.rooms.tasks.contracts import EpisodeResult
 from retrain.rooms.tasks.episodes import Episodes
 from tests.playing import Counting
@@ -106,6 +107,18 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
     assert [score.value for score in scores[0]] == [1.0, 1.0]
     assert batch.metrics()["turns_mean"] == 2.5
     assert batch.metrics()["rewritten_history_count"] == 0
+
+
+def test_what_an_environment_measures_beside_the_reward_is_averaged(tokenizer: Any) -> None:
+    class Measuring(Counting):
+        def results(self) -> Sequence[EpisodeResult]:
+            parts = [{"tool_calls": float(number)} if number % 2 else {} for number in range(6)]
+            given = zip(super().results(), parts, strict=True)
+            return [replace(result, score=replace(result.score, parts=part)) for result, part in given]
+
+    _, batch = play(Measuring(turns=2), Scripted(tokenizer, lambda call, context: str(call)))
+    assert batch.metrics()["reward_tool_calls_mean"] == 3.0
+    assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
 
 
 def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: Any) -> None:

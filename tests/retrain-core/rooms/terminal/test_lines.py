@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.types import Group
 from retrain.rooms.terminal.lines import evaluation, group_lines, step_line, training_complete
-from retrain.rooms.text.terminal_text import printable
+from retrain.rooms.terminal.panel import LiveDisplay
+from retrain.rooms.text.terminal_text import duration, printable
 
 MakeGroup = Callable[..., Group]
-METRICS = {
+METRICS: dict[str, Any] = {
     "step": 3,
     "condition": "maxrl+gtpo_sepa",
     "loss": -0.00123,
@@ -122,3 +128,47 @@ def test_the_other_lines() -> None:
     assert evaluation(metrics | {"step": -1}) == f"Eval before training | {expected}"
     assert evaluation(metrics | {"step": 9}) == f"Eval after step 9 | {expected}"
     assert training_complete("a+b", 3, 0.5) == "Training complete. a+b, 3 steps, running correct rate: 50.0%"
+
+
+GRADED = {
+    "reward_p10": 0.1,
+    "reward_p50": 0.25,
+    "reward_p90": 1.0,
+    "reward_math_mean": 0.5,
+    "reward_my.\x1b[31mown_mean": 0.125,
+    "reward_unique_fraction_mean": 0.3,
+}
+
+
+def test_graded_rewards_and_their_parts_are_shown_beside_the_correct_rate() -> None:
+    shown = "reward=0.250 (p10 0.1, p50 0.25, p90 1) | math=0.500 my.\ufffd[31mown=0.125"
+    assert f" | {shown} | correct=25.0% | " in step_line(METRICS | GRADED)
+    plain = {"reward_p10": 0.0, "reward_p50": 0.0, "reward_p90": 1.0, "reward_unique_fraction_mean": 0.3}
+    assert step_line(METRICS | plain) == step_line(METRICS), "0 and 1 alone: the rate says it all"
+    metrics = {"step": 9, "eval_correct_rate": 0.25, "eval_ci_low": 0.2, "eval_ci_high": 0.3, "eval_pass_at_1": 0.25}
+    metrics |= {"eval_examples": 8, "eval_samples": 1, "eval_mean_reward": 0.25}
+    assert "reward=" not in evaluation(
+        metrics | {"eval_reward_p10": 0.0, "eval_reward_p50": 0.0, "eval_reward_p90": 1.0}
+    )
+    line = evaluation(metrics | {f"eval_{name}": value for name, value in GRADED.items() if "unique" not in name})
+    assert line.startswith(f"Eval after step 9 | correct=25.0% [20.0, 30.0] | {shown} | pass@1=25.0%")
+
+
+def test_the_panel_shows_them_too() -> None:
+    display = LiveDisplay(Console(width=120, file=io.StringIO()))
+    display.retrain_run_start(SimpleNamespace(condition="a+b", config=SimpleNamespace(training=TrainingTable())))
+    display.retrain_step_end(METRICS)
+    assert "reward" not in panel(display)
+    held_out = {"eval_correct_rate": 0.5, "eval_mean_reward": 0.75, "eval_reward_p50": 0.7}
+    display.retrain_step_end(METRICS | GRADED | held_out)
+    shown = panel(display)
+    assert "  reward=0.250 (p10 0.1, p50 0.25, p90 1)  math=0.500 my." in shown
+    assert "  held-out 50.0%  reward=0.750 (p50 0.7)\n" in shown
+    assert f"time left: {duration(498 * METRICS['step_time_s'])}\n" in shown
+
+
+def panel(display: LiveDisplay) -> str:
+    console = Console(width=120, file=io.StringIO())
+    console.print(display.picture())
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

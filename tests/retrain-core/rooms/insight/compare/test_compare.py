@@ -49,6 +49,34 @@ def test_clear_effects_have_verdicts(campaign: Any, compare_json: Compare, compa
     assert "not independent" in shown
 
 
+def test_a_graded_reward_can_decide_and_is_shown_where_it_says_more_than_the_rate(
+    campaign: Any, compare_json: Compare, compare: Any
+) -> None:
+    folder = campaign()
+    same = folder / "same"
+    shutil.copytree(folder / "runs", same)
+    for run in (folder / "runs").iterdir():
+        rewrite(run / "metrics.jsonl", lambda rate: 1.0 - rate)  # the other way round
+        rewrite(same / run.name / "metrics.jsonl", lambda rate: rate)
+    content = compare_json(folder)
+    assert content["metric"] == "eval_correct_rate:final"
+    assert all("eval_mean_reward:final" in each["metrics"] for each in content["conditions"])
+    graded = by_condition(compare_json(folder, "--metric", "eval_mean_reward"))
+    assert {name: each["verdict"] for name, each in graded.items()} == {"maxrl+none": "worse", "maxrl+gtpo": "better"}
+    binary = compare_json(*sorted(same.iterdir()))
+    assert all("eval_mean_reward:final" not in each["metrics"] for each in binary["conditions"])
+    assert "did you mean 'eval_mean_reward'?" in compare(folder, "--metric", "eval_mean_rewrd").err
+
+
+def rewrite(file: Path, reward: Callable[[float], float]) -> None:
+    """Give each evaluation a mean reward made of its correct rate."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if "eval_correct_rate" in line:
+            line["eval_mean_reward"] = reward(line["eval_correct_rate"])
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
 def test_values_are_those_of_the_files(campaign: Any, compare_json: Compare) -> None:
     folder = campaign()
     content = compare_json(folder, "--last", "1")

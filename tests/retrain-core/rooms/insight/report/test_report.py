@@ -220,6 +220,30 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
     assert "squeeze" in said["sections"]
 
 
+def test_graded_rewards_have_charts_and_binary_ones_none_of_their_own(
+    campaign: Callable[..., Path], page_of: PageOf
+) -> None:
+    folder = campaign()
+    assert not re.search("Reward, |Held-out mean reward|Part ", page_of(folder)[0])
+    for number, file in enumerate(sorted(folder.glob("runs/*/metrics.jsonl"))):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            value = number / 100 + max(line["step"], 0) / 1000
+            if line["step"] >= 0:
+                line |= {"reward_p10": value / 2, "reward_p50": value, "reward_p90": 2 * value}
+                line |= {"reward_<b>math</b>_mean": value, "reward_unique_fraction_mean": value}
+            if "eval_correct_rate" in line:
+                line |= {"eval_mean_reward": value, "eval_reward_<b>math</b>_mean": value / 3}
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    page, _ = page_of(folder)
+    titles = [unescape(title) for title in re.findall(r"<h4>(.*?)</h4>", page)]
+    for title in ("Held-out mean reward", "Reward, 10th percentile", "Reward, median", "Reward, 90th percentile"):
+        assert titles.count(title) == 1
+    assert titles.count("Part <b>math</b>") == 2, "in training and held out"
+    assert not [title for title in titles if "unique" in title]
+    assert "<b>math" not in page
+
+
 def test_sections_of_plugins_are_shown_as_text(
     toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
 ) -> None:
