@@ -52,7 +52,14 @@ class Reward:
 
 def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_path: Path) -> None:
     (tmp_path / "graded.py").write_text(GRADED, encoding="utf-8")
-    rewards = ["--reward-type", "match", "--set", 'reward.weights={"graded.Reward": 1.0, "toy": 0.5}', "--scoring-audit", "warn"]
+    rewards = [
+        "--reward-type",
+        "match",
+        "--set",
+        'reward.weights={"graded.Reward": 1.0, "toy": 0.5}',
+        "--scoring-audit",
+        "warn",
+    ]
     evals = ["--eval-examples", "3", "--eval-samples", "4", "--eval-every", "1"]
     for name, above in (("half", ()), ("low", ("--scoring-correct-above", "0.2"))):
         result = run(*rewards, *evals, *above, "--log-dir", name, "--max-steps", "2")

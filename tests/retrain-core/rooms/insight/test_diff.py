@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,3 +301,18 @@ def test_two_folders_are_needed(command: Command) -> None:
     missing = command("diff", "nowhere", "either")
     assert missing.code == 2
     assert "nowhere/run.json: cannot be read: No such file" in missing.err
+
+
+def test_the_held_out_reward_is_a_row_where_it_is_not_the_rate(
+    make_run: Callable[..., Path], command: Callable[..., Any]
+) -> None:
+    for name, more in (
+        ("old", dict[str, float]()),
+        ("binary", {"eval_mean_reward": 0.5}),
+        ("graded", {"eval_mean_reward": 0.625}),
+    ):
+        line = {"step": 0, "condition": "a+b", "loss": 0.5, "correct_rate": 0.5, "eval_correct_rate": 0.5, **more}
+        make_run(name, metrics=f"{json.dumps(line)}\n")
+    shown = {name: command("diff", "old", name).out for name in ("old", "binary", "graded")}
+    assert "held-out reward" not in shown["old"] + shown["binary"]
+    assert re.search(r"held-out reward +— +0\.625", shown["graded"])

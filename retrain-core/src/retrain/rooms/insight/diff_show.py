@@ -73,7 +73,7 @@ def _results(diff: RunDiff) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("better")
     reward = partial(decimal, digits=3)
-    rows = (
+    rows = [
         ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
         ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, share),
         ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
@@ -81,7 +81,9 @@ def _results(diff: RunDiff) -> Table:
         ("held-out reward", a.final["eval_mean_reward"], b.final["eval_mean_reward"], HIGHER, reward),
         ("time", a.wall_time_s, b.wall_time_s, LOWER if a.steps == b.steps else NEITHER, duration),
         ("steps", float(a.steps), float(b.steps), NEITHER, lambda value: decimal(value, 0)),
-    )
+    ]
+    if not any(each.final["eval_mean_reward"] not in (None, each.final["eval_correct_rate"]) for each in (a, b)):
+        rows = [row for row in rows if row[0] != "held-out reward"]  # the rate says it
     for name, value_a, value_b, better, form in rows:
         table.add_row(name, form(value_a), form(value_b), mark(value_a, value_b, better))
     return table
