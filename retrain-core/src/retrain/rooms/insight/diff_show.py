@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ def _results(diff: RunDiff) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("better")
     reward = partial(decimal, digits=3)
-    rows = [
+    rows: list[tuple[str, float | None, float | None, int, Callable[[float | None], str]]] = [
         ("loss", a.final["loss"], b.final["loss"], NEITHER, lambda value: decimal(value, 4)),
         ("correct", a.final["correct_rate"], b.final["correct_rate"], HIGHER, share),
         ("reward", a.final["mean_reward"], b.final["mean_reward"], HIGHER, reward),
