@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import ConfigError, Example, install_line
+from retrain.api import ConfigError, Example, Score, install_line
 from retrain_rewards.reasoning_gym import entries
-from retrain_rewards.reasoning_gym.guards import GUARDS, harmless, is_literal
+from retrain_rewards.reasoning_gym.guards import GUARDS, affirms_one, harmless, is_literal
 from retrain_rewards.reasoning_gym.plain import from_plain, to_plain
 
 Load = Callable[..., Any]
@@ -259,3 +259,38 @@ def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(l
 def test_what_is_not_plain_is_refused() -> None:
     with pytest.raises(TypeError, match="object is not plain data"):
         to_plain({"a": [object()]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "is_one"),
+    [
+        (r"\neq 78", "78", False),
+        (r"78\text{ or }79", "78", False),
+        (r"78\text{, but maybe 79}", "78", False),
+        (r"78\text{ million}", "78", False),
+        ("78 or 79", "78", False),
+        ("not 78", "78", False),
+        ("not Oliver is a pioneer", "Oliver is a pioneer", False),
+        ("RD or UL", "RD", False),
+        ("78", "78", True),
+        (r"78\text{ dollars}", "78", True),
+        (r"\text{True}", "True", True),
+        ("not", "not", True),
+        ("to be or not to be", "be to not or be to", True),  # a text, whose words the verifier compares
+        (r"a \neq b", r"x \neq y", True),
+        ("normal", "78", True),
+    ],
+)
+def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str, is_one: bool) -> None:
+    assert affirms_one(answer, right) is is_one
+
+
+@pytest.mark.usefixtures("one_entries_process")
+@pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
+def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) -> None:
+    loaded = load("reasoning_gym", options={"name": name, "size": 2})
+    for example in loaded.examples:
+        right = example.info["entry"]["answer"]
+        assert loaded.reward.score(example, rf"\boxed{{{right}}}") == Score.of(1.0)
+        for wrong in (rf"\neq {right}", f"not {right}", rf"{right}\text{{ or }}7"):
+            assert loaded.reward.score(example, rf"\boxed{{{wrong}}}") == Score.of(0.0), wrong

@@ -21,6 +21,14 @@ TRIGONOMETRIC = frozenset({"sin", "cos", "tan", "sec", "csc", "cot", "asin", "ac
 HYPERBOLIC = frozenset({"sinh", "cosh", "tanh", "asinh", "acosh", "atanh"})
 FUNCTIONS = TRIGONOMETRIC | HYPERBOLIC | {"exp", "log", "ln", "sqrt", "Abs"}
 CONSTANTS = frozenset({"pi"})
+# What turns an answer into several, into its opposite, or into a multiple, which many verifiers read over.
+_TURNING = r"or|not|but|maybe|perhaps|hundred|thousand|million|billion"
+_AS_LATEX = re.compile(
+    rf"\\(?:neq?|neg|not|lor|vee)(?![A-Za-z])|\\text\s*\{{\s*(?:,|(?:{_TURNING})\b)|^not\b", re.IGNORECASE
+)
+_AS_WORD = re.compile(rf"\b(?:{_TURNING})\b", re.IGNORECASE)
+_LETTERS = re.compile(r"[A-Za-z]{2,}")
+_PRODUCT = re.compile(r"\s*\d{1,30}(?:\s*×\s*\d{1,30})*\s*", re.ASCII)
 _NUMBER = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
@@ -53,6 +61,11 @@ def is_formula(answer: str, *, symbols: bool) -> bool:
         return False
 
 
+def is_product(answer: str) -> bool:
+    """Whether it is one number, or several with `×` between them."""
+    return _PRODUCT.fullmatch(answer) is not None
+
+
 def is_number(answer: str) -> bool:
     """Whether it is a decimal number or a fraction, with at most three digits of exponent, so that it stays small."""
     return _NUMBER.fullmatch(answer) is not None
@@ -72,6 +85,7 @@ GUARDS: dict[str, Callable[[str], bool]] = {
     "decimal_arithmetic": is_number,
     "decimal_chain_sum": is_number,
     "power_function": is_number,
+    "prime_factorization": is_product,  # its verifier raises on anything else
 }
 
 
@@ -79,6 +93,17 @@ def harmless(data_set: str, answer: str) -> bool:
     """Whether the verifier of this data set may get this answer."""
     guard = GUARDS.get(data_set)
     return guard is None or guard(answer)
+
+
+def affirms_one(answer: str, right: str) -> bool:
+    """Whether the answer neither hedges, denies nor scales what it says, unless the right answer does so too.
+
+    In LaTeX and as a first "not" this is told anywhere, as a word only where the right answer is no text.
+    """
+    if _AS_LATEX.search(answer) and not _AS_LATEX.search(right):
+        return False
+    is_text = len(_LETTERS.findall(right)) > 1
+    return is_text or not _AS_WORD.search(answer) or bool(_AS_WORD.search(right))
 
 
 def _power(node: ast.expr, symbols: bool) -> float:

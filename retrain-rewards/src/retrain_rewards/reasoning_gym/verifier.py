@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.api import Example, Score
 from retrain_rewards.boxed import boxed, last_boxed
-from retrain_rewards.reasoning_gym.guards import harmless
+from retrain_rewards.reasoning_gym.guards import affirms_one, harmless
 from retrain_rewards.reasoning_gym.library import make_data_set
 from retrain_rewards.reasoning_gym.plain import from_plain
 
@@ -20,7 +20,7 @@ class GymReward:
     """The data set's own `score_answer` of the last box, usually in [0, 1]; 0.0 without a box.
 
     It holds plain data only, and the scoring process builds the data set on first use. Answers that a verifier would
-    evaluate as code count as empty (see `guards`).
+    evaluate as code count as empty, and so do hedges and negations, which many verifiers read over (see `guards`).
     """
 
     name: str
@@ -37,7 +37,9 @@ class GymReward:
         if answer is None:
             return Score.of(0.0)
         entry = from_plain(example.info["entry"])
-        if not harmless(entry["metadata"].get("source_dataset", self.name), answer):
+        right = entry["answer"] if isinstance(entry["answer"], str) else ""
+        data_set = entry["metadata"].get("source_dataset", self.name)
+        if not harmless(data_set, answer) or (right and not affirms_one(answer, right)):
             answer = ""
         return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
 

@@ -286,6 +286,13 @@ def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() 
     assert report.checks["negated"].correct > 0
     assert (report.ok, report.findings) == (True, ())
 
+    class ShareOfLists(Honest):
+        def score(self, example: Example, text: str) -> Any:
+            items = (last_box(text) or "").split(", ")
+            return float(example.reference in items) * (1.0 if len(items) == 1 else 0.8)
+
+    assert found(audited(ShareOfLists(), numbers)) == {("warning", "listed")}
+
     class GenerousShare(Share):
         def score(self, example: Example, text: str) -> Any:
             return min(1.0, 3 * super().score(example, text))

@@ -29,8 +29,8 @@ _NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 class Probe:
     """A text to try, and the finding if it scores as correct.
 
-    Only who knows the right answer can write a text that `knows_answer`: partial credit for it is nothing to gain, so
-    that it is a finding only when it scores as much as the right answer.
+    `partial` is the severity where the text scores clearly less than the right answer, as graded rewards do: None is no
+    finding, since only who knows the right answer could write it.
     """
 
     example: Example
@@ -39,7 +39,7 @@ class Probe:
     severity: Severity = "error"
     message: str = ""
     fix: str = ""
-    knows_answer: bool = False
+    partial: Severity | None = "error"
 
 
 def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: Sequence[str] = ()) -> Iterator[Probe]:
@@ -143,11 +143,12 @@ def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[st
         return
     head, _, tail = form.rpartition(reference)
     # a free-form reward may read one number out of a sentence on purpose
-    traits = {"severity": "error" if gold.is_boxed else "warning", "knows_answer": True}
+    traits = {"severity": "error" if gold.is_boxed else "warning", "partial": None}
 
     def probes(check: str, contents: Sequence[str], message: str, fix: str, **traits: Any) -> Iterator[Probe]:
         for content in contents:
-            yield Probe(example=example, check=check, text=f"{head}{content}{tail}", message=message, fix=fix, **traits)
+            text, given = f"{head}{content}{tail}", {"partial": "warning"} | traits
+            yield Probe(example=example, check=check, text=text, message=message, fix=fix, **given)
 
     fix = "compare the answer as it stands: what still has to be computed is no answer"
     message = "an expression of the prompt counts as its answer"

@@ -22,7 +22,9 @@ def expressions(prompt: str, reference: str) -> list[str]:
     """At most two expressions of the prompt, none of them the reference or one side of an equation that gives it."""
     found = ["".join(groups) for groups in _FORMULA.findall(prompt)]
     found += [match[0] for match in _SUM.finditer(_FORMULA.sub(" ", prompt))]
-    texts = dict.fromkeys(" ".join(text.split()).strip(" .,;:?") for text in found)
+    texts = dict.fromkeys(
+        " ".join(text.split()).strip(" .,;:?") for text in found if text.count("(") == text.count(")")
+    )
     left = [text for text in texts if _UNFINISHED.search(text) and not _gives(text, reference)]
     return sorted(left, key=len, reverse=True)[:MOST]
 

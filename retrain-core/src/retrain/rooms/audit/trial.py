@@ -17,6 +17,7 @@ from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
 
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
+NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
 DETAIL_CHARS = 300
 DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` finds what the run would
 
@@ -197,9 +198,10 @@ def _text_findings(tried: _Tried, best: float) -> Iterator[AuditFinding]:
         yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
     if probe.check == "gold":
         return
-    if tried.is_correct and (not probe.knows_answer or max(tried.values) >= best):
+    severity = probe.severity if max(tried.values, default=0.0) >= NEARLY * best else probe.partial
+    if tried.is_correct and severity:
         message = f"{probe.message} (scored {max(tried.values):g})"
-        yield _finding(probe.severity, probe.check, probe.example, probe.text, message, probe.fix, probe.message)
+        yield _finding(severity, probe.check, probe.example, probe.text, message, probe.fix, probe.message)
     elif probe.check == "empty" and any(value > 0 for value in tried.values):
         message, cause = f"an empty answer scores {max(tried.values):g}", "an empty answer scores above 0"
         yield _finding("warning", "empty", probe.example, probe.text, message, probe.fix, cause)
