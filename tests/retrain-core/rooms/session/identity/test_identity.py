@@ -15,7 +15,7 @@ from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.identity import hashing
 from retrain.rooms.session.identity.changes import changes_between, input_digests, source_diff
 from retrain.rooms.session.identity.collect import Identity, collect_identity
-from retrain.rooms.session.identity.copies import _may_assign_secret, stored_identity, write_inputs
+from retrain.rooms.session.identity.copies import _may_assign_secret, copy_name, stored_identity, write_inputs
 from retrain.rooms.session.identity.hashing import Budget, hash_file
 from retrain.rooms.text.secrets import hide_text
 
@@ -232,3 +232,12 @@ def test_our_own_distributions_and_those_that_come_or_go_are_told_and_refuse_not
 def test_whatever_hides_in_a_message_hides_in_a_copy(line: str) -> None:
     assert hide_text(line) != line
     assert _may_assign_secret(line.lower())
+
+
+@pytest.mark.parametrize("kind", ["code", "..", "/etc", "../../..", "a/../../..", "~", "", "\0"])
+@pytest.mark.parametrize("name", ["x.py", "/etc/passwd", "../../x", "a/../../../x", "~/x", "//x"])
+def test_a_copy_never_lies_outside_its_folder(kind: str, name: str) -> None:
+    place = copy_name(kind, name)
+    assert not place.is_absolute()
+    assert ".." not in place.parts
+    assert os.path.normpath(place).split("/")[0] in ("code", "plugins")

@@ -77,9 +77,10 @@ def without_files(identity: Any) -> Any:
 
 
 def copy_name(kind: str, name: str) -> PurePosixPath:
-    """Where the copy of a file lies below `inputs`: never outside it, whatever the name."""
-    parts = [part if part != ".." else "up" for part in PurePosixPath(name.lstrip("/~")).parts]
-    return PurePosixPath(*((kind,) if kind in ("code", "data") else ("plugins", kind)), *parts)
+    """Where the copy of a file lies below `inputs`: never outside it, whatever the names."""
+    path = f"{kind if kind in ('code', 'data') else f'plugins/{kind}'}/{name}"
+    parts = PurePosixPath(path.replace("\0", "")).parts
+    return PurePosixPath(*(part.replace("..", "up") for part in parts if part not in ("/", "~")))
 
 
 def text_of(path: str | Path) -> str:
