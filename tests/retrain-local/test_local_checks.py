@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from retrain.api import Problem, load_plugins
 from retrain.kernel.config import schema
@@ -14,7 +17,7 @@ from retrain.rooms.inference.unsupported_keys import KEYS
 from retrain.rooms.session.assemble import check
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.table import ResumeTable
-from retrain_local.checks import GPU_ONLY, problems_of, rank_problems
+from retrain_local.checks import GPU_ONLY, adapter_problems, problems_of
 
 
 def configured(devices: str, **inference: str) -> Config:
@@ -37,20 +40,34 @@ def test_what_only_a_gpu_can_is_refused_on_a_cpu_alone(devices: str, name: str, 
         assert problems_of(configured(wanted, **{name: value})) == []
 
 
-def test_an_adapter_of_another_rank_is_refused_before_the_model_loads(tmp_path: Path) -> None:
-    def resumed(*, anyway: bool, rank: int) -> list[Problem]:
+def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path: Path) -> None:
+    def resumed(*, anyway: bool = True, rank: int = 8, model: str = "builtin:tiny") -> list[Problem]:
         resume = ResumeTable.model_validate({"from": str(tmp_path), "anyway": anyway})
-        return rank_problems(Config(tables={"resume": resume, "model": schema.ModelTable(lora_rank=rank)}))
+        tables = {"resume": resume, "model": schema.ModelTable(lora_rank=rank, model=model)}
+        return adapter_problems(Config(tables=tables), load_plugins())
 
-    assert resumed(anyway=True, rank=16) == []
+    tiny = json.loads(
+        (Path(str(load_plugins().notify("retrain_locate_model", model="builtin:tiny"))) / "config.json").read_text()
+    )
+    layers, width = tiny["num_hidden_layers"], tiny["hidden_size"]
+    assert resumed(rank=16) == []
     for name, text in (("checkpoint_step_1", "[]"), ("checkpoint_step_2", '{"r": 8}'), ("final", "{")):
         (tmp_path / "adapter" / name).mkdir(parents=True)
         (tmp_path / "adapter" / name / "adapter_config.json").write_text(text)
-    assert resumed(anyway=True, rank=8) == []
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_A.weight": np.zeros((8, width), np.float32)
+        for layer in range(layers)
+    }
+    save_file(tensors, tmp_path / "adapter/checkpoint_step_2/adapter_model.safetensors")
+    assert resumed() == resumed(model="some/hub-id") == []
     assert resumed(anyway=False, rank=16) == []  # the resume itself names every differing key
-    (problem,) = resumed(anyway=True, rank=16)
-    assert problem.what == "is 16, and the adapter of this run has rank 8"
+    (problem,) = resumed(rank=16)
+    assert problem.what == "is 16, and the adapter of this run has 8"
     assert "--resume-anyway cannot change that" in problem.why
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps({"num_hidden_layers": layers + 1, "hidden_size": width}))
+    (problem,) = resumed(model=str(tmp_path / "other"))
+    assert f"is {layers + 1} layers of width {width}, and the adapter of this run has {layers} layers" in problem.what
 
 
 @pytest.mark.parametrize("devices", ["cpu", "gpu:0"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
-from retrain.api import Config, Problem
+from retrain.api import Config, Plugins, Problem
 
 ENGINE = "pytorch"
 GPU_ONLY = {
@@ -40,22 +42,60 @@ def problems_of(config: Config) -> list[Problem]:
     return problems
 
 
-def rank_problems(config: Config) -> list[Problem]:
-    """Why `--resume-anyway` cannot continue with another rank; a plain resume names the differing key itself."""
+def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
+    """Why `--resume-anyway` cannot continue the run's adapter with another rank, or a model of another shape.
+
+    A plain resume names the differing keys itself.
+    """
     run = config.value("resume.from_", "")
     if not run or not config.value("resume.anyway", False):
         return []
     saved = Path(config.backend.adapter_path or Path(run, "adapter")).expanduser()
-    for file in sorted(saved.glob("*/adapter_config.json")):
-        try:
-            rank = json.loads(file.read_text(encoding="utf-8")).get("r") if file.is_file() else None
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue  # resuming verifies the checkpoint that it uses
-        if isinstance(rank, int) and rank != config.model.lora_rank:
-            what = f"is {config.model.lora_rank}, and the adapter of this run has rank {rank}"
-            why, fix = "--resume-anyway cannot change that", f"set it to {rank}, or start a new run"
-            return [Problem(where=config.place("model.lora_rank"), what=what, why=why, fix=fix)]
-    return []
+    adapters = (found for folder in sorted(saved.glob("*")) if (found := _adapter_sizes(folder)))
+    adapter, model = next(adapters, {}), _model_sizes(config, plugins)
+    wanted: dict[str, tuple[Any, Any]] = {"model.lora_rank": (adapter.get("rank"), config.model.lora_rank)}
+    wanted["model.model"] = (adapter.get("shape"), model or adapter.get("shape"))
+    return [
+        Problem(
+            where=config.place(path),
+            what=f"is {now}, and the adapter of this run has {before}",
+            why="--resume-anyway cannot change that",
+            fix=f"set it to {before}, or start a new run" if path == "model.lora_rank" else "name the run's own model",
+        )
+        for path, (before, now) in wanted.items()
+        if before is not None and before != now
+    ]
+
+
+def _adapter_sizes(folder: Path) -> dict[str, Any]:
+    """Rank of a checkpoint's adapter, and the shape of its model; {} for one that resuming will find damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        rank = int(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+        with safe_open(folder / "adapter_model.safetensors", framework="numpy") as stream:
+            names = stream.keys()
+            layers = {int(found[1]) for name in names if (found := re.search(r"\.layers\.(\d+)\.", name))}
+            inputs = [name for name in names if name.endswith(".q_proj.lora_A.weight")]
+            width = stream.get_slice(inputs[0]).get_shape()[1] if inputs else 0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+        return {}
+    return {"rank": rank, "shape": _shape(max(layers, default=-1) + 1, width) if layers and width else None}
+
+
+def _model_sizes(config: Config, plugins: Plugins) -> str:
+    """Shape of a local model; empty for one on the hub, and where its configuration names the sizes otherwise."""
+    name = config.model.model
+    folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
+    try:
+        sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return _shape(int(sizes["num_hidden_layers"]), int(sizes["hidden_size"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _shape(layers: int, width: int) -> str:
+    return f"{layers} layers of width {width}"
 
 
 def foreign_engine(config: Config) -> Problem:

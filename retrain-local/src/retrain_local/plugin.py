@@ -103,13 +103,13 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 
 
 @hookimpl
-def retrain_check_config(config: Config) -> list[Problem]:
+def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
     if config.backend.backend != "local":
         return []
-    from retrain_local.checks import problems_of, rank_problems
+    from retrain_local.checks import adapter_problems, problems_of
 
-    return [*problems_of(config), *rank_problems(config)]
+    return [*problems_of(config), *adapter_problems(config, plugins)]
 
 
 @hookimpl
