@@ -114,7 +114,7 @@ def test_without_the_backends_distribution_its_it_is_named(tmp_path: Path) -> No
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no backend named 'local'" in done.stderr
-    assert "retrain-local provides 'local'" in done.stderr
+    assert "fix: retrain-local is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out" in done.stderr
 
 
 def test_a_backend_without_an_estimate_is_told_before_its_model_is_looked_for(plugins: Plugins) -> None:

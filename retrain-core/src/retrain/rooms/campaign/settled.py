@@ -25,7 +25,9 @@ def settle_campaign(
     """
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []
-    known: Mapping[str, Any] = (before or {}).get("devices", {})
+    recorded = (before or {}).get("devices")
+    entries = recorded.items() if isinstance(recorded, dict) else ()
+    known = {label: entry for label, entry in entries if isinstance(entry, dict) and "used" in entry}
     unset = [each.label for each in campaign.conditions if each.config.origin(KEY) == DEFAULT_ORIGIN]
     alike = next((known[label] for label in unset if label in known), None)  # what runs of new conditions use, too
     settled: dict[str, SettledDevices] = {}

@@ -51,7 +51,7 @@ def settle_devices(config: Config, plugins: Plugins, before: Mapping[str, Any] |
         return SettledDevices(config=settled, compared=settled, why=why)
     recorded = before.get("config", {}).get("backend", {}).get("devices", config.backend.devices)
     known = before.get(ENTRY)
-    if known is None:
+    if not isinstance(known, dict):
         return _former(config, plugins, recorded)
     if config.origin(KEY) == DEFAULT_ORIGIN:
         config = _with(config, recorded, Origin(layer=Layer.FILE, place=MARK))
