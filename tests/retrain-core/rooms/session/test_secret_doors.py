@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example
 from retrain.rooms.cli.main import _load_dotenv
 from retrain.rooms.recorders.recording import Recorders
+from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.records.files import JsonLines, write_json, write_text
 from retrain.rooms.session.streams import prepare_streams
 from retrain.rooms.tasks.scoring.failures import FailureRecord, read_failures, write_failures
@@ -168,6 +172,17 @@ def test_console_logs_and_tracebacks_hide_it(monkeypatch: pytest.MonkeyPatch) ->
     text = files["stderr"].getvalue().decode()
     assert text.startswith(f"{HIDDEN}\nrefused {HIDDEN}\nTraceback")
     assert text.endswith(f"ValueError: {HIDDEN}\n")
+
+
+def test_the_last_words_of_a_run_that_does_not_stop_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    left = threading.Event()
+    monkeypatch.setattr(os, "write", lambda descriptor, content: written.append(content))
+    monkeypatch.setattr(os, "_exit", lambda code: left.set())
+    interrupts = Interrupts(grace_s=0.01)
+    interrupts.fail(RewardError(Problem(what=f"refused with {SECRET}")))
+    assert left.wait(30)
+    assert written[0].startswith(f"refused with {HIDDEN}\nretrain: not stopped".encode())
 
 
 def test_the_longest_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

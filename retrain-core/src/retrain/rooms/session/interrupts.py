@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from retrain.kernel.errors import EXIT_FAILED, EXIT_RESUMABLE, RetrainError, StopRequested
+from retrain.rooms.text.secrets import hide_text
 
 T = TypeVar("T")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
@@ -162,5 +163,5 @@ class Interrupts:
     def _leave(self, message: str) -> Any:
         failure = f"{self._failure}\n" if self._failure else ""
         with suppress(OSError):  # not print: the handler may have interrupted a print in the main thread
-            os.write(2, f"{failure}retrain: {message}\n".encode())
+            os.write(2, hide_text(f"{failure}retrain: {message}\n").encode())
         os._exit(EXIT_RESUMABLE if self._resumable and not failure else EXIT_FAILED)
