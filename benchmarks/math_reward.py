@@ -2,7 +2,9 @@
 
 Scores 500 generated pairs (fractions, decimals, sets, intervals, matrices, units, negative exponents, roots; half of
 them equal) with the reward, and compares the same pairs by `math_verify.parse` and `verify` called directly, in turns
-within one process. `reference parsed once` lets the direct way keep its parsed references, as the reward does.
+within one process. `reference parsed once` lets the direct way keep its parsed references, as the reward does. The same
+again for 500 answers, two thirds of them right and the others gamed (`benchmarks/answer_pairs.py`): math-verify finds
+them all equal, so that the reward looks at the form of each.
 """
 
 from __future__ import annotations
@@ -112,13 +114,21 @@ def _roots(rng: np.random.Generator, equal: bool) -> tuple[str, str]:
     return rf"{outside}\sqrt{{{inside}}} + x", rf"x + \sqrt{{{squared if equal else squared + 1}}}"
 
 
-def measure(repeats: int = REPEATS) -> dict[str, Any]:
+def answers(count: int = PAIRS) -> list[Pair]:
+    """Right and gamed answers, all equal to their references for math-verify."""
+    from answer_pairs import gamed_pairs, right_pairs  # beside this script
+
+    right = 2 * count // 3
+    made = [*right_pairs(right), *gamed_pairs(count - right)]
+    return [(pair.kind, pair.reference, pair.answer) for pair in made]
+
+
+def measure(made: list[Pair], repeats: int = REPEATS) -> dict[str, Any]:
     """Median seconds of processor time over all pairs, each way, and speed relative to math-verify alone."""
     from math_verify import parse, verify
 
     reward = MathReward(time_limit_s=8.0)
     reward.prepare()
-    made = pairs()
     tasks = [(Example(id=str(i), prompt="", reference=gold), boxed(answer)) for i, (_, gold, answer) in enumerate(made)]
     golds = [parse(boxed(gold)) for _, gold, _ in made]
     ways: dict[str, Callable[[], object]] = {
@@ -146,11 +156,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     arguments = parser.parse_args()
-    figures = {"machine": platform.platform(), "python": platform.python_version(), **measure(arguments.repeats)}
-    for name, seconds in figures["median_s"].items():
-        print(f"{name:32} {seconds:7.3f} s   {figures['pairs'] / seconds:7.0f} pairs/s")
-    for name, ratio in figures["speed_of_reward_against"].items():
-        print(f"speed of the reward against {name}: {100 * ratio:.0f} %")
+    figures: dict[str, Any] = {"machine": platform.platform(), "python": platform.python_version()}
+    for title, made in (("half of them equal", pairs()), ("right and gamed answers", answers())):
+        figures[title] = found = measure(made, arguments.repeats)
+        print(f"{found['pairs']} pairs, {title}")
+        for name, seconds in found["median_s"].items():
+            print(f"  {name:32} {seconds:7.3f} s   {found['pairs'] / seconds:7.0f} pairs/s")
+        for name, ratio in found["speed_of_reward_against"].items():
+            print(f"  speed of the reward against {name}: {100 * ratio:.0f} %")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

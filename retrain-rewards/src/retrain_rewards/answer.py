@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from retrain_rewards.answer_units import objection_to_words
+from retrain_rewards.answer_units import dropped, objection_to_words
 from retrain_rewards.boxed import boxed
 
 TOLERANCE = 1e-3  # relative, beside math-verify's six decimals, which say nothing of numbers below them
 SMALL = 5e-4  # from here on the six decimals are the stricter bound
 CACHED = 4096
 # What math-verify's parser drops without a word.
-_SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])")
+_SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z]'+\s*$")
+_PERCENT = re.compile(r"%|percent|pct")
 _BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(\w+|\\text\s*\{[^}]*\})")
 _PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\}|\d+/\d+)")
 _EQUALS = re.compile(r"(?<![\\<>!])=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])|≈")
@@ -115,30 +116,38 @@ def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accep
         return "it leaves something out"
     if (bases := _BASE.findall(answer)) and bases != _BASE.findall(reference.text):
         return "it has another base"
-    gold = next((gold for gold in reference.golds if isinstance(gold, str) == isinstance(target, str)), None)
-    if isinstance(target, str):
+    if isinstance(target, str):  # of equal text
         return ""
+    gold, target = _values(next(gold for gold in reference.golds if not isinstance(gold, str)), target)
     if reason := _objection_to_value(gold, target):
         return reason
-    if _PLAIN.fullmatch(answer.strip()) and reference.is_finished and not _copies(reference, answer, None, prompt):
-        return ""
     form = _form(answer)
     if form is None:
         return "it is no mathematics as a whole"
-    return _objection_to_form(reference, answer, form, prompt, accept_unfinished=accept_unfinished)
-
-
-def _objection_to_form(reference: Wanted, answer: str, form: Any, prompt: str, *, accept_unfinished: bool) -> str:
-    from retrain_rewards.answer_form import is_finished, is_literal, kind_of
-
     if _copies(reference, answer, form, prompt):
         return "it repeats the prompt"
+    if _PERCENT.search(dropped(answer)) and not _PERCENT.search(reference.text) and _is_below_one(target):
+        return "it is another percentage"
+    if _PLAIN.fullmatch(answer.strip()):
+        return ""
+    return _objection_to_form(reference, gold, answer, form, prompt, accept_unfinished=accept_unfinished)
+
+
+def _objection_to_form(
+    reference: Wanted, gold: Any, answer: str, form: Any, prompt: str, *, accept_unfinished: bool
+) -> str:
+    import sympy
+
+    from retrain_rewards.answer_form import is_finished, is_literal, kind_of
+
     if kind_of(form) == "=" and "=" not in _kinds(reference.form):
         if not _chain_holds(reference, answer):
             return "it equates different values"
-        form = form.args[-1]
+        answer, form = _EQUALS.split(answer)[-1], form.args[-1]
+        if _copies(reference, answer, form, prompt):
+            return "it repeats the prompt"
     kind = kind_of(form)
-    if kind in _LISTS and len(form.args) > 2 and reference.kind not in (*_LISTS, *_SETS):
+    if isinstance(gold, sympy.Expr) and kind in _LISTS and len(form.args) > 2:
         return "it lists several"
     if (kind in _BRACES and reference.kind in _ORDERED) or (kind in _ORDERED and reference.kind in _BRACES):
         return "it has other brackets"
@@ -156,7 +165,6 @@ def _objection_to_value(gold: Any, target: Any) -> str:
     """Falsehoods that math-verify's six decimals, its percent signs and cancelled letters let through."""
     import sympy
 
-    gold, target = _values(gold, target)
     if isinstance(gold, sympy.Integer) and isinstance(target, sympy.Integer):
         return ""
     is_formula = isinstance(gold, sympy.Expr) and not (gold.is_Symbol or target.is_Symbol)
@@ -170,9 +178,14 @@ def _objection_to_value(gold: Any, target: Any) -> str:
     signs = [side.has(sympy.UnevaluatedExpr) for side in sides]
     if signs[0] != signs[1]:
         bare = [side.args[0] if sign and side.is_Mul else side for side, sign in zip(sides, signs, strict=True)]
-        if bare[0] != bare[1] and any(abs(number) >= 1 for number in numbers[0]):
+        if bare[0] != bare[1] and not _is_below_one(gold):
             return "it is another percentage"
     return ""
+
+
+def _is_below_one(value: Any) -> bool:
+    """Whether a value may be a share: there a percent sign counts by meaning."""
+    return all(abs(number) < 1 for number in _numbers(value))
 
 
 def _values(gold: Any, target: Any) -> tuple[Any, Any]:
@@ -233,22 +246,36 @@ def _kinds(form: Any) -> set[str]:
 def _copies(reference: Wanted, answer: str, form: Any, prompt: str) -> bool:
     """Whether the answer is an expression of the prompt, in another form than the reference's.
 
-    A whole number is no copy where the reference is a number too: any prompt may hold it by chance.
+    With letters in it, trivial steps do not make another form of it. A whole number is no copy where the reference is a
+    number too: any prompt may hold it by chance.
     """
-    from retrain_rewards.answer_form import fingerprint, is_literal
+    from retrain_rewards.answer_form import is_literal
 
     is_number = reference.is_finished and reference.form is not None and is_literal(reference.form)
-    if not prompt or (is_number and answer.strip().lstrip("-").isdigit()):
+    if not prompt or form.is_Symbol or (is_number and answer.strip().lstrip("-").isdigit()):
         return False
-    letters = _letters(answer)
-    candidates = [text for text in _expressions(prompt) if _letters(text) == letters]
-    if not candidates or (form := form if form is not None else _form(answer)) is None or form.is_Symbol:
-        return False
-    print_ = fingerprint(form)
-    if reference.form is not None and fingerprint(reference.form) == print_:
-        return False
-    forms = (_form(text) for text in candidates)
-    return any(own is not None and fingerprint(own) == print_ for own in forms)
+    prints = _fingerprints(form)
+    own = _fingerprints(reference.form) if reference.form is not None else ("", "")
+    return any(
+        mine == theirs != expected
+        for copied in _forms_in(prompt, _letters(answer))
+        for mine, theirs, expected in zip(prints, copied, own, strict=True)
+        if mine
+    )
+
+
+def _fingerprints(form: Any) -> tuple[str, str]:
+    """Of the form, and of the reduced form where it has letters."""
+    from retrain_rewards.answer_form import fingerprint, reduced
+
+    return fingerprint(form), fingerprint(reduced(form)) if form.free_symbols else ""
+
+
+@lru_cache(maxsize=CACHED)
+def _forms_in(prompt: str, letters: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """Fingerprints of the expressions of a prompt that have just these letters."""
+    forms = (_form(text) for text in _expressions(prompt) if _letters(text) == letters)
+    return tuple(dict.fromkeys(_fingerprints(form) for form in forms if form is not None))
 
 
 @lru_cache(maxsize=CACHED)
@@ -261,9 +288,8 @@ def _expressions(prompt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in stripped if re.search(r"[\d+*/^\\-]", text)))
 
 
-def _letters(formula: str) -> list[str]:
-    """Equal for equal expressions, and cheap."""
-    return sorted(re.findall(r"[A-Za-z0-9]", re.sub(r"\\[A-Za-z]+", "", formula)))
+def _letters(formula: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)))
 
 
 @lru_cache(maxsize=CACHED)

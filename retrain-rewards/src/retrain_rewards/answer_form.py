@@ -80,6 +80,11 @@ def fingerprint(form: Form) -> str:
     return f"{type(form).__name__}{sorted(parts) if isinstance(form, sympy.Add | sympy.Mul) else parts}"
 
 
+def reduced(form: Form) -> Form:
+    """The form with trivial steps carried out (`x \\cdot x`, `+ 0`), unless something in it takes real work."""
+    return form if form.has(*_TO_DO) else form.doit()
+
+
 def is_finished(form: Form) -> bool:
     r"""Whether nothing in the form still has to be computed.
 
@@ -127,6 +132,8 @@ def _finished(form: Form, *, beside_letters: bool) -> bool:
         return False
     if (form.is_Add and not _terms_differ(form)) or (form.is_Mul and not _has_one_coefficient(form)):
         return False
+    if form.is_Pow and (form.exp in (0, 1) or form.base == 1):
+        return False
     return all(_finished(part, beside_letters=beside_letters) for part in _operands(form))
 
 
@@ -149,12 +156,17 @@ def _operands(form: Form) -> list[Form]:
 
 def _terms_differ(form: Form) -> bool:
     rests = [term.doit().as_coeff_Mul()[1] for term in form.args]
-    return len(set(rests)) == len(rests)
+    return len(set(rests)) == len(rests) and 0 not in form.args
 
 
 def _has_one_coefficient(form: Form) -> bool:
+    letters = [factor for factor in form.args if factor.is_Symbol]
+    signs = form.args.count(-1)
+    is_quotient = any(factor.is_Pow and factor.exp == -1 for factor in form.args)
+    if signs > 1 or len(set(letters)) < len(letters) or (1 in form.args and not is_quotient):
+        return False
     above, below = _coefficients(form)
-    return above <= 1 and below <= 1
+    return above <= 1 and below <= 1 and not any(factor.is_Pow and factor.base == 1 for factor in form.args)
 
 
 def _coefficients(form: Form) -> tuple[int, int]:

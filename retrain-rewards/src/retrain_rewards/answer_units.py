@@ -13,46 +13,32 @@ def _listed(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Counted things and currencies; physical units and their abbreviations are sympy's. Any word of the prompt counts too.
+def _renamed(pairs: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in pairs.split())
+
+
+# Counted things, currencies, and (MODIFIERS) what may stand beside them without a value of its own. Physical units and
+# their abbreviations are sympy's; any word of the prompt counts too.
 NOUNS = _listed(
-    """acre animal apple arrangement ball bag book bottle box boy bushel candy car card cat cent chair child children
-    choice coin color combination cookie cow cube cup decade digit dog dollar edge egg element euro face factor fish
-    flower friend gallon game girl group guest handshake horse house integer inhabitant item letter line marble mark
-    match member men man month orange ounce outcome page pair path pen pencil penny pence people permutation person
-    piece pint player point problem question rectangle revolution room rotation round row rupee run seat set side
-    slice soldier solution step stick stone student subset team term ticket tile toy tree triangle trip turn unit
-    value vertex vertices vote way week win woman women word worker yen th st rd"""
+    """acre animal apple arrangement ball bag book bottle box boy bushel candy car card cat cent chair child choice coin
+    color combination cookie cow cube cup decade digit dog dollar edge egg element euro face factor fish flower friend
+    gallon game girl group guest handshake horse house integer inhabitant item letter line marble mark match member man
+    month number orange ounce outcome page pair path pen pencil penny permutation person piece pint player point problem
+    question rectangle revolution room rotation round row rupee run seat set side slice sock soldier solution step stick
+    stone student subset team term ticket tile toy tree triangle trip turn unit value vertex vote way week win woman
+    word worker yen th st rd am bpm rpm calorie cal kcal gb kb mb tb electronvolt knot"""
 )
-ALIASES = {
-    word: name
-    for name, words in {
-        "meter": "metre",
-        "centimeter": "centimetre",
-        "millimeter": "millimetre",
-        "kilometer": "kilometre",
-        "liter": "litre",
-        "milliliter": "millilitre",
-        "pound": "lb lbs",
-        "gram": "gm",
-        "inch": "in",
-        "second": "sec",
-        "minute": "min",
-        "hour": "hr",
-        "year": "yr",
-        "C": "celsius",
-        "F": "fahrenheit",
-        "penny": "pence",
-        "child": "children",
-        "man": "men",
-        "woman": "women",
-        "person": "people",
-        "vertex": "vertices",
-        "2": "sq square squared",
-        "3": "cu cubic cubed",
-        "/": "per",
-    }.items()
-    for word in words.split()
-}
+MODIFIERS = _listed(
+    "of old possible positive distinct different whole natural real rational prime ordered unique total 2 3 /"
+)
+ALIASES = _renamed(
+    """metre=meter metres=meter centimetre=centimeter centimetres=centimeter millimetre=millimeter litre=liter
+    millimetres=millimeter kilometre=kilometer kilometres=kilometer litres=liter lb=pound lbs=pound gm=gram gms=gram
+    in=inch sec=second secs=second min=minute mins=minute hr=hour hrs=hour yr=year yrs=year celsius=C fahrenheit=F
+    ev=electronvolt pence=penny pennies=penny children=child men=man women=woman people=person vertices=vertex sq=2
+    square=2 squared=2 cu=3 cubic=3 cubed=3 per=/ mph=mile_/_hour kmh=kilometer_/_hour kph=kilometer_/_hour
+    kmph=kilometer_/_hour"""
+)
 # A word that changes, negates or doubles a value is never a unit, wherever it stands.
 NO_UNIT = _listed(
     """no not non none never neither nor nope wrong false incorrect except without minus negative plus times or and but
@@ -65,6 +51,7 @@ _NEGATIONS = _listed("no not non never neither nor nope wrong false incorrect ma
 _TEXT = re.compile(r"\\(?:text|mbox|math)(?:rm|it|bf|normal|sf|tt)?\s*\{([^{}]*)\}")
 _SIGNS = re.compile(r"\\[,;:! ]|\\(?:thinspace|quad|text|mbox)\b|[{}^~\s.]+")
 _TOKEN = re.compile(r"[A-Za-z]+|[23](?![0-9])|[/%]")
+MAX_WORDS = 6
 _DEGREES = re.compile(r"\\circ|\\degree|°")
 _VARIABLE = re.compile(r"[a-z]{1,2}")
 
@@ -118,23 +105,29 @@ def _unit_of(formula: str, tail: str, prompt: str) -> tuple[str, ...] | None:
 def _unit(tail: str, prompt: str) -> tuple[str, ...] | None:
     """The unit, the same for each of its spellings; None for anything else."""
     text = _DEGREES.sub("", _SIGNS.sub(" ", tail.replace(r"\$", " dollar ").replace(r"\%", "%")))
+    text = re.sub(r"\b([ap])\s+m\b", r"\1m", text)
+    text = re.sub("[A-Za-z]+", lambda word: ALIASES.get(word.group().lower(), word.group()), text).replace("_", " ")
     if _TOKEN.sub("", text).strip(" $-"):
         return None
     names = [_name(token, prompt) for token in _TOKEN.findall(text)]
-    return None if len(names) > 6 or not all(names) else tuple(sorted(name for name in names if name)) or ("degree",)
+    if not names and _DEGREES.search(tail):
+        return ("degree",)
+    return tuple(sorted(names)) if all(names) and set(names) - MODIFIERS and len(names) <= MAX_WORDS else None
 
 
 def _name(token: str, prompt: str) -> str:
+    """The singular of a word that may be part of a unit; empty for others."""
     lower = token.lower()
-    if token in "23/%":
-        return "percent" if token == "%" else token
-    for word in (token, ALIASES.get(lower, lower), lower.removesuffix("s"), lower.removesuffix("es")):
-        word = ALIASES.get(word, word)
-        if word in "23/" or word in NOUNS:
-            return word
-        if name := _physical(word):
+    if token == "%" or lower in MODIFIERS:
+        return "percent" if token == "%" else lower
+    if lower in NO_UNIT:
+        return ""
+    for word in (token, lower, lower.removesuffix("s"), lower.removesuffix("es")):
+        if name := word if word in NOUNS else _physical(word):
             return name
-    return lower.removesuffix("s") if len(lower) > 2 and lower not in NO_UNIT and lower in _words(prompt) else ""
+    if _physical(token[1:]) and token[0] in "kMGTmcdnu":
+        return f"{token[0]} {_physical(token[1:])}"
+    return lower.removesuffix("s") if len(lower) > 2 and lower in _words(prompt) else ""
 
 
 @lru_cache(maxsize=4096)

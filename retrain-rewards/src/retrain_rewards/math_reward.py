@@ -67,10 +67,10 @@ class MathReward:
     def _judged(self, reference: Wanted, answer: str, prompt: str) -> Score:
         from math_verify import verify
 
-        golds = reference.golds
+        golds, targets = reference.golds, parsed(answer)
         reasons = [] if any(not isinstance(gold, str) for gold in golds) else ["the reference has no value"]
         for gold in golds:
-            for target in parsed(answer):
+            for target in targets:
                 try:
                     if verify(gold, target, timeout_seconds=None, raise_on_error=True):
                         return Score.of(float(not self.strict or self._is_answer(reference, answer, target, prompt)))
