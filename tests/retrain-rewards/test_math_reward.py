@@ -185,9 +185,15 @@ def test_the_time_limit_is_a_part_of_the_one_for_scoring(plugins: Plugins) -> No
 
 
 @pytest.mark.parametrize(
-    "where", ["retrain_rewards.answer_form.syntax_tree", "math_verify.parse", "math_verify.verify"]
+    ("where", "error"),
+    [
+        ("retrain_rewards.answer_form.syntax_tree", MemoryError),
+        ("math_verify.parse", MemoryError),
+        ("math_verify.parse", RecursionError),
+        ("math_verify.verify", MemoryError),
+        ("math_verify.verify", RecursionError),
+    ],
 )
-@pytest.mark.parametrize("error", [MemoryError, RecursionError])
 def test_running_out_of_memory_is_no_verdict(
     reward: MathReward, where: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,9 +93,9 @@ def parsed(formula: str) -> tuple[Any, ...]:
     try:
         if "answer" not in formula.lower():
             return value_of(formula)
-    except (MemoryError, RecursionError):
+    except MemoryError:
         raise
-    except Exception:  # not LaTeX mathematics
+    except Exception:  # not LaTeX mathematics, or nested too deeply for the parser
         pass
     try:
         return tuple(parse(boxed(formula), parsing_timeout=None, raise_on_error=True))
