@@ -80,6 +80,19 @@ def test_an_honest_reward_passes() -> None:
     )
 
 
+def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
+    class Graded(Honest):
+        def score(self, example: Example, text: str) -> Any:
+            return 0.2 + 0.2 * super().score(example, text)
+
+    strict, lenient, fitting = (audited(Graded(), correct_above=above) for above in (0.5, 0.1, 0.3))
+    assert (strict.gold_correct, lenient.gold_correct, fitting.gold_correct) == (0, 4, 4)
+    assert ("error", "gold") in found(strict)
+    assert lenient.others.correct == lenient.others.tried
+    assert fitting.others.correct == 0
+    assert fitting.ok
+
+
 class AcceptsEmpty(Honest):
     def score(self, example: Example, text: str) -> Any:
         return 1.0 if not text.strip() else super().score(example, text)
