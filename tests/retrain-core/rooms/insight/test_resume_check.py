@@ -138,7 +138,8 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
         "its checksum differs, yet every line can be read; "
         "undo the change or add --resume-anyway"
     ]
-    assert "1 token files are missing, the first is" in found["not_restored"][0]["detail"]
+    (lost,) = found["not_restored"]
+    assert lost["part"] == "records" and lost["detail"].startswith("1 token file is missing, first ")
     refused = command("--resume", LOG)
     assert refused.code == 2
     assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err

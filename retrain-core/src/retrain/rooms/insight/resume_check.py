@@ -81,7 +81,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     obstacles += map(str, restore_obstacles(plan.checkpoint, checked, plugins))
     lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
     lost += [Item(part=str(change.kind), detail=str(change)) for change in plan.refused]
-    lost += [Item(part="not refused", detail=notice) for notice in plan.notices]
+    lost += [Item(part="changed", detail=notice) for notice in plan.input_notices]
     if mode is CheckpointMode.ADAPTER_ONLY:
         lost.append(Item(part="optimizer", detail=WHY_MODE[mode].format(name=name)))
     lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
@@ -128,7 +128,7 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
     yield Item(part="seed", detail=str(plan.seed))
-    if plan.has_identity and not plan.refused:
+    if plan.has_identity and not plan.changes:
         yield Item(part="inputs", detail=_inputs(identity))
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]

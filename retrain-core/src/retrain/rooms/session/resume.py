@@ -77,10 +77,15 @@ class ResumePlan:
         return [*(str(each) for each in (*self.differences, *self.refused)), *self.records.damaged]
 
     @property
-    def notices(self) -> list[str]:
-        """What is told, and keeps the run from nothing."""
+    def input_notices(self) -> list[str]:
+        """Changes of code and libraries that keep no run from resuming."""
         told = [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
-        return [*([] if self.has_identity else [NO_IDENTITY]), *told, *self.records.notices]
+        return [*([] if self.has_identity else [NO_IDENTITY]), *told]
+
+    @property
+    def notices(self) -> list[str]:
+        """Everything that is told and recorded, and keeps no run from resuming."""
+        return [*self.input_notices, *self.records.notices]
 
     @property
     def has_new_inputs(self) -> bool:

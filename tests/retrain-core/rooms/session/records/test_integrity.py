@@ -101,7 +101,7 @@ def test_token_files_are_named_too(made: tuple[Path, dict[str, Any]]) -> None:
         file.unlink()
     found = check_records(run, state)
     assert found.damaged == ()
-    assert found.notices[0].startswith(f"2 token files are missing, the first is {files[3]}")
+    assert found.notices[0].startswith(f"2 token files are missing, first {files[3]}: ")
     for file in files[3:5]:
         file.write_bytes(before[file])
 

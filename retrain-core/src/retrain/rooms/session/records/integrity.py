@@ -51,8 +51,8 @@ def check_records(run: Path, state: Mapping[str, Any], others: Iterable[Mapping[
     found += [f"{len(bad) - MOST_NAMED} more token files are damaged"] if len(bad) > MOST_NAMED else []
     notices: tuple[str, ...] = ()
     if missing:
-        first = f"the first is {missing[0]}; `retrain credit` cannot show their steps"
-        notices = (f"{len(missing)} token files are missing, {first}",)
+        files = "1 token file is" if len(missing) == 1 else f"{len(missing)} token files are"
+        notices = (f"{files} missing, first {missing[0]}: `retrain credit` cannot show such a step",)
     return RecordCheck(digests=digests, damaged=tuple(found), notices=notices)
 
 
