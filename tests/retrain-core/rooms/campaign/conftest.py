@@ -157,6 +157,7 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
     `run_campaign`.
     """
     monkeypatch.setattr(schedule, "POLL_S", 0.0)
+    loaded: list[Plugins] = []
 
     def call(
         campaign: str,
@@ -168,7 +169,9 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         launcher: Finishes | None = None,
         **options: Any,
     ) -> list[str]:
-        launcher, plugins = launcher or Finishes(), load_plugins({})
+        launcher = launcher or Finishes()
+        plugins = loaded[0] if loaded else load_plugins({})  # at the first campaign: tests install distributions
+        loaded[:] = [plugins]
         monkeypatch.setattr(session, "_launcher", lambda campaign, plugins: launcher)
         file = write(f"max_steps = 4\n{campaign}\n", conditions)
         text = file.read_text().replace('devices = "cpu"', devices)

@@ -13,6 +13,7 @@ import pytest
 from retrain.api import Job
 from retrain.kernel.errors import ResumeError, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.identity.collect import collect_identity
 from retrain.rooms.session.identity.copies import write_inputs
@@ -39,6 +40,7 @@ class Recording:
     """
 
     pid = None
+    plugins: Plugins | None = None
 
     def __init__(self, code: int = 0, before: Callable[[Job], None] = lambda job: None) -> None:
         self.code, self.before = code, before
@@ -49,7 +51,7 @@ class Recording:
         self.before(job)
         self.started.append(job.name)
         self.argv.append(job.argv)
-        plugins = load_plugins({})
+        plugins = self.plugins = self.plugins or load_plugins({})
         checked = load_checked([next(word for word in job.argv if word.endswith(".toml"))], plugins)
         identity = collect_identity(checked.config, plugins, checked.tables)
         write_inputs(job.folder, identity)

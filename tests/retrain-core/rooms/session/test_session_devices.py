@@ -60,7 +60,10 @@ def written(folder: str = "a") -> str:
     return str(tomllib.loads(Path(folder, "config.toml").read_text())["backend"]["devices"])
 
 
-@pytest.mark.parametrize(("gpus", "used", "why"), [("", "cpu", "there is no GPU"), ("gpu:0", "gpu:0", "it is there")])
+@pytest.mark.parametrize(
+    ("gpus", "used", "why"),
+    [("", "cpu", "there is no GPU"), pytest.param("gpu:0", "gpu:0", "it is there", marks=pytest.mark.slow)],
+)
 def test_the_default_takes_what_is_there_and_says_so(run: Run, gpus: str, used: str, why: str) -> None:
     outcome = run(gpus=gpus)
     assert outcome.code == 0, outcome.err
@@ -83,6 +86,7 @@ def test_what_somebody_set_is_an_error_before_data_and_model(run: Run, tmp_path:
     assert "Trained on" not in outcome.out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_devices(run: Run) -> None:
     more = ("--max-steps", "3")
     assert run().code == 0
@@ -98,6 +102,7 @@ def test_a_resumed_run_keeps_its_devices(run: Run) -> None:
     assert "backend.devices was 'cpu' and is now 'gpu:0'" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run: Run) -> None:
     assert run(gpus="gpu:0").code == 0
     outcome = run("--resume", "a", "--max-steps", "3")
@@ -108,7 +113,7 @@ def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run: Run) -> None:
     assert (written(), recorded()["devices"]["used"]) == ("cpu", "cpu")
 
 
-@pytest.mark.parametrize("asked", [(), ("--devices", "cpu")])
+@pytest.mark.parametrize("asked", [(), pytest.param(("--devices", "cpu"), marks=pytest.mark.slow)])
 def test_a_run_that_recorded_no_devices_is_resumed_with_what_is_there(run: Run, asked: tuple[str, ...]) -> None:
     """Earlier versions wrote `gpu:0` to `config.toml`, and trained on the CPU."""
     assert run().code == 0
@@ -127,6 +132,7 @@ def test_a_run_that_recorded_no_devices_is_resumed_with_what_is_there(run: Run, 
     assert (recorded()["devices"]["used"], written()) == ("cpu", "cpu")
 
 
+@pytest.mark.slow
 def test_a_former_run_on_a_gpu_is_not_continued_on_the_cpu(run: Run) -> None:
     assert run(gpus="gpu:0").code == 0
     former = recorded()
