@@ -141,6 +141,9 @@ def test_gamed_answers_score_0(judge: Judge) -> None:
         ("10", r"\binom{5}{2} = 10", ""),
         ("5", "x = 2 + 3 = 5", ""),
         ("5", r"x \approx 5", ""),
+        # a column as it is often written, and thousands
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1 & 2\end{pmatrix}^T", ""),
+        ("1000", "1{,}000", ""),
         # units
         ("5", r"5\text{ marbles}", "How many marbles are left?"),
         ("5", r"5\text{ floops}", "How many floops are left?"),
@@ -222,7 +225,7 @@ OTHER_TEXTS = (
 )
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [34, pytest.param(170, marks=pytest.mark.slow)])
 def test_formulas_are_parsed_as_math_verify_does(reward: MathReward, count: int) -> None:
     from math_verify import parse
 

@@ -5,6 +5,7 @@ import pytest
 from retrain_rewards.answer_form import fingerprint, form_of, is_finished, is_literal, kind_of, reduced
 
 FINISHED = (
+    *(r"\ln 1.5", r"0.5\pi", r"\begin{pmatrix}1 & 2\end{pmatrix}^T"),
     *(
         "5",
         "-5",
@@ -44,6 +45,7 @@ FINISHED = (
     *(r"\begin{pmatrix}1 & \frac{1}{2}\\3 & 4\end{pmatrix}", r"\frac{1}{5}\begin{pmatrix}1\\2\end{pmatrix}"),
 )
 UNFINISHED = (
+    *(r"\sqrt{0.25}", r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}^T", r"1.5 \cdot 2"),
     *(
         "348+217",
         "348 217",

@@ -141,8 +141,9 @@ def _is_closed(form: Form) -> bool:
     """Whether a number without a literal of its own, such as `2\\sqrt{3}`, is as simple as sympy makes it at once."""
     if form.is_Pow and form.exp.is_Integer and abs(form.exp) > 1 and not form.base.is_NumberSymbol:
         return False
-    value = form.doit()
-    if value.is_rational or value.is_Float or value.is_finite is False:
+    exact = {number: sympy.Rational(str(number)) for number in form.atoms(sympy.Float)}
+    value = form.xreplace(exact).doit()
+    if value.is_rational or value.is_finite is False:
         return False
     return not form.is_Function or bool(value.has(type(form)))
 
@@ -290,8 +291,12 @@ class _Form(_Value):
         return self.mat_mul_flat(first, rest) if first.is_Matrix or rest.is_Matrix else self.mul_flat(first, rest)
 
     def convert_postfix(self, postfix: Any) -> Form:
-        drops = any(op.eval_at() or op.transpose() for op in postfix.postfix_op())
-        return _computed(postfix) if drops else super().convert_postfix(postfix)
+        operators = postfix.postfix_op()
+        value = super().convert_postfix(postfix)
+        is_vector = isinstance(value, sympy.MatrixBase) and 1 in value.shape  # `(1, 2)^T` is how a column is written
+        if any(op.eval_at() or (op.transpose() and not is_vector) for op in operators):
+            return _computed(postfix)
+        return value
 
     def convert_exp(self, exp: Any) -> Form:
         return _computed(exp) if exp.subexpr() else super().convert_exp(exp)
