@@ -1,4 +1,4 @@
-"""Milliseconds of processor time that a start spends on the inputs of a run: `python benchmarks/inputs.py [--files 200] [--repeat 15]`.
+"""Processor time that a start spends on the inputs of a run: `python benchmarks/inputs.py [--files 200] [--repeat 15]`.
 
 A project of many modules is written, of which the reward imports the first, and each module the next ones, with a data
 file beside it. Hashing it all, installed plugins included, and keeping the copies are measured in this process, with

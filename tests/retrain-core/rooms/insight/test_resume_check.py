@@ -139,7 +139,8 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
         "undo the change or add --resume-anyway"
     ]
     (lost,) = found["not_restored"]
-    assert lost["part"] == "records" and lost["detail"].startswith("1 token file is missing, first ")
+    assert lost["part"] == "records"
+    assert lost["detail"].startswith("1 token file is missing, first ")
     refused = command("--resume", LOG)
     assert refused.code == 2
     assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err

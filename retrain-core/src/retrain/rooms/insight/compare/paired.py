@@ -62,8 +62,11 @@ def bca_interval(diffs_N: Floats, *, level: float) -> tuple[float, float] | None
 
     options: dict[str, Any] = {"method": "BCa", "n_resamples": RESAMPLES, "confidence_level": level}
     stream = _STREAMS.stream("compare", "bootstrap")
-    interval = bootstrap((diffs_N,), np.mean, **options, rng=stream).confidence_interval
-    low, high = float(interval.low), float(interval.high)
+    peak = float(np.abs(diffs_N).max())
+    # Rounded, so that means that tie in one unit tie in every unit: they decide on which side of 0 a limit lies.
+    unitless_N = np.round(diffs_N / peak, 12)
+    interval = bootstrap((unitless_N,), np.mean, **options, rng=stream).confidence_interval
+    low, high = peak * float(interval.low), peak * float(interval.high)
     return (low, high) if np.isfinite(low) and np.isfinite(high) else None
 
 
