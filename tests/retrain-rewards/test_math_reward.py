@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,6 +25,15 @@ def build(plugins: Plugins, **scoring: object) -> MathReward:
     context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins)
     made: MathReward = resolve(plugins, Kind.REWARD, "math", where="test").target(context)
     return made
+
+
+@pytest.fixture(autouse=True)
+def lasting_time_limits() -> Iterator[None]:
+    """No callbacks of the garbage collector: Hypothesis times it in one, and a time limit raised there is lost."""
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = callbacks
 
 
 @pytest.fixture(scope="session")
