@@ -194,6 +194,11 @@ def test_the_prompt_may_be_a_chat(judge: Judge) -> None:
         assert judge("(x-1)(x+1)", "(x+1)(x-1)", prompt) == 1.0
 
 
+@pytest.mark.parametrize("unit", [r"\(", "$", r"\[ 1.5 ", "1.5 + ", "{", r"\frac{1.5}{", "x 1.5; ", "\x00"])
+def test_a_hostile_prompt_costs_no_more_than_a_bounded_time(judge: Judge, unit: str) -> None:
+    assert judge(r"\frac{1}{4}", "0.250", unit * (400_000 // len(unit))) in (0.0, 1.0)
+
+
 @pytest.mark.parametrize("exponent", [-5, -19, -34])
 def test_small_numbers_agree_within_the_relative_tolerance(judge: Judge, exponent: int) -> None:
     reference = rf"4 \times 10^{{{exponent}}}"

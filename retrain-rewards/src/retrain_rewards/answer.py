@@ -17,6 +17,8 @@ from retrain_rewards.boxed import boxed
 TOLERANCE = 1e-3  # relative, beside math-verify's six decimals, which say nothing of numbers below them
 SMALL = 5e-4  # from here on the six decimals are the stricter bound
 CACHED = 4096
+MAX_PROMPT = 8000  # characters of a prompt, and
+MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
 # What math-verify's parser drops without a word.
 _SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z]'+\s*$")
 _PERCENT = re.compile(r"%|percent|pct")
@@ -274,7 +276,8 @@ def _fingerprints(form: Any) -> tuple[str, str]:
 @lru_cache(maxsize=CACHED)
 def _forms_in(prompt: str, letters: frozenset[str]) -> tuple[tuple[str, str], ...]:
     """Fingerprints of the expressions of a prompt that have just these letters."""
-    forms = (_form(text) for text in _expressions(prompt) if _letters(text) == letters)
+    texts = [text for text in _expressions(prompt[:MAX_PROMPT]) if _letters(text) == letters]
+    forms = (_form(text) for text in texts[:MAX_EXPRESSIONS])
     return tuple(dict.fromkeys(_fingerprints(form) for form in forms if form is not None))
 
 

@@ -34,7 +34,11 @@ def retrain_register_rewards(register: Register) -> None:
     """`match`, `math`, `judge`, `custom`."""
     rewards = (
         ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
-        ("math", "1 when the last box is mathematically equal to the reference, else 0", "math_reward:make_math"),
+        (
+            "math",
+            "1 when the last box is an answer, mathematically equal to the reference, else 0",
+            "math_reward:make_math",
+        ),
         ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
         ("custom", "a function of yours: [reward] custom_module, custom_function", "custom.reward:make_custom"),
     )
