@@ -94,6 +94,9 @@ GIVEN = {
             "from retrain.advantages import TransformSpec\n\ndef flat():\n    return TransformSpec(name='flat')\n"
         ),
         "plugins/typo.py": "import numpyy\n",
+        "public.toml": (
+            '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
+        ),
         "old.toml": (
             '[backend]\nbackend = "prime_rl"            # sampled by a running stack\n'
             'prime_rl_transport = "zmq"      # one machine\n# the port that the cluster leaves open\n'
@@ -112,6 +115,11 @@ IN_ORDER = (
     "docs/pages/testing.md",
     "retrain-tinker/README.md",
     "retrain-prime-rl/README.md",
+)
+# What a newcomer types; `nox -s proofs` types the lines of all pages.
+TYPED_FIRST = (
+    *("README.md", "docs/pages/getting-started.md", "docs/pages/command-line.md", "docs/pages/plugins.md"),
+    *("retrain-tinker/README.md", "retrain-prime-rl/README.md"),
 )
 # The one page that trains at full length; elsewhere the environment shortens what a line does not fix itself.
 FULL_LENGTH = "docs/pages/index.md"

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tests.docs.command_plan import (
     IN_ORDER,
     NOT_RUN,
     SHOWN,
+    TYPED_FIRST,
     lines_to_run,
     pages_to_run,
     stands_for,
@@ -91,7 +92,7 @@ def test_every_entry_of_the_lists_is_a_line_of_its_page() -> None:
             assert why, (page, entry)
     for page, codes in EXIT_CODES.items():
         assert set(codes) <= set(lines[page])
-    assert {*IN_ORDER, *SHOWN, *GIVEN, FULL_LENGTH} <= set(lines)
+    assert {*IN_ORDER, *SHOWN, *GIVEN, *TYPED_FIRST, FULL_LENGTH} <= set(lines)
     assert set(IN_ORDER) <= {name_of(page) for page in pages_to_run()}
 
 
@@ -148,19 +149,31 @@ def _type_what_a_person_types_next(installed: Installed, folder: Path) -> None:
     assert list(here.glob("logs/campaign_*/report.html"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
-    """One test, so that tests in parallel make one environment."""
-    _type_what_a_person_types_next(installed, tmp_path / "next")
-    by_name = {name_of(page): page for page in pages_to_run()}
+def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> list[str]:
+    """Type the lines of these pages; what failed. Pages that change the environment come last, one after another."""
+    by_name = {name_of(page): page for page in pages}
     free = [page for name, page in by_name.items() if name not in IN_ORDER]
 
     def run(page: Path) -> list[str]:
-        return _type_page(installed, page, tmp_path / name_of(page).replace("/", "-"))
+        return _type_page(installed, page, folder / name_of(page).replace("/", "-"))
 
     with ThreadPoolExecutor(WORKERS) as workers:
         failed = [each for found in workers.map(run, free) for each in found]
     assert installed.distributions() == FOUR  # what follows installs the others
-    failed += [each for name in IN_ORDER for each in run(by_name[name])]
+    return failed + [each for name in IN_ORDER if name in by_name for each in run(by_name[name])]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_lines_that_a_newcomer_types_work_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
+    _type_what_a_person_types_next(installed, tmp_path / "next")
+    failed = _type_pages(installed, [page for page in pages_to_run() if name_of(page) in TYPED_FIRST], tmp_path)
+    assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
+    """One test, so that tests in parallel make one environment."""
+    failed = _type_pages(installed, pages_to_run(), tmp_path)
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)
