@@ -69,7 +69,7 @@ def hostile_texts() -> list[str]:
     return texts + [f"{kinds[n % len(kinds)]} {n}" for n in range(1000 - len(texts))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_hostile_completions_each_end_in_one_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_run(folder: Path) 
         assert line["probe_gap_max"] < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_dies_for_good_leaves_a_valid_checkpoint(folder: Path) -> None:
     process, port = start(TINY)
     run = through(f"http://127.0.0.1:{port}", "--max-steps", "50", "--inference-retry-s", "2")
@@ -147,7 +147,7 @@ def test_a_server_that_dies_for_good_leaves_a_valid_checkpoint(folder: Path) -> 
         assert line.get("logprob_gap_max", 0.0) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_during_a_hanging_request_saves_and_says_resume_me(folder: Path) -> None:
     process, port = start(TINY)
     try:

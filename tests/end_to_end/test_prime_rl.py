@@ -74,7 +74,7 @@ def test_files_carry_the_steps_and_a_half_written_broadcast_is_waited_for(stack,
     assert "(placeholder)" in outcome.out + outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sockets_carry_the_steps_while_ranks_join_late_and_one_is_restarted(stack, server):
     made = stack(transport="zmq")
     made.write_toml(server)
@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_goes_on_with_the_trainer_where_it_is(stack, server
     check_nothing_is_half_written(log)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_weights_are_replaced_between_pause_and_resume(stack, tmp_path_factory):
     server = start_server(tmp_path_factory.mktemp("own"))  # its base model changes
     try:

@@ -65,7 +65,7 @@ def rates(lines: list[dict[str, object]]) -> tuple[float, float]:
     return found[0], found[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_of_reasoning_gym_is_learnt_by_its_own_verifier(tmp_path: Path) -> None:
     before, after = rates(trained(configured(tmp_path, CHAIN_SUM, steps=20)))
     assert before < 0.65

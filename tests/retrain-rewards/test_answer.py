@@ -108,7 +108,7 @@ def test_right_answers_score_1(judge: Judge) -> None:
         assert judge(pair.reference, pair.answer, pair.prompt) == 1.0, pair
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_right_form_of_1000_is_lost_and_no_gamed_one_of_500_is_won(judge: Judge) -> None:
     right, gamed = list(right_pairs(1000)), list(gamed_pairs(500))
     assert len({(pair.reference, pair.answer) for pair in right}) > 800
