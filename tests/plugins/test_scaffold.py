@@ -1,7 +1,7 @@
 """`retrain plugin new` for every kind: from the command to a passing `pytest` and the name in `retrain plugins`.
 
 All kinds are installed by one pip and tested by one pytest; one after the other, as somebody would type it and within a
-minute each, are two kinds at every change and the others in `nox -s slow`.
+minute each, are two kinds at every change and the others in `nox -s proofs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retrain.kernel.types import Kind
 from retrain.rooms.cli.main import run
 from retrain.rooms.scaffold.kinds import KINDS, slug, template
 from tests.end_to_end.running import SCRIPT
-from tests.shared import made_once, mostly_slow
+from tests.shared import made_once
 
 LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is
 SLUGS = [slug(kind) for kind in KINDS]
@@ -64,7 +64,10 @@ def python(*words: str) -> tuple[str, ...]:
     return (sys.executable, *words)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(SLUGS, "transform", "reward"))
+# All kinds at once are tried below, in `nox -s slow`.
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("transform", "reward") else pytest.mark.long) for kind in SLUGS]
+)
 def test_from_the_command_to_passing_tests_and_the_name_in_the_list(kind: str, tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
     told = newcomer.types(str(SCRIPT), "plugin", "new", f"my-{kind}", "--kind", kind, "--no-input")
