@@ -90,8 +90,8 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
             fix = f"repair or reinstall {entries[0].owner.distribution}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
             continue
-        former = {} if model is None else {n: note for n in options if (note := note_on(f"{path}.{n}"))}
-        former = {name: note for name, note in former.items() if model and name not in model.model_fields}
+        unknown = [name for name in options if model and name not in model.model_fields]
+        former = {name: note for name in unknown if (note := note_on(f"{path}.{name}"))}
         problems += [
             Problem(where=f"{config.place(path)}.{name}", what=f"unknown option {name!r}", fix=note)
             for name, note in former.items()

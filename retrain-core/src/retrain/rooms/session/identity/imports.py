@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import site
-import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from retrain.kernel.config.toml_file import open_regular
 
 MAX_SOURCE_BYTES = 2**22  # what a larger source imports is not looked for
 _FORMS = (
@@ -158,11 +159,11 @@ def imported_names(module: Module) -> Iterator[str]:
     if not module.file.endswith((".py", ".pyw")):
         return
     try:
-        status = os.stat(module.file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SOURCE_BYTES:
-            return
-        text = Path(module.file).read_bytes()
+        with open_regular(Path(module.file)) as source:
+            text = source.read(MAX_SOURCE_BYTES + 1)
     except OSError:
+        return
+    if len(text) > MAX_SOURCE_BYTES:
         return
     text = _NO_STATEMENT.sub(b"", text)
     for match in (_ANY_STATEMENT if _OTHER_WAYS.search(text) else _STATEMENT).finditer(text):
