@@ -109,6 +109,15 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def toy_arguments(toys: Path, tokenizer_folder: Path) -> list[str]:
+    """Arguments of a short run of the toys, without its number of steps."""
+    parts = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
+    parts += ["--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
+    parts += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
+    return [*parts, "--data-instruction", "", "--temperature", "1.0"]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """Exit code and output of one command."""

@@ -58,13 +58,10 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Run:
+def run(command: Callable[..., Any], toy_arguments: list[str], tmp_path: Path) -> Run:
     (tmp_path / "pacers.py").write_text(PACER)
     (tmp_path / "small_backend.py").write_text(BACKEND)
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
     return lambda *arguments: command(*base, *arguments)
 
 

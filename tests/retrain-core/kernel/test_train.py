@@ -16,12 +16,9 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Run:
+def run(command: Command, toy_arguments: list[str], tmp_path: Path) -> Run:
     """`run("--lr", "1")`: a short run of the toys; returns the command's result."""
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
 
     def call(*arguments: str) -> Any:
         return command(*base, *arguments)

@@ -31,14 +31,11 @@ def retrain_save_state(run): return {"stopping": {"n": 1}}
 
 @pytest.fixture
 def stopped(
-    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, tmp_path: Path
+    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
 ) -> Path:
     """A run of four steps that was stopped within the last one."""
     distribution("retrain-stopping", {"stopping": STOPPING})
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "1"]
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]
     assert command(*base).code == 75
     return tmp_path / LOG
 

@@ -48,14 +48,11 @@ def retrain_phase(run, step, phase):
 
 @pytest.fixture
 def run(
-    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, tmp_path: Path
+    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
 ) -> Run:
     """`run("deleted", "scoring", 2)`: a run of four steps to whose folder that is done in that phase."""
     distribution("retrain-losing", {"losing": LOSING})
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "1"]
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]
 
     def call(action: str, phase: str, step: int, *arguments: str) -> Any:
         (tmp_path / "act.txt").write_text(f"{phase}:{step}:{action}")

@@ -75,14 +75,11 @@ def create(context): return Swallowing(replace(context, params=Options()))
 
 @pytest.fixture
 def run(
-    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, tmp_path: Path
+    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
 ) -> Run:
     """`run("--lr", "1")`: a short run of the toys; `run(act={...})` lets the plugin act once."""
     distribution("retrain-counting", {"counting": COUNTING, "swallowing": SWALLOWING}, entry="counting")
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "2"]
+    base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
     base += ["--eval-examples", "3", "--eval-every", "2", "--eval-samples", "2"]
 
     def call(*arguments: str, act: dict[str, Any] | None = None) -> Any:

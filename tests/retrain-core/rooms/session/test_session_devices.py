@@ -34,14 +34,11 @@ def retrain_tasks_loaded(): Path("loaded").touch()
 
 @pytest.fixture
 def run(
-    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, tmp_path: Path
+    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
 ) -> Run:
     """`run("--devices", "cpu", gpus="gpu:0")`: a run of the toys to its end, or of `--resume`."""
     distribution("retrain-machine", {"machine": MACHINE})
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--log-dir", "a"]
+    base = [*toy_arguments, "--max-steps", "2", "--log-dir", "a"]
 
     def call(*arguments: str, gpus: str = "") -> Any:
         (tmp_path / "machine.txt").write_text(f"cpu {gpus}")
