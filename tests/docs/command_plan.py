@@ -13,6 +13,7 @@ SERVICE = "needs a service and its key"
 HOURS = "measures for minutes and rewrites the page; tests/end_to_end/test_benchmarks.py runs each benchmark, shortened"
 MATRIX = "makes an environment of its own; .ci/run types it as it stands"
 TOOL = "jq and less are not ours, and `tail -f` never ends"
+REAL = "needs a model of 93 MB; `nox -s real` makes and trains it"
 FAILED = "needs a run whose reward failed; tests/retrain-core/rooms/insight/test_score_command.py replays one"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
@@ -54,6 +55,11 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/prime-rl.md": {
         "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
         "retrain prime_rl.toml": "needs PRIME-RL's trainer and inference server",
+    },
+    "docs/pages/real-model.md": {
+        'pip install -c constraints.txt "./retrain-local[smollm2]"': REAL,
+        "python -m retrain_local.smollm2 smollm2": REAL,
+        "retrain": REAL,
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
     "docs/pages/scale.md": {

@@ -66,9 +66,21 @@ def test_all_that_exist_can_be_asked_for_and_not_one_more(load: Load) -> None:
         load("arithmetic", options=everything | {"size": 282})
 
 
+def test_a_range_of_operands_holds_for_every_operation(load: Load) -> None:
+    loaded = load("arithmetic", options={"size": 27, "operands": [7, 9]})
+    problems = {QUESTION.fullmatch(example.prompt).groups() for example in loaded.examples}
+    assert problems == {(left, sign, right) for left in "789" for sign in "+-*" for right in "789"}
+    with pytest.raises(ConfigError, match="10 distinct problems wanted, but only 9 exist"):
+        load("arithmetic", options={"size": 10, "operands": [7, 9], "operations": ["+"]})
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"size": 0}, {"sise": 5}, {"operations": ["/"]}, {"operations": []}, {"digits": 7}, {"seed": -1}, {"size": "5"}],
+    [
+        *({"size": 0}, {"sise": 5}, {"operations": ["/"]}, {"operations": []}, {"digits": 7}, {"seed": -1}),
+        *({"size": "5"}, {"operands": [2]}, {"operands": [3, 2]}, {"operands": [-1, 2]}, {"operands": [0, 10**6]}),
+        {"operands": [2, 12], "digits": 2},
+    ],
 )
 def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None:
     with pytest.raises(AssertionError, match="Problem"):

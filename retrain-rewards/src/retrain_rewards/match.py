@@ -1,12 +1,16 @@
-r"""The `match` reward: the boxed answer equals the reference, as text."""
+r"""The `match` reward: the boxed answer, or the last number, equals the reference, as text."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
+from retrain_rewards.tables import RewardTable
+
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)  # the minus of 5-3 is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,27 +18,36 @@ class MatchReward:
     """1.0 when the last box of a completion equals the reference, else 0.0; both are trimmed, white space collapsed.
 
     A completion without a box scores 0.0. Nothing is normalised beyond white space: `0.5` is not `1/2`.
+    With `reads_numbers` the answer is the last number instead, without commas: for models too small to write boxes.
     RewardError on an empty reference, which would make silence correct.
     """
 
     needs_reference: ClassVar[bool] = True
+    reads_numbers: bool = False
 
     def score(self, example: Example, text: str) -> Score:
         """Score one completion."""
         reference = collapsed(example.reference)
         if not reference:
             raise RewardError(f"example {example.id} has an empty reference: nothing can match it")
-        answer = last_boxed(text)
-        return Score.of(float(answer is not None and collapsed(answer) == reference))
+        answer = last_number(text) if self.reads_numbers else last_boxed(text)
+        wanted = reference.replace(",", "") if self.reads_numbers else reference
+        return Score.of(float(answer is not None and collapsed(answer) == wanted))
 
     def gold(self, example: Example) -> str:
-        """The reference in a box: it must score 1."""
-        return boxed(example.reference)
+        """The reference, in a box where boxes are read: it must score 1."""
+        return example.reference if self.reads_numbers else boxed(example.reference)
 
 
 def make_match(context: PluginContext) -> MatchReward:
-    """The `match` reward; it has no parameters."""
-    return MatchReward()
+    """The `match` reward."""
+    return MatchReward(reads_numbers=context.config.table("reward", RewardTable).answer == "last_number")
+
+
+def last_number(text: str) -> str | None:
+    """The last number of `text` as it is written, without the commas between thousands; None when there is none."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
 
 
 def collapsed(text: str) -> str:

@@ -18,6 +18,7 @@ class RewardTable(Table):
 
     type: str = key("match", "Reward: match, math, judge, custom or a plugin.", names=Kind.REWARD)
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
+    answer: Literal["box", "last_number"] = key("box", "What of a completion is its answer (match).")
     unfinished: Literal["refuse", "accept"] = key(
         "refuse", "What still has to be computed, where the reference is a finished value (math)."
     )

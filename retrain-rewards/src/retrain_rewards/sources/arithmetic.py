@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Seeds, Table, key
 from retrain_rewards.sources.collector import Collector
@@ -25,13 +25,26 @@ class ArithmeticOptions(Table):
     seed: int = key(0, "Seed of the choice of problems, independent of the run's.", ge=0)
     operations: Operations = key(["+", "-", "*"], "Operations, in equal shares.")
     digits: int = key(2, "Digits at most; a product has one digit times exactly so many.", ge=1, le=MAX_DIGITS)
+    operands: list[int] = key([], "Smallest and largest operand, instead of digits: [2, 12].")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.operands and "digits" in self.model_fields_set:
+            raise ValueError("digits and operands exclude each other: remove one of the two")
+        if self.operands and not (
+            len(self.operands) == 2 and 0 <= self.operands[0] <= self.operands[1] < 10**MAX_DIGITS
+        ):
+            raise ValueError(
+                f"operands = {self.operands}: give the smallest and the largest, from 0 to {10**MAX_DIGITS - 1}"
+            )
+        return self
 
 
 class Arithmetic:
     """`size` distinct problems, in an order that depends on the options alone.
 
     Operands of `+` and `-` run over [0, 10^digits), so differences may be negative; a product has one factor in [1, 9]
-    and one of exactly `digits` digits, in either order.
+    and one of exactly `digits` digits, in either order. With `operands` those of all three run over that range.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -42,7 +55,9 @@ class Arithmetic:
     def load(self) -> LoadedData:
         """Draw the problems; ConfigError when fewer than `size` exist."""
         options = self.options
-        counts: dict[str, int] = {sign: count_pairs(sign, options.digits) for sign in options.operations}
+        counts: dict[str, int] = {
+            sign: count_pairs(sign, options.digits, options.operands) for sign in options.operations
+        }
         possible = sum(counts.values())
         if possible < options.size:
             raise ConfigError(
@@ -54,7 +69,7 @@ class Arithmetic:
             )
         collector = Collector(source="arithmetic")
         for sign, index in _draw(shares(options.size, counts), counts, options):
-            left, right = pair(sign, index, options.digits)
+            left, right = pair(sign, index, options.digits, options.operands)
             question = QUESTION.format(left=left, sign=sign, right=right)
             collector.add(question, str(VALUE[sign](left, right)), place=question, task="arithmetic")
         return collector.finish(where=self.where, read_from=f"seed {options.seed}")
@@ -65,15 +80,20 @@ def make_arithmetic(context: PluginContext) -> Arithmetic:
     return Arithmetic(context)
 
 
-def count_pairs(sign: str, digits: int) -> int:
+def count_pairs(sign: str, digits: int, operands: Sequence[int] = ()) -> int:
     """Number of distinct ordered pairs of operands."""
+    if operands:
+        return (1 + operands[1] - operands[0]) ** 2
     if sign != "*":
         return _power_of_ten(2 * digits)
     return 81 if digits == 1 else 2 * 9 * _wide(digits)
 
 
-def pair(sign: str, index: int, digits: int) -> tuple[int, int]:
+def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tuple[int, int]:
     """The operands of problem `index`, in [0, count_pairs)."""
+    if operands:
+        left, right = divmod(index, 1 + operands[1] - operands[0])
+        return operands[0] + left, operands[0] + right
     if sign != "*":
         return divmod(index, _power_of_ten(digits))
     if digits > 1:
@@ -101,7 +121,9 @@ def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOpt
     """Problems in turn from each operation, so that every stretch of the data has all of them."""
     seeds = Seeds(options.seed)
     drawn = {
-        sign: seeds.stream("arithmetic", sign, options.digits).choice(counts[sign], share, replace=False)
+        sign: seeds.stream("arithmetic", sign, *(options.operands or [options.digits])).choice(
+            counts[sign], share, replace=False
+        )
         for sign, share in wanted.items()
     }
     for turn in range(max(wanted.values())):

