@@ -94,15 +94,6 @@ def test_windows_soft_caps_and_sinks(window: int | None, given: dict[str, Any], 
 
 
 @kernels_run
-def test_keys_are_cut_into_stretches_as_rows_get_few() -> None:
-    kernels = make_kernels(132)
-    assert kernels.splits(1, 8, 40_960) == 32
-    assert kernels.splits(1, 8, 64) == 1
-    assert kernels.splits(128, 8, 40_960) == 2
-    assert kernels.splits(4096, 8, 40_960) == 1
-
-
-@kernels_run
 @pytest.mark.parametrize("multiprocessors", [1, 20])
 def test_a_row_without_keys_gathers_zeros(multiprocessors: int) -> None:
     case = Case([5, 300], shape(4, 2, 32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -114,11 +115,13 @@ def test_what_stands_between_products(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     numbers = f"*{dtype}"
     types = {"x": numbers, "weight": numbers, "y": numbers, "x_row": "i32", "eps": "fp32"}
-    compiled(kernels._rms_norm, types, {"SIZE": 2560, "TILE": 4096}, capability, num_warps=8)
+    made = [compiled(kernels._rms_norm, types, {"SIZE": 2560, "TILE": 4096}, capability, num_warps=8)]
     types = dict.fromkeys(("qkv", "cos", "sin", "norm", "out"), numbers)
     types |= strides("qkv_row", "qkv_head", "angle_row") | {"eps": "fp32"}
     for has_norm in (True, False):
         constants = {"HEADS": 40, "HALF": 64, "TILE": 64, "HAS_NORM": has_norm}
-        compiled(kernels._turn_heads, types, constants, capability, num_warps=1)
+        made += [compiled(kernels._turn_heads, types, constants, capability, num_warps=1)] * has_norm
     types = {"gate_up": numbers, "y": numbers, "row_stride": "i32"}
-    compiled(kernels._swiglu, types, {"INNER": 9728, "TILE": 1024}, capability, num_warps=4)
+    made.append(compiled(kernels._swiglu, types, {"INNER": 9728, "TILE": 1024}, capability, num_warps=4))
+    if dtype == "bf16":  # rounded, then multiplied in 16 bits: of two products in fp32 the compiler drops the rounding
+        assert all(re.search(r"(mul|fma\.rn)\.bf16", each.asm["ptx"]) for each in made)

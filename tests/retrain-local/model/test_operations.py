@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from retrain_local.model import operations
 from retrain_local.model.operations import Turn, rms_norm, split_heads, swiglu
 
 EPS = 1e-5
@@ -51,6 +53,18 @@ def test_norm_works_in_fp32_inside() -> None:
     assert found.dtype == torch.bfloat16
     expected = plain_norm(x.double(), torch.ones(64).double(), EPS)
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("norm", [rms_norm, operations._fused_norm, operations._plain_rms_norm])
+def test_every_norm_rounds_where_transformers_does(norm: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Before the product with the weight: a CPU, CUDA, and what torch.compile gets."""
+    theirs = LlamaRMSNorm(256, EPS).bfloat16()
+    x = drawn(50, 256).bfloat16() * 3
+    with torch.no_grad():
+        theirs.weight.copy_(1 + drawn(256) * 0.3)
+        found, expected = norm(x, theirs.weight, EPS), theirs(x)
+    # the mean of squares may be summed in another order, which moves a few numbers by a rounding
+    assert (found != expected).float().mean() < 0.002
 
 
 def test_nothing_but_zeros_is_no_division_by_zero() -> None:

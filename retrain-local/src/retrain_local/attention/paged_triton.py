@@ -12,13 +12,12 @@ import triton
 from torch import Tensor
 
 from retrain_local.attention.paged_kernels import attend, join, store
-from retrain_local.attention.pages import LARGEST
+from retrain_local.attention.pages import LARGEST, key_stretches
 from retrain_local.decoder import Scores
 
 TILE_HEADS = 16  # the least number of rows that a tensor core multiplies
 TILE_BYTES = 2**14  # of keys, as much of values, loaded while those before are worked on
 PROGRAMS_PER_SM = 8
-MAX_SPLITS = 32
 
 
 class TritonPages:
@@ -26,12 +25,6 @@ class TritonPages:
 
     def __init__(self, multiprocessors: int) -> None:
         self._programs = PROGRAMS_PER_SM * multiprocessors
-
-    def splits(self, rows: int, kv_heads: int, max_keys: int) -> int:
-        """Stretches per row: enough programs to fill the device, none meant for fewer than 128 keys."""
-        wanted: int = triton.next_power_of_2(triton.cdiv(self._programs, rows * kv_heads))
-        sensible: int = triton.next_power_of_2(max_keys) // 128
-        return max(1, min(wanted, MAX_SPLITS, sensible))
 
     def read(
         self,
@@ -48,7 +41,7 @@ class TritonPages:
         rows, heads, size = queries_BHD.shape
         block_size, kv_heads, value_size = values.shape[1:]
         max_keys = tables_BM.shape[1] * block_size
-        splits = self.splits(rows, kv_heads, max_keys)
+        splits = key_stretches(self._programs, rows * kv_heads, max_keys)
         queries_BHD = _last_dense(queries_BHD)
         out_BHD = queries_BHD.new_empty(rows, heads, value_size)
         parts, sums = out_BHD, out_BHD

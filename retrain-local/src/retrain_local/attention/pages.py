@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ STORED = {
     "fp8": torch.float8_e4m3fn,
 }  # by `kv_cache_dtype`; auto: the model's
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # stored value of the largest element of a head
+SHORTEST_STRETCH, MAX_STRETCHES = 128, 32
 
 
 class PagedKernels(Protocol):
@@ -52,6 +54,17 @@ class PagedKernels(Protocol):
 
         `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
         """
+
+
+def key_stretches(programs: int, heads: int, max_keys: int) -> int:
+    """Stretches, a power of two, into which the keys of each of `heads` (rows x key heads) are cut for `programs`.
+
+    Two stretches cost a second launch per layer, which joins them, so the ratio is rounded to the nearest power rather
+    than up: an H100 asks for 8 x 132 = 1,056 programs, and 128 rows of 8 key heads fill 1,024 of them uncut. No stretch
+    is meant for fewer than 128 keys.
+    """
+    wanted = 2 ** round(math.log2(max(1.0, programs / heads)))
+    return max(1, min(wanted, MAX_STRETCHES, 2 ** math.ceil(math.log2(max(1, max_keys))) // SHORTEST_STRETCH))
 
 
 def as_bytes(stored: Tensor) -> Tensor:

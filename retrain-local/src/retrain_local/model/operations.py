@@ -31,12 +31,10 @@ class Turn:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside; `weight` is frozen.
 
-    `weight` has the size of the last axis, or of the last two where heads have weights of their own.
+    The quotient is rounded to x's dtype before it is multiplied, as transformers' modules do. `weight` has the size of the last axis, or of the last two where heads have weights of their own.
     """
-    if x.is_cuda:  # one kernel there, several on a CPU
-        own = weight.dim() == 1
-        normed = functional.rms_norm(x, (x.shape[-1],), weight if own else None, eps)
-        return normed if own else normed * weight
+    if x.is_cuda:
+        return _fused_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return _normed(x, weight, eps)[0]
     y: Tensor = _RmsNorm.apply(x, weight, eps)
@@ -181,6 +179,11 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
         torch.mul(gradients[0], functional.silu(gate) if gated is None else gated, out=of_up)
         torch.ops.aten.silu_backward.grad_input(gradients[0] * up, gate, grad_input=of_gate)
         return g
+
+
+def _fused_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One kernel on CUDA, several on a CPU; given the weight, it would round once, after the product with it."""
+    return functional.rms_norm(x, (x.shape[-1],), None, eps) * weight
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

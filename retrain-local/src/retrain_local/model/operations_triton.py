@@ -77,10 +77,10 @@ def _rms_norm(x, weight, y, x_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
     inside = at < SIZE
     wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    # rounded before multiplying with the weight, as the trainer does
-    normed = (wide * scale).to(y.dtype.element_ty).to(tl.float32)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * SIZE + at, (normed * w).to(y.dtype.element_ty), mask=inside)
+    # Rounded before the product with the weight, as the trainer does. The product is in 16 bits as well: with both
+    # widened to fp32, the compiler would drop the rounding as a cast to and fro.
+    normed = (wide * scale).to(y.dtype.element_ty)
+    tl.store(y + row * SIZE + at, normed * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -109,10 +109,8 @@ def _turn_heads(  # type: ignore[no-untyped-def]
     if HAS_NORM:
         scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
         w = norm + head * (2 * HALF) + at
-        first_w = tl.load(w, mask=inside, other=0.0).to(tl.float32)
-        second_w = tl.load(w + HALF, mask=inside, other=0.0).to(tl.float32)
-        first = (first * scale).to(out.dtype.element_ty).to(tl.float32) * first_w
-        second = (second * scale).to(out.dtype.element_ty).to(tl.float32) * second_w
+        first = ((first * scale).to(out.dtype.element_ty) * tl.load(w, mask=inside, other=0.0)).to(tl.float32)
+        second = ((second * scale).to(out.dtype.element_ty) * tl.load(w + HALF, mask=inside, other=0.0)).to(tl.float32)
     c = tl.load(cos + row * angle_row + at, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin + row * angle_row + at, mask=inside, other=0.0).to(tl.float32)
     target = out + (row * HEADS + head) * (2 * HALF) + at
@@ -126,6 +124,5 @@ def _swiglu(gate_up, y, row_stride, INNER: tl.constexpr, TILE: tl.constexpr):  #
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < INNER
     gate = tl.load(gate_up + row * row_stride + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + INNER + at, mask=inside, other=0.0).to(tl.float32)
-    gated = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * INNER + at, (gated * up).to(y.dtype.element_ty), mask=inside)
+    up = tl.load(gate_up + row * row_stride + INNER + at, mask=inside, other=0.0)
+    tl.store(y + row * INNER + at, (gate * tl.sigmoid(gate)).to(y.dtype.element_ty) * up, mask=inside)
