@@ -17,6 +17,7 @@ ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of it
 LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
 WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
+PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
 
 # ---------------------------------------------------------------- what was measured, for the estimate

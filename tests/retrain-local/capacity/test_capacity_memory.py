@@ -67,6 +67,18 @@ def test_what_is_always_there_by_hand() -> None:
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
 
+def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
+    large = replace(SHAPE, vocabulary=sizes.PREPACK_FROM // SHAPE.hidden)
+    for shape, work, head in (
+        (large, WORK, 4 * sizes.PREPACK_FROM),
+        (replace(large, vocabulary=large.vocabulary - 1), WORK, 0),
+        (replace(large, is_native=False), WORK, 0),
+        (large, replace(WORK, is_served=True), None),
+    ):
+        resident = estimate(shape, work).phases[0].resident
+        assert resident.get("sampler") == (None if head is None else SHAPE.adapted_elements * 4 + head)
+
+
 def test_training_by_hand() -> None:
     parts = phase(estimate(SHAPE, WORK), "training").parts
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token

@@ -14,7 +14,7 @@ from torch import Tensor
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Decoder
-from retrain_local.model import projection
+from retrain_local.model import prepacked, projection
 from retrain_local.model.checkpoint import Published, load_state, save_state
 from retrain_local.model.pair import Pair
 from retrain_local.plugin import BUILTIN_MODELS
@@ -27,13 +27,13 @@ CPU = torch.device("cpu")
 
 
 def tensors_of(thing: object, seen: set[int] | None = None) -> dict[int, Tensor]:
-    """Every tensor that an object holds, by the address of its memory."""
+    """Every tensor that an object holds, by the address of its memory; prepacked ones have none."""
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return {}
     seen.add(id(thing))
     if isinstance(thing, Tensor):
-        return {thing.untyped_storage().data_ptr(): thing}
+        return {} if thing.is_mkldnn else {thing.untyped_storage().data_ptr(): thing}
     if isinstance(thing, list | tuple):
         parts = list(thing)
     elif isinstance(thing, dict):
@@ -50,6 +50,12 @@ def size(tensors: dict[int, Tensor]) -> int:
     return sum(t.untyped_storage().nbytes() for t in tensors.values())
 
 
+def own(pair: Pair) -> dict[int, Tensor]:
+    """The tensors of the sampler that the trained decoder does not hold."""
+    trained = tensors_of(pair.trained)
+    return {address: t for address, t in tensors_of(pair.sampler).items() if address not in trained}
+
+
 @pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
 def test_frozen_weights_exist_once_and_never_drift(
     model_folder: Path, make_pair: MakePair, shaken: Shaken, merge_limit: int, monkeypatch: pytest.MonkeyPatch
@@ -59,12 +65,11 @@ def test_frozen_weights_exist_once_and_never_drift(
     frozen = tensors_of(pair.trained)
     adapter = {p.untyped_storage().data_ptr() for p in pair.parameters.values()}
     before = {address: t.clone() for address, t in frozen.items() if address not in adapter}
-    own = {address: t for address, t in tensors_of(pair.sampler).items() if address not in frozen}
     matrices = 4 * 4 * (128 * 128 + 2 * 64 * 128 + 128 * 128 + 3 * 384 * 128)  # bytes of q, k v, o, gate up down
     if merge_limit:
-        assert matrices < size(own) < 1.01 * matrices
+        assert matrices < size(own(pair)) < 1.01 * matrices
     else:
-        assert size(own) < 0.25 * matrices
+        assert size(own(pair)) < 0.25 * matrices
     shaken(pair)
     for _ in range(20):
         pair.publish()
@@ -123,6 +128,35 @@ def test_several_samplers_and_an_adapter_that_is_handed_over(
         pair.publish(kept)
         for sampler in pair.samplers:
             assert torch.equal(logits_of(sampler, ids_N), published)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+def test_prepacked_matrices_change_no_logit(
+    model_folder: Path,
+    make_pair: MakePair,
+    shaken: Shaken,
+    logits_of: LogitsOf,
+    ids_N: Tensor,
+    merge_limit: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With every matrix in oneDNN's layout; none of this model is large enough otherwise."""
+    if not prepacked.can_prepack(dtype):
+        pytest.skip("PyTorch has no prepacked product here")
+    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    plain = make_pair(model_folder, sampler_dtype=dtype)
+    shaken(plain)
+    plain.publish()
+    monkeypatch.setattr(prepacked, "PREPACK_FROM", 1)
+    packed = make_pair(model_folder, sampler_dtype=dtype)
+    with torch.inference_mode():
+        packed.publish(plain.adapter)
+        found, wanted = logits_of(packed.sampler, ids_N), logits_of(plain.sampler, ids_N)
+        assert float((found - wanted).abs().max()) < (1e-4 if dtype == torch.float32 else 6e-2)
+    if merge_limit or dtype != torch.float32:
+        assert size(own(packed)) < 0.5 * size(own(plain))  # no plain copy stays beside the prepacked one
 
 
 def test_the_published_adapter_is_saved_beside_the_trained_one(

@@ -14,6 +14,7 @@ from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
+from retrain_local.model.prepacked import Matrix
 from retrain_local.model.projection import Projection
 from retrain_local.model.weights import LayerWeights, Weights
 
@@ -35,13 +36,21 @@ class LlamaDecoder:
     """
 
     def __init__(
-        self, architecture: Architecture, weights: Weights, projections: Sequence[Projections], *, parameters: int
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        projections: Sequence[Projections],
+        *,
+        head: Matrix,
+        parameters: int,
     ) -> None:
+        """`head` holds the numbers of `weights.head`, for products without a gradient."""
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.shape = _shape(architecture, parameters)
         self.recompute = False
         self._operations = Operations()
         self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
+        self._sampled_head = head
         self._eps = architecture.norm_eps
         frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
         self._frequencies_P = frequencies_P.to(self.device)
@@ -75,7 +84,9 @@ class LlamaDecoder:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """See `Decoder`."""
-        return functional.linear(hidden_MD, self._head)
+        if torch.is_grad_enabled():
+            return functional.linear(hidden_MD, self._head)
+        return self._sampled_head.linear(hidden_MD)
 
 
 class _Layer:

@@ -13,6 +13,7 @@ from retrain_local.model.architecture import Architecture
 from retrain_local.model.llama import LlamaDecoder, Projections
 from retrain_local.model.model_files import Folder
 from retrain_local.model.pair import Lora, Pair, Placement
+from retrain_local.model.prepacked import Matrix, frozen_matrix
 from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
 from retrain_local.model.quantised import SampledFp8, takes_fp8
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
@@ -26,17 +27,23 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
     total = weights.count + sum(p.numel() for p in parameters.values())
     targets = (name.rpartition(".")[2] for name in matrices(architecture))
-    is_merged = _is_merged(weights)
+    is_light = sum(linear.weight.numel() for linear in _linears(weights)) <= projection.MERGE_LIMIT
+    is_merged = is_light and weights.embedding.dtype == torch.float32
     kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
-    trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], total)
+    head = frozen_matrix(weights.head, may_copy=is_light)
+    trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], head, total)
     samplers: list[LlamaDecoder] = []
     published: list[list[Sampled]] = []
     for device in place.samplers:
         with folder.refusals(device):
-            there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
-            published.append([_sampled(linear, lora.rank, place, is_merged=is_merged) for linear in there])
             theirs = weights.to(device, place.sampler_dtype)
-            samplers.append(_decoder(architecture, theirs, published[-1], total))
+            may_copy = is_light or theirs.embedding is not weights.embedding
+            there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
+            published.append(
+                [_sampled(linear, lora.rank, place, is_merged=is_merged, may_copy=may_copy) for linear in there]
+            )
+            their_head = head if theirs.head is weights.head else frozen_matrix(theirs.head, may_copy=may_copy)
+            samplers.append(_decoder(architecture, theirs, published[-1], their_head, total))
             samplers[-1].fuse()
 
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
@@ -57,18 +64,12 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     )
 
 
-def _is_merged(weights: Weights) -> bool:
-    """Whether both sides compute with W + scale B A: small models in fp32, where rounding loses none of the update."""
-    adapted = sum(linear.weight.numel() for linear in _linears(weights))
-    return bool(weights.embedding.dtype == torch.float32 and adapted <= projection.MERGE_LIMIT)
-
-
-def _sampled(linear: Linear, rank: int, place: Placement, *, is_merged: bool) -> Sampled:
+def _sampled(linear: Linear, rank: int, place: Placement, *, is_merged: bool, may_copy: bool) -> Sampled:
     if place.is_quantised and takes_fp8(linear):
         return SampledFp8(linear, rank)
     if is_merged and linear.weight.dtype == torch.float32:
         return SampledMerged(linear)
-    return SampledLowRank(linear, rank)
+    return SampledLowRank(linear, rank, may_copy=may_copy)
 
 
 def _linears(weights: Weights) -> list[Linear]:
@@ -76,8 +77,8 @@ def _linears(weights: Weights) -> list[Linear]:
 
 
 def _decoder(
-    architecture: Architecture, weights: Weights, projections: Sequence[Projection], parameters: int
+    architecture: Architecture, weights: Weights, projections: Sequence[Projection], head: Matrix, parameters: int
 ) -> LlamaDecoder:
     grouped = zip(*[iter(projections)] * 4, strict=True)
     layers = [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]
-    return LlamaDecoder(architecture, weights, layers, parameters=parameters)
+    return LlamaDecoder(architecture, weights, layers, head=head, parameters=parameters)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain_local.model.adapter import Adapter, merge
+from retrain_local.model.prepacked import frozen_matrix, own_matrix
 from retrain_local.model.weights import Linear
 from retrain_local.sizes import MERGE_LIMIT as MERGE_LIMIT
 
@@ -59,29 +60,31 @@ class SampledMerged:
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
-        self._weight = linear.weight.clone()
+        self._merged = own_matrix(linear.weight)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See `Projection`."""
-        return functional.linear(x_NI, self._weight, self._linear.bias)
+        return self._merged.linear(x_NI, self._linear.bias)
 
     def take(self, adapter: Adapter) -> None:
         """See `Sampled`."""
-        merge(adapter, self._linear.weight, self._weight)
+        weight = self._linear.weight
+        self._merged.take(merge(adapter, weight, torch.empty_like(weight)))
 
 
 class SampledLowRank:
     """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
 
-    def __init__(self, linear: Linear, rank: int) -> None:
-        self._linear = linear
+    def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True) -> None:
+        """`may_copy`: whether W may be prepacked, which takes its size again where others hold the tensor."""
+        self._frozen, self._bias = frozen_matrix(linear.weight, may_copy=may_copy), linear.bias
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
         self._b = weight.new_zeros(weight.shape[0], parts * rank)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See `Projection`."""
-        y_NO = functional.linear(x_NI, self._linear.weight, self._linear.bias)
+        y_NO = self._frozen.linear(x_NI, self._bias)
         return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
 
     def take(self, adapter: Adapter) -> None:
