@@ -93,6 +93,12 @@ def proofs(session: nox.Session) -> None:
     _pytest(session, *(session.posargs or ["tests"]), marked="long and not gpu and not server")
 
 
+@nox.session(default=False, venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Prove everything that needs a GPU, here and in this environment, in under 25 minutes; options: gpu.py --help."""
+    session.run(sys.executable, "benchmarks/gpu.py", *session.posargs, external=True)
+
+
 @nox.session(default=False, python=["3.11", "3.12", "3.13"])
 @nox.parametrize("backend", tuple(TESTED_BACKENDS), ids=tuple(TESTED_BACKENDS))
 def matrix(session: nox.Session, backend: str) -> None:

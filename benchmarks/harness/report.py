@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.figures import Spread
 
-PLACES = ("--json", "--markdown", "--peer-python", "--folder")
+PLACES = ("--json", "--markdown", "--peer-python", "--folder", "--carried")
 WIDTH = 128
 QUIET = 0.7  # load average at the start beyond which a table says so
 END = "<!-- end of benchmark -->"

@@ -22,6 +22,7 @@ COMMANDS = {
     "train": ["train.py", "--quick"],
     "vocabulary": ["train.py", "--quick", "--vocabulary", "1", "2"],
     "scale": ["scale.py", "--quick"],
+    "gpu": ["gpu.py", "--device", "cpu", "--parts", "rates", "decode", "train tiny", "step", "generate", "16 GB"],
 }
 PEER = "RETRAIN_TRL_PYTHON"  # an interpreter that has TRL
 
@@ -51,7 +52,8 @@ def run(*arguments: str) -> str:
 def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
     document, page = tmp_path / "figures.json", tmp_path / "page.md"
     page.write_text(f"# Page\n\n<!-- benchmark: {name} -->\nold\n<!-- end of benchmark -->\n\nAfter.\n")
-    printed = run(*COMMANDS[name], "--json", str(document), "--markdown", str(page))
+    folder = ["--folder", str(tmp_path / "models")] if name == "gpu" else []
+    printed = run(*COMMANDS[name], *folder, "--json", str(document), "--markdown", str(page))
     figures = json.loads(document.read_text())
     assert figures["benchmark"] == name
     assert figures["versions"]["torch"]

@@ -1,0 +1,230 @@
+"""The whole proof on a GPU: `python benchmarks/gpu.py --json gpu.json [--minutes 25] [--markdown PAGE]`.
+
+Tests that need a GPU, decoding against the memory's bandwidth, training against the rate of products, whole steps
+against the sum of both limits, `transformers`' generate beside them, kernel tables, and the promise of 16 GB; on random
+weights in the shape of Qwen3-4B and 0.6B. Each part is a process with a time limit. `--json` is rewritten after every
+figure and read at the start: the same command continues where the last one was cut off.
+
+A machine without network is brought what it lacks: `python benchmarks/gpu.py --wheels DIR` gathers it here (17 MB), and
+there `python benchmarks/gpu.py --carried DIR ...` uses it. `--report` measures nothing and writes the page alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import report
+from harness.machine import ROOT, machine
+from harness.proof import DONE, Part, Proof
+
+WORKER = [sys.executable, str(Path(__file__).parent / "workers/gpu_part.py")]
+LARGE, SMALL = "qwen3-4b", "qwen3-0.6b"
+# What a machine with PyTorch, transformers and PEFT lacks, for its Python; ours are built from the tree.
+CARRIED = (
+    *("plotly", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "datasets"),
+    *("multiprocess", "dill", "tzdata", "latex2sympy2_extended", "antlr4_python3_runtime==4.13.2", "math_verify"),
+    *(
+        "text_unidecode",
+        "arrow",
+        "tomlkit",
+        "tomli_w",
+        "cookiecutter",
+        "python_dotenv",
+        "python_slugify",
+        "binaryornot",
+    ),
+)
+OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
+FP8 = {"inference": {"dtype": "fp8"}}
+COMPILED = {"backend": {"options": {"compile": True}}}
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def main() -> None:
+    """Gather wheels, or measure what is not there yet; then write the page."""
+    options = _options()
+    if options.wheels:
+        gather(options.wheels, options.python_version)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part in progress is ended too
+    if options.carried:
+        _install(options.carried, options.folder / "carried")
+    missing = []
+    if options.report:
+        proof = Proof.opened(options.json)
+    else:
+        _need_device(options.device)
+        proof = Proof.opened(options.json, machine(options.device))
+        missing = proof.run(_chosen(options), options.folder, 60 * options.minutes, time.monotonic)
+    found = table(proof.machine, proof.parts)
+    print(found)
+    if options.markdown:
+        report.paste(options.markdown, "gpu", found)
+    if missing:
+        sys.exit(f"not done: {', '.join(missing)}; the same command continues")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="figures; also the state")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table into this page")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no part goes on for longer than this in all")
+    parser.add_argument("--parts", nargs="+", default=[], metavar="TEXT", help="those whose name holds one of these")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "retrain-gpu", help="for models")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it works")
+    parser.add_argument("--list", action="store_true", help="name the parts and their limits")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the page from --json")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="gather what a machine without network lacks")
+    parser.add_argument("--python-version", default="3.12", help="of that machine")
+    parser.add_argument("--carried", type=Path, metavar="DIR", help="install what --wheels gathered, without network")
+    options = parser.parse_args()
+    if options.list:
+        for part in plan(options.device):
+            print(f"{part.limit_s:5.0f} s  {part.name}")
+        sys.exit()
+    return options
+
+
+def plan(device: str) -> list[Part]:
+    """All parts, the most telling first; on a CPU the same with the built-in model and small sizes."""
+    if device == "cpu":
+        return _plan(device, {"tiny": "tiny"}, decode=[[2, 4, 32], [1, 1, 32]], new=16, step=[2, 4, 25, 16], row=160)
+    decode = [[8, 16, 1024], [8, 16, 256], [1, 16, 1024], [1, 1, 1024]]
+    return _plan(device, {"4B": LARGE, "0.6B": SMALL}, decode=decode, new=72, step=[8, 16, 256, 1024], row=10_240)
+
+
+def _plan(
+    device: str, shapes: Mapping[str, str], *, decode: list[list[int]], new: int, step: list[int], row: int
+) -> list[Part]:
+    first = next(iter(shapes))
+
+    def part(name: str, kind: str, limit_s: float, shape: str = "", **settings: Any) -> Part:
+        given = {"kind": kind, "device": device, "shape": shapes.get(shape, ""), **settings}
+        return Part(name=name, command=WORKER, settings=given, limit_s=limit_s)
+
+    kv8 = {"inference": {"kv_cache_dtype": "fp8" if device == "cuda" else "int8"}}
+    found = [
+        part("rates", "machine_rates", 60, bytes=2**31 if device == "cuda" else 2**26),
+        part("tests", "tests", 330, files=gpu_tests()),
+    ]
+    for name in shapes:
+        found += [
+            part(f"decode {name}", "sampling", 240, name, sizes=decode, new=new),
+            part(f"train {name}", "optimizing", 210, name, size=step, steps=2),
+            part(f"step {name}", "whole_step", 240, name, size=step, steps=2),
+            part(f"generate {name}", "generating", 150, name, sizes=decode[:2], new=new),
+        ]
+    found += [
+        part(f"decode {first}, 8-bit keys and values", "sampling", 120, first, sizes=decode[:1], new=new, tables=kv8),
+        part(f"16 GB {first}", "memory", 420, first, size=[*step[:3], row]),
+        part(f"train {first}, compiled", "optimizing", 210, first, size=step, steps=2, tables=COMPILED),
+    ]
+    if device == "cuda":  # no CPU computes with 8-bit weights
+        one = part(f"decode {first}, 8-bit weights", "sampling", 120, first, sizes=decode[:1], new=new, tables=FP8)
+        found.append(one)
+    return found
+
+
+def gpu_tests() -> list[str]:
+    """Test files that run on a GPU alone, or otherwise in Triton's interpreter."""
+    files = sorted((ROOT / "tests/retrain-local").rglob("test_*.py"))
+    marks = ("pytest.mark.gpu", "@kernels_run")
+    return [str(file.relative_to(ROOT)) for file in files if any(mark in file.read_text("utf-8") for mark in marks)]
+
+
+def _chosen(options: argparse.Namespace) -> list[Part]:
+    parts = plan(options.device)
+    chosen = [part for part in parts if not options.parts or any(text in part.name for text in options.parts)]
+    return chosen or sys.exit(f"no part is named {' or '.join(options.parts)}: {', '.join(p.name for p in parts)}")
+
+
+def _need_device(device: str) -> None:
+    """End with the reason where PyTorch sees no GPU, before anything is made."""
+    question = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else f'PyTorch {torch.__version__}')"
+    asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
+    if device == "cuda" and asked.returncode:
+        seen = asked.stderr.strip().splitlines()[-1:] or ["PyTorch"]
+        sys.exit(f"no CUDA device: {seen[0]} sees none. --device cpu shows, with small sizes, that the parts work")
+
+
+def gather(folder: Path, version: str) -> None:
+    """Wheels for that Python on Linux, of what the machine lacks, and ours built from this tree."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip"]
+    target = ["--python-version", version, "--implementation", "cp", *_each("--platform", PLATFORMS)]
+    only = ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    subprocess.run([*pip, "download", "--quiet", *only, *target, *CARRIED], check=True)
+    paths = [str(ROOT / name) for name in OURS]
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *paths], check=True)
+    size = sum(file.stat().st_size for file in folder.glob("*.whl"))
+    print(f"{len(list(folder.glob('*.whl')))} wheels, {size / 1e6:.1f} MB in {folder}")
+
+
+def _each(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def _install(wheels: Path, target: Path) -> None:
+    """Unpack the wheels and let this process and all parts import them."""
+    files = [str(file) for file in sorted(wheels.glob("*.whl"))]
+    if not files:
+        sys.exit(f"no wheels in {wheels}: `--wheels {wheels}` gathers them where there is a network")
+    options = ["--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *files], check=True)
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(target), *([before] if before else [])])
+
+
+def table(where: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """What was found as Markdown; that nothing was, where nothing was."""
+    rows = [row for name, part in parts.items() for row in _rows(name, part)]
+    if not rows:
+        return "No figure has been measured on a GPU yet."
+    lines = ["| part | of it | measured | limit | reached | wanted |", "|---|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lost = [f"{name} ({part['status']})" for name, part in parts.items() if part["status"] != DONE]
+    told = f"`{report.command_line()}`; {report.describe(where)}."
+    told += f" Not done: {', '.join(lost)}." if lost else ""
+    return "\n".join([*lines, "", *textwrap.wrap(told, report.WIDTH, break_long_words=False, break_on_hyphens=False)])
+
+
+def _rows(name: str, part: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a part, by the fields that its figures have."""
+    rows = []
+    for of, figure in part["figures"].items():
+        if "fraction" in figure:
+            told = [f"{figure['step_ms']:.2f} ms a token step", f"{figure['least_ms']:.2f} ms"]
+            told += [f"{figure['fraction']:.0%}", "60 %" if "8-bit" not in name and of == "128 x 1024" else ""]
+        elif "step_ms" in figure:
+            told = [f"{figure['step_ms']:.2f} ms a token step", "", "", ""]
+        elif "mfu" in figure:
+            told = [f"{min(figure['step_s']):.2f} s", f"{figure['tflop']:.0f} Tflop", f"{figure['mfu']:.0%}", "45 %"]
+        elif "times_the_limit" in figure:
+            limit_s = figure["sample_limit_s"] + figure["train_limit_s"]
+            told = [f"{min(figure['step_s']):.2f} s", f"{limit_s:.2f} s", f"{figure['times_the_limit']:.2f} x", "1.6 x"]
+        elif "exit_code" in figure:
+            counts = [f"{figure[key]} {key}" for key in ("passed", "failed", "error", "skipped") if figure.get(key)]
+            told = [", ".join(counts) or "none ran", "", "", "all pass"]
+        elif "long_s" in figure or "pack_tokens" in figure:
+            told = [f"peak {figure['peak_gb'] or 0:.1f} GB", "16 GB", "", ""]
+        elif "bytes_per_s" in figure:
+            told = [f"{figure['bytes_per_s'] / 1e12:.2f} TB/s, {figure['operations_per_s'] / 1e12:.0f} Tflop/s"]
+            told += ["", "", ""]
+        else:
+            continue
+        rows.append([name, of, *told])
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The GPU proof without a GPU: its parts survive being cut off, go on where they ended, and fill the page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# Prints the figures that it is asked for and lacks; "hang" starts a child that would outlive it, "fail" is a failure.
+WORKER = """
+import json, os, subprocess, sys
+settings = json.load(open(sys.argv[1]))
+for name in settings["do"]:
+    if name == "hang" and not os.path.exists(settings["pids"]):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        open(settings["pids"], "w").write(str(child.pid))
+        child.wait()
+    if name == "fail":
+        sys.exit("this part is broken")
+    if name not in settings["had"]:
+        print("figure " + json.dumps({name: {"had": settings["had"]}}), flush=True)
+"""
+
+
+@pytest.fixture
+def proof(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("harness.proof")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu")
+
+
+def parts(proof: Any, folder: Path, limit_s: float = 60, **do: list[str]) -> list[Any]:
+    command = [sys.executable, "-c", WORKER]
+    pids = str(folder / "child")
+    return [
+        proof.Part(name=name, command=command, settings={"do": each, "pids": pids}, limit_s=limit_s)
+        for name, each in do.items()
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof: Any, tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    plan = parts(proof, tmp_path, 3, one=["a", "hang", "b"], broken=["c", "fail"], two=["d"])
+    left = proof.Proof.opened(file, {"card": "first"}).run(plan, tmp_path / "work", 100, time.monotonic)
+    assert left == ["one", "broken"]
+    found = json.loads(file.read_text())["parts"]
+    assert {name: part["status"] for name, part in found.items()} == {
+        "one": "cut off",
+        "broken": "failed",
+        "two": "done",
+    }
+    assert [list(part["figures"]) for part in found.values()] == [["a"], ["c"], ["d"]]
+    assert "this part is broken" in found["broken"]["output"]
+    assert not is_alive(int((tmp_path / "child").read_text())), "what a part started ends with it"
+    again = proof.Proof.opened(file, {"card": "second"})
+    assert [part.name for part in again.order(plan)] == ["one", "broken"]
+    assert again.run(plan, tmp_path / "work", 100, time.monotonic) == ["broken"]
+    document = json.loads(file.read_text())
+    assert document["card"] == "second"
+    assert document["parts"]["one"]["figures"]["b"] == {"had": ["a"]}
+    assert document["parts"]["one"]["seconds"] > found["one"]["seconds"]
+
+
+def test_nothing_is_started_that_the_time_does_not_allow(proof: Any, tmp_path: Path) -> None:
+    now = iter([0.0, 0.0, 85.0, 90.0])  # the first part takes 85 seconds
+    plan = parts(proof, tmp_path, first=["a"], second=["b"])
+    opened = proof.Proof.opened(tmp_path / "gpu.json", {})
+    assert opened.run(plan, tmp_path / "work", 100, lambda: next(now)) == ["second"]
+    assert list(opened.parts) == ["first"]
+
+
+def test_a_proof_that_is_killed_has_its_figures_on_disk(proof: Any, tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    script = (
+        f"import sys, time; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "from pathlib import Path; from harness.proof import Part, Proof\n"
+        f"settings = {{'do': ['a', 'hang'], 'pids': {str(tmp_path / 'child')!r}}}\n"
+        f"part = Part(name='one', command=[sys.executable, '-c', {WORKER!r}], settings=settings, limit_s=60)\n"
+        f"Proof.opened(Path({str(file)!r}), {{}}).run([part], Path({str(tmp_path)!r}), 100, time.monotonic)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    part = json.loads(file.read_text())["parts"]["one"]
+    assert (part["status"], list(part["figures"])) == ("cut off", ["a"])
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # the part, which waited for it, ends by itself
+
+
+def test_the_page_says_that_nothing_was_measured_or_what_was(gpu: Any, tmp_path: Path) -> None:
+    assert gpu.table({}, {}) == "No figure has been measured on a GPU yet."
+    where = {
+        "date": "2026-01-02",
+        "card": "NVIDIA X",
+        "versions": {"torch": "2"},
+        "commit": "abc",
+        "load_at_start": 0.0,
+    }
+    decode = {"step_ms": 10.0, "least_ms": 6.7, "fraction": 0.67}
+    step = {"step_s": [12.0, 11.0], "sample_limit_s": 4.0, "train_limit_s": 2.0, "times_the_limit": 1.9}
+    text = gpu.table(
+        where,
+        {
+            "decode 4B": {"status": "done", "figures": {"128 x 1024": decode, "kernels": {"wall_s": 1.0}}},
+            "step 4B": {"status": "cut off", "figures": {"step": step}},
+        },
+    )
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows[2] == "| decode 4B | 128 x 1024 | 10.00 ms a token step | 6.70 ms | 67% | 60 % |"
+    assert rows[3] == "| step 4B | step | 11.00 s | 6.00 s | 1.90 x | 1.6 x |"
+    assert len(rows) == 4
+    assert "NVIDIA X" in text
+    assert "Not done: step 4B (cut off)." in " ".join(text.split())
+
+
+def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu: Any) -> None:
+    plan = {part.name: part for part in gpu.plan("cuda")}
+    assert len(plan) == len(gpu.plan("cuda")), "each name stands for one part"
+    assert plan["decode 4B"].settings["sizes"][0] == [8, 16, 1024]
+    files = plan["tests"].settings["files"]
+    assert {Path(file).name for file in files} >= {"test_gpu.py", "test_gpu_attention.py", "test_paged_triton.py"}
+    assert all((BENCHMARKS.parent / file).is_file() for file in files)
+
+
+def test_without_a_gpu_the_command_says_so_and_makes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--folder", str(tmp_path / "models")]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no CUDA device" in done.stderr
+    assert "--device cpu" in done.stderr
+    assert list(tmp_path.iterdir()) == []
