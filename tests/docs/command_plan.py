@@ -51,6 +51,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/train.py --json ...": HOURS,
         "python benchmarks/train.py --vocabulary ...": HOURS,
         "python benchmarks/scale.py ...": HOURS,
+        "python benchmarks/gpu.py ...": "needs a GPU; tests/end_to_end/test_gpu_proof.py and test_benchmarks.py",
     },
     "docs/pages/prime-rl.md": {
         "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
