@@ -17,10 +17,14 @@ from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, Tra
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
-from retrain_local.options import LocalOptions
+from retrain_local.options import LocalOptions, ModelKeys
 
 VOCABULARY = 512
 STOP = (500, 501)
+
+
+class Model(schema.ModelTable, ModelKeys):
+    """`[model]` with the key that this distribution adds."""
 
 
 class Inference(BaseModel):
@@ -81,9 +85,10 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         inference: dict[str, Any] | None = None,
         alpha: int = 0,
         options: dict[str, Any] | None = None,
+        dtype: str = "auto",
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
-            "model": schema.ModelTable(model=str(model), lora_rank=rank),
+            "model": Model.model_validate({"model": str(model), "lora_rank": rank, "dtype": dtype}),
             "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": schema.LoraTable(alpha=alpha),
             "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay),

@@ -42,6 +42,16 @@ def problems_of(config: Config) -> list[Problem]:
     return problems
 
 
+def foreign_dtype(config: Config) -> list[Problem]:
+    """`[model] dtype` under another backend, whose trainer has its own setting."""
+    dtype = config.value("model.dtype", "auto")
+    if dtype == "auto":
+        return []
+    what = f"dtype = {dtype!r} would have no effect: backend {config.backend.backend!r} does not read it"
+    fix = "remove it, and set the dtype where that backend's trainer is configured"
+    return [Problem(where=config.place("model.dtype"), what=what, fix=fix)]
+
+
 def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
     """Why `--resume-anyway` cannot continue the run's adapter with another rank, or a model of another shape.
 

@@ -1,10 +1,21 @@
-"""`[backend.options]` of the local backend."""
+"""Keys of the local backend: `[backend.options]`, and what it adds to `[model]`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from retrain.api import Table, key
+
+
+class ModelKeys(Table):
+    """The key of backend `local` in the kernel's `[model]`."""
+
+    dtype: Literal["auto", "fp32", "bf16"] = key(
+        "auto",
+        "Weights and activations of backend local, in sampling and training; auto = fp32 on a CPU, bf16 on a GPU.",
+    )
 
 
 class LocalOptions(BaseModel):

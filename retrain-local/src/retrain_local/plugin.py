@@ -26,9 +26,11 @@ BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """`[backend] backend = "local"` unless a configuration says otherwise."""
+    """`[backend] backend = "local"` unless a configuration says otherwise, and `[model] dtype`."""
     default = TableTraits(extends=True, defaults={"backend": "local"})
     register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
+    keys, extends = "retrain_local.options:ModelKeys", TableTraits(extends=True)
+    register(PluginSpec(name="model", summary="The dtype of backend local.", factory=keys, traits=extends))
 
 
 @hookimpl
@@ -112,11 +114,23 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
-    if config.backend.backend != "local":
-        return []
-    from retrain_local.checks import adapter_problems, problems_of
+    from retrain_local.checks import adapter_problems, foreign_dtype, problems_of
 
+    if config.backend.backend != "local":
+        return foreign_dtype(config)
     return [*problems_of(config), *adapter_problems(config, plugins)]
+
+
+@hookimpl
+def retrain_explain(config: Config) -> dict[str, str]:
+    """The dtype of weights and activations."""
+    if config.backend.backend != "local":
+        return {}
+    from retrain_local.sizes import AUTO_DTYPE
+
+    dtype = config.value("model.dtype", "auto")
+    auto = f"auto: {AUTO_DTYPE['cpu']} on a CPU, {AUTO_DTYPE['cuda']} on a GPU"
+    return {"model_dtype": auto if dtype == "auto" else dtype}
 
 
 @hookimpl

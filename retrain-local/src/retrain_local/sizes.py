@@ -16,8 +16,9 @@ ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
 ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
 LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
-WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # fp32 and bf16
 PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
+AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # what [model] dtype = "auto" means
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
 
 # ---------------------------------------------------------------- what was measured, for the estimate
@@ -31,8 +32,9 @@ NATIVE = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 # Bytes per element of logits while one token per row is drawn: fp32 logits, log-probabilities, probabilities and
 # entropies.
 DRAW_BYTES = 16
-# Bytes per element of a chunk of logits in training, with its gradient: two fp32 pieces; in bf16 two of these beside.
-LOGIT_BYTES = {"cpu": 8, "cuda": 12}
+# Bytes per element of a chunk of logits in training, with its gradient, by the bytes of a weight: two fp32 pieces; in
+# bf16 two of these beside.
+LOGIT_BYTES = {4: 8, 2: 12}
 # A sampled token on the host: token id, log-probability and entropy as Python numbers, then as arrays of rows, credit
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
@@ -44,6 +46,11 @@ HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
 HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
 COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
 SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time
+
+
+def weight_bytes(device: str, dtype: str) -> int:
+    """Bytes of a frozen weight under `[model] dtype`."""
+    return DTYPE_BYTES[AUTO_DTYPE[device] if dtype == "auto" else dtype]
 
 
 def is_on_heap(block_bytes: int, device: str) -> bool:

@@ -84,7 +84,7 @@ def test_training_by_hand() -> None:
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
     layer = 6 * 8 + 4 * 8 + 2 * 4 + 4 * 16
     assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * sizes.HEAP_WASTE)
-    assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES["cpu"]
+    assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES[4]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
     assert parts["scratch"] == sizes.SCRATCH_BYTES
 

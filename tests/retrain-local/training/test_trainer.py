@@ -16,6 +16,7 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Attend
+from retrain_local.model import dtype as dtypes
 from retrain_local.options import LocalOptions
 from retrain_local.training.packs import pack_rows
 from retrain_local.training.trainer import Trainer
@@ -98,22 +99,60 @@ def test_gradient_equals_the_plain_definition(
     """Plain: transformers and PEFT, one padded-free row at a time, with its own attention and full logits."""
     batch = roll(trained, requests, step=1, temperature=0.7)
     trained.save_adapter(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, str(tmp_path), is_trainable=True)
-    total = torch.zeros(())
-    for row in batch.rows:
-        logits = model(input_ids=torch.from_numpy(row.tokens_T)[None]).logits[0, :-1] / 0.7
-        logp = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(row.tokens_T)[1:, None])[:, 0]
-        rho = (logp - torch.from_numpy(row.logprobs_T)[1:]).exp()
-        total = total - (rho * torch.from_numpy(row.advantages_T * row.action_T)[1:]).sum() / batch.num_actions
-    total.backward()
-    plain = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    plain = plain_gradients(batch, model_folder, tmp_path, torch.float32)
     trainer = trainer_of(trained)
     trainer.accumulate(batch)
     assert set(plain) == set(trainer.parameters)
     for name, p in trainer.parameters.items():
         assert p.grad is not None
         assert distance(p.grad, plain[name]) < 1e-4, name
+
+
+def plain_gradients(
+    batch: TrainBatch, model_folder: Path, adapter: Path, dtype: torch.dtype, *, on_policy: bool = False
+) -> dict[str, torch.Tensor]:
+    """Of every trained parameter; with `on_policy` the ratios are 1, whatever log-probabilities the rows have."""
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype)
+    model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+    total = torch.zeros(())
+    for row in batch.rows:
+        logits = model(input_ids=torch.from_numpy(row.tokens_T)[None]).logits[0, :-1].float() / batch.temperature
+        logp = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(row.tokens_T)[1:, None])[:, 0]
+        behaviour = logp.detach() if on_policy else torch.from_numpy(row.logprobs_T)[1:]
+        rho = (logp - behaviour).exp()
+        total = total - (rho * torch.from_numpy(row.advantages_T * row.action_T)[1:]).sum() / batch.num_actions
+    total.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradient_in_bf16_equals_the_plain_definition_in_bf16(
+    make_backend: MakeBackend,
+    requests: Sequence[SampleRequest],
+    roll: Roll,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one and the same policy: ratios would multiply the gaps of two ways of rounding into both gradients."""
+    monkeypatch.setattr(dtypes, "_instructions", lambda: [lambda: True])  # however slow bf16 is here
+    backend = make_backend(dtype="bf16")
+    backend.train(roll(backend, requests))
+    backend.publish()
+    batch = roll(backend, requests, step=1, temperature=0.7)
+    logprobs = backend.logprobs(batch.rows, 0.7)
+    rows = [replace(row, logprobs_T=found_T) for row, found_T in zip(batch.rows, logprobs, strict=True)]
+    backend.save_adapter(tmp_path)
+    plain = {
+        dtype: plain_gradients(batch, model_folder, tmp_path, dtype, on_policy=True)
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    trainer = trainer_of(backend)
+    trainer.accumulate(replace(batch, rows=tuple(rows)))
+    names = list(trainer.parameters)
+    found = torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None])
+    exact, bf16 = (torch.cat([plain[dtype][name].float().flatten() for name in names]) for dtype in plain)
+    assert distance(found, bf16) < 2e-2
+    assert distance(found, exact) < 1.2 * distance(bf16, exact), "no worse than the plain one"
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -72,7 +72,7 @@ def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
     """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token."""
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     parts = {
-        "weights": shape.parameters * sizes.WEIGHT_BYTES[work.device],
+        "weights": shape.parameters * sizes.weight_bytes(work.device, work.model_dtype),
         "adapter": adapter,
         "optimizer": 2 * adapter,
     }
@@ -85,7 +85,7 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     """Memory of the sampler beside the frozen weights, which it shares on the same device in the same dtype."""
     if work.is_served:
         return {}
-    trained = sizes.WEIGHT_BYTES[work.device]
+    trained = sizes.weight_bytes(work.device, work.model_dtype)
     element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
     if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
         own = shape.adapted_elements * element

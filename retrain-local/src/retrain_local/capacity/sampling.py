@@ -16,7 +16,7 @@ SCALE_BYTES = 4
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
     """Bytes of a token's keys and values in all layers; 8-bit ones have a scale per head."""
-    computed = 2 if work.dtype in ("bf16", "fp8") else sizes.WEIGHT_BYTES[work.device]
+    computed = 2 if work.dtype in ("bf16", "fp8") else sizes.weight_bytes(work.device, work.model_dtype)
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
     vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
     return shape.layers * shape.kv_heads * vectors
@@ -72,7 +72,10 @@ def row_blocks(work: Workload) -> int:
 
 def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
     """All rows at full length, as many at a time as fit the cache; one always does."""
-    element, per_block = sizes.WEIGHT_BYTES[work.device], bytes_per_token(shape, work) * sizes.BLOCK_SIZE
+    element, per_block = (
+        sizes.weight_bytes(work.device, work.model_dtype),
+        bytes_per_token(shape, work) * sizes.BLOCK_SIZE,
+    )
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)

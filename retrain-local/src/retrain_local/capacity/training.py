@@ -31,7 +31,7 @@ def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
-    element = sizes.WEIGHT_BYTES[work.device]
+    element = sizes.weight_bytes(work.device, work.model_dtype)
     room: float
     if work.device == "cpu":
         room = sizes.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
@@ -48,7 +48,7 @@ def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
 ) -> MemoryPhase:
     """The largest packs of the step, as many as run in parallel, with the gradients of the adapter."""
-    element = sizes.WEIGHT_BYTES[work.device]
+    element = sizes.weight_bytes(work.device, work.model_dtype)
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
     total = work.batch_size * group
@@ -63,7 +63,7 @@ def training_phase(
     logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
     parts = {
         "activations": int(living * waste),
-        "logits": at_a_time * logits * sizes.LOGIT_BYTES[work.device],
+        "logits": at_a_time * logits * sizes.LOGIT_BYTES[element],
         "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES,
     }
     if work.device == "cpu":

@@ -10,6 +10,7 @@ import torch
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.locate import Source
 from retrain_local.model.architecture import read_architecture
+from retrain_local.model.dtype import trained_dtype
 from retrain_local.model.model_files import open_folder
 from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.quantised import FP8, fp8_refusal
@@ -54,7 +55,7 @@ def create_pair(
 def _placement(
     config: Config, trainer: torch.device, samplers: tuple[torch.device, ...], dtype: torch.dtype | None
 ) -> Placement:
-    trainer_dtype = torch.float32 if trainer.type == "cpu" else torch.bfloat16
+    trainer_dtype = trained_dtype(config, trainer)
     is_quantised = dtype == FP8
     if is_quantised and (why := next(filter(None, map(fp8_refusal, samplers)), None)):
         where, fix = config.place("inference.dtype"), 'set it to "auto" or "bf16"'

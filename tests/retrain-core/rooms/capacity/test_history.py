@@ -36,7 +36,7 @@ def add(config: Config, logs: Path) -> Callable[..., None]:
     def write(name: str, *, measured: Any = MEASURED, hardware: Any = HERE, **tables: dict[str, Any]) -> None:
         values = config.as_dict()
         for table, changes in tables.items():
-            values[table] |= changes
+            values[table] = {key: value for key, value in (values[table] | changes).items() if value is not None}
         folder = logs / name
         folder.mkdir(parents=True)
         content = {"config": values, "hardware": hardware, "capacity": {"measured": measured}}
@@ -61,6 +61,10 @@ def test_other_work_says_only_what_an_idle_process_needs(config: Config, logs: P
     add("b", training={"lr": 0.5})  # changes neither time nor memory
     found = past_runs(config, logs)
     assert (found.runs, found.median_step_time_s, found.memory_at_start_bytes) == (1, 2.0, 400)
+    add("former", model={"dtype": None})  # from before the key
+    add("bf16", model={"dtype": "bf16"})
+    assert past_runs(config, logs).runs == 2
+    found = past_runs(config, logs)
     add("c", model={"model": "other"}, measured=MEASURED | {"memory_at_start_bytes": 10**9})
     assert past_runs(config, logs) == found
 

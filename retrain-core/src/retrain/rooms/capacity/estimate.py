@@ -14,7 +14,7 @@ class Workload:
 
     `micro_batch_tokens` and `cache_bytes` are 0 if the backend chooses them. `samplers` is 0 if one device does
     everything, otherwise the number of devices that sample while another trains. `is_served`: a server samples.
-    The rest are values of `[inference]` and `[backend.options]`.
+    `model_dtype` is `[model] dtype`, the rest are values of `[inference]` and `[backend.options]`.
     """
 
     device: str
@@ -30,6 +30,7 @@ class Workload:
     is_served: bool = False
     is_sharing: bool = True
     gradient_checkpointing: str = "auto"
+    model_dtype: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
 

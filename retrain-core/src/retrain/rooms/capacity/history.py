@@ -31,7 +31,9 @@ SAME_WORK = (
     ("inference", "engine"),
     ("inference", "dtype"),
     ("inference", "kv_cache_dtype"),
+    ("model", "dtype"),
 )
+ADDED_LATER = {("model", "dtype"): "auto"}  # keys that the oldest runs lack, and what those did
 SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
 
 
@@ -106,7 +108,7 @@ def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tupl
 def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
     """A value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
     values = config.get(table)
-    value = values.get(name) if isinstance(values, dict) else None
+    value = values.get(name, ADDED_LATER.get((table, name))) if isinstance(values, dict) else None
     if name != "devices" or not isinstance(value, str):
         return value
     return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]

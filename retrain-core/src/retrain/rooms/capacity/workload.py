@@ -35,6 +35,7 @@ def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None =
         is_served=config.value("inference.engine", "pytorch") != "pytorch",
         is_sharing=config.value("inference.prefix_caching", True),
         gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",
+        model_dtype=config.value("model.dtype", "auto"),
         dtype=config.value("inference.dtype", "auto"),
         kv_cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
     )
