@@ -13,11 +13,11 @@ Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion
 Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
 EngineTraits Environment EpisodeResult Example Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData
 LogprobRow Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message MetricSpec Needs NonFiniteError Observation
-OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PlanningDetector PluginContext PluginError PluginSpec Plugins
-Policy Problem Publishing Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError
-RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits TakesWeights
-TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server generator hookimpl
-install_line installed_dependents installed_version key load_plugins resolve
+OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError
+PluginSpec Plugins Policy Problem Publishing Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward
+RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits
+TakesWeights TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server
+generator hookimpl install_line installed_dependents installed_version key load_plugins resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs TokenCredit

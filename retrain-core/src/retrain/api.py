@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
-    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
     from retrain.kernel.contracts.serving import (
         LogprobRow,
@@ -139,6 +139,7 @@ __all__ = [
     "OverlapsTraining",
     "PaceView",
     "Pacer",
+    "PhaseProgress",
     "PlanningDetector",
     "PluginContext",
     "PluginError",

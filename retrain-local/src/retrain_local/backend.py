@@ -81,6 +81,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         config,
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
+        progress=context.training_progress,
         limits=limits[0],
         attend=_kernels(context, pair, devices).packed,
     )

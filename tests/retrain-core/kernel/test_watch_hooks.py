@@ -19,6 +19,7 @@ KEEPER = '''
 from retrain.api import ConfigError, Problem, RetrainError, hookimpl
 
 DIARY = []
+SAMPLED = []  # how far sampling had come by the end of each step
 
 
 class Keeper:
@@ -27,6 +28,7 @@ class Keeper:
     def __init__(self, context):
         self.limit = 3 if context.config.training.max_steps == 6 else 99
         self.seen = 0
+        self.sampling = context.sampling_progress
 
     @hookimpl
     def retrain_load_state(self, state):
@@ -45,6 +47,7 @@ class Keeper:
     @hookimpl
     def retrain_step_end(self, metrics):
         DIARY.append(f"line {metrics['step']} {metrics.get('keeper_seen')}")
+        SAMPLED.append((self.sampling.unit, self.sampling.done, self.sampling.total, self.sampling.limit))
 
     @hookimpl
     def retrain_stop_run(self, metrics):
@@ -91,6 +94,8 @@ def test_a_plugin_records_keeps_state_and_ends_a_run_with_hooks_alone(
     assert result.code == 1
     assert "the keeper has seen enough" in result.err
     before = ["start 1", "line -1 None", "line 0 1", "line 1 2", "saved checkpoint_step_2 True"]
+    evaluated, trained = ("completions of 2 examples", 8, 8, 3), ("completions", 8, 8, 3)
+    assert [evaluated, trained, trained, trained] == keeper.SAMPLED
     assert [*before, "line 2 3", "saved checkpoint_step_3 True", "end RetrainError"] == keeper.DIARY
     lines = [json.loads(line) for line in (tmp_path / "kept/metrics.jsonl").read_text().splitlines()]
     assert [line.get("keeper_seen") for line in lines] == [None, 1, 2, 3]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from retrain.api import Deliver, NonFiniteError, PluginContext, Problem, Sample, SampleRequest, SamplingParams
+from retrain.api import (
+    Deliver,
+    NonFiniteError,
+    PhaseProgress,
+    PluginContext,
+    Problem,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+)
 from retrain_local.decoder import Decoder
 from retrain_local.memory import free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
@@ -53,6 +62,7 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
         cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
         cache_bytes=int(given * 2**30) or None,
         check_stop=context.check_stop,
+        progress=context.sampling_progress,
     )
 
 
@@ -77,6 +87,7 @@ class PytorchEngine:
         cache_dtype: str = "auto",
         cache_bytes: int | None = None,
         check_stop: Callable[[], None] = lambda: None,
+        progress: PhaseProgress | None = None,
     ) -> None:
         self._policy = policy
         self._decoder: Decoder = policy.sampler
@@ -85,6 +96,7 @@ class PytorchEngine:
         self._keep_rows = keep_rows
         self._cache_dtype = cache_dtype
         self._check_stop = check_stop
+        self._progress = progress or PhaseProgress()
         self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes, is_copied=kernels.paged is None)
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
@@ -230,7 +242,9 @@ class PytorchEngine:
             row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
             _refuse_non_finite(row, steps)
         self._counters.steps += steps
-        self._counters.row_steps += sum(len(row.tokens) for row in rows) - before
+        count = sum(len(row.tokens) for row in rows) - before
+        self._counters.row_steps += count
+        self._progress.add(drawn=count)
 
     def _steps_gathered(
         self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int

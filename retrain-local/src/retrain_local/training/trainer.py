@@ -21,6 +21,7 @@ from retrain.api import (
     Config,
     Floats,
     NonFiniteError,
+    PhaseProgress,
     Problem,
     TrainBatch,
     TrainReport,
@@ -69,6 +70,7 @@ class Trainer:
         *,
         options: LocalOptions | None = None,
         check_stop: Callable[[], None] = lambda: None,
+        progress: PhaseProgress | None = None,
         limits: MemoryLimits | None = None,
         attend: MakeAttend = PaddedAttend,
     ) -> None:
@@ -79,6 +81,7 @@ class Trainer:
             decoder.compile()
         self._decoder = decoder
         self._check_stop = check_stop
+        self._progress = progress or PhaseProgress()
         self._limits = limits or MemoryLimits()
         self._attend = attend
         self._failed_pack = budget.PackSize()
@@ -115,12 +118,14 @@ class Trainer:
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
-        done = []
-        for part in self._each(self._packs(batch.rows), partial(self._gradients, batch)):
+        done, packs = [], self._packs(batch.rows)
+        self._progress.begin("packs", len(packs))
+        for pack, part in zip(packs, self._each(packs, partial(self._gradients, batch)), strict=True):
             for p, gradient in zip(self.parameters.values(), part.gradients, strict=True):
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad.add_(gradient)
             done.append(part)
+            self._progress.add(1, tokens=pack.spans.num_tokens)
             self._check_stop()  # nothing has changed yet: `step` drops the gradient
         loss = float(torch.stack([part.loss for part in done]).sum())
         clipped = int(torch.stack([part.clipped for part in done]).sum())

@@ -89,6 +89,39 @@ def test_a_live_run_is_running_then_stale_then_dead(
     assert seen() == ("dead", False, False, False)
 
 
+def test_a_live_run_says_what_it_is_doing(
+    make_run: Make, status: Command, command: Command, sleeper: subprocess.Popen[bytes]
+) -> None:
+    folder = make_run("logs/live", status="running", pid=sleeper.pid)
+    progress = {"unit": "packs", "done": 3, "total": 12, "tokens": 4000, "tokens_per_s": 500.0, "time_left_s": 24.0}
+    beat = {"pid": sleeper.pid, "step": 3, "phase": "training", "phase_elapsed_s": 8.0, "progress": progress}
+
+    def shown(text: str) -> tuple[dict[str, Any], str]:
+        (folder / "heartbeat.json").write_text(text, encoding="utf-8")
+        [run] = status()["runs"]
+        lines = command("status").out.splitlines()
+        return run, next((line for line in lines if line.startswith("live: ")), "")
+
+    run, line = shown(json.dumps(beat))
+    assert (run["phase"], run["phase_step"], run["phase_elapsed_s"]) == ("training", 3, 8.0)
+    assert run["progress"] == progress
+    assert line == "live: training, step 3, for 8.0 s: 3/12 packs, 4,000 tokens, 500 tokens/s, about 24 s left"
+    _, line = shown(json.dumps(beat | {"step": -1, "phase": "eval", "progress": {}}))
+    assert line == "live: eval, before training, for 8.0 s"
+    for text in ("", "[]", '{"phase": 3}', json.dumps(beat | {"pid": 1}), json.dumps(beat)[:-1]):
+        run, line = shown(text)
+        assert (run["status"], run["phase"], run["progress"], line) == ("running", "", {}, "")
+    odd = {
+        "phase": "\x1b[2J",
+        "step": 10**30,
+        "phase_elapsed_s": 1e300,
+        "progress": {"unit": "\x07", "done": 1, "total": 2},
+    }
+    _, line = shown(json.dumps(beat | odd))
+    assert line.startswith("live: �[2J, step 1000000000000, for ")
+    assert line.endswith(": 1/2 �")
+
+
 def test_the_lock_of_the_folder_knows_better_than_the_process_id(
     make_run: Make, status: Command, sleeper: subprocess.Popen[bytes]
 ) -> None:

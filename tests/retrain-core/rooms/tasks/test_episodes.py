@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
@@ -62,7 +63,9 @@ def prompts(environment: Counting, tokenizer: Any) -> list[Prompt]:
     ]
 
 
-def play(environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None) -> Any:
+def play(
+    environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None, **more: Any
+) -> Any:
     owner = Episodes(
         backend=backend,  # type: ignore[arg-type]
         tokenizer=backend.tokenizer,
@@ -70,6 +73,7 @@ def play(environment: Any, backend: Scripted, *, group_size: int = 2, context_le
         params=PARAMS,
         config=Config(tables={}),
         context_length=context_length,
+        **more,
     )
     with owner.batch("step_0") as batch:
         streams = Streams(seeds=Seeds(1), purpose="sample")
@@ -107,6 +111,27 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
     assert [score.value for score in scores[0]] == [1.0, 1.0]
     assert batch.metrics()["turns_mean"] == 2.5
     assert batch.metrics()["rewritten_history_count"] == 0
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool) -> None:
+    class Delivering(Scripted):
+        delivers_early = early
+
+        def sample(self, requests: Any, params: SamplingParams, deliver: Any = None) -> list[list[Sample]]:
+            assert (deliver is not None) is early
+            found = super().sample(requests, params)
+            if deliver is not None:
+                deliver(0, 0, found[0][0])  # the others come at the end
+            seen.append((progress.done, progress.total, progress.tokens))
+            return found
+
+    seen: list[tuple[int, int, int]] = []
+    progress = PhaseProgress()
+    groups, _ = play(Counting(turns=2), Delivering(tokenizer, lambda call, context: str(call)), progress=progress)
+    length = len(tokenizer("0<|im_end|>")["input_ids"])
+    assert seen == [(0, 6, early * length), (0, 6, (6 + early) * length), (3, 6, (12 + early) * length)]
+    assert (progress.done, progress.tokens) == (6, sum(int(c.action_T.sum()) for group in groups for c in group))
 
 
 def test_what_an_environment_measures_beside_the_reward_is_averaged(tokenizer: Any) -> None:

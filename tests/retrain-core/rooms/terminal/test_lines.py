@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +17,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from retrain.kernel.config.schema import TrainingTable
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group
-from retrain.rooms.terminal.lines import evaluation, group_lines, step_line, training_complete
+from retrain.rooms.terminal.lines import RunLines, evaluation, group_lines, step_line, training_complete
 from retrain.rooms.terminal.panel import LiveDisplay
-from retrain.rooms.text.terminal_text import duration, printable
+from retrain.rooms.terminal.progress_lines import ProgressLines
+from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, duration, printable
 
 MakeGroup = Callable[..., Group]
 METRICS: dict[str, Any] = {
@@ -33,6 +41,11 @@ METRICS: dict[str, Any] = {
     "sepa_lambda": 0.1,
     "step_time_s": 1.25,
 }
+
+
+@pytest.fixture
+def context(load: Callable[..., Any], plugins: Plugins) -> PluginContext:
+    return PluginContext(config=load("")[0], seeds=Seeds(1), plugins=plugins)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +178,60 @@ def test_the_panel_shows_them_too() -> None:
     assert "  reward=0.250 (p10 0.1, p50 0.25, p90 1)  math=0.500 my." in shown
     assert "  held-out 50.0%  reward=0.750 (p50 0.7)\n" in shown
     assert f"time left: {duration(498 * METRICS['step_time_s'])}\n" in shown
+
+
+def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> None:
+    display = LiveDisplay(Console(width=120, file=io.StringIO()))
+    display.retrain_watch_run(context)
+    display.retrain_run_start(SimpleNamespace(condition="a+b", config=SimpleNamespace(training=TrainingTable())))
+    display.retrain_phase("sampling")
+    assert "completions" not in panel(display)
+    context.sampling_progress.begin("completions", 4, limit=8)
+    context.sampling_progress.add(1, tokens=8)
+    context.sampling_progress.started -= 10.0
+    assert re.search(r"\n  1/4 completions, 8 tokens, 1 tokens/s, about 3\d s left\n", panel(display))
+    context.sampling_progress.begin("completions", 4)
+    context.sampling_progress.add(4)
+    assert "\n  4/4 completions\n" in panel(display)
+    display.retrain_phase("sampling")
+    assert "completions" not in panel(display), "those of the step before"
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [(GROUP_LEVEL, True), (logging.INFO, False), (OUTCOME_LEVEL, False)])
+def test_where_there_is_no_panel_a_silent_run_says_what_it_is_doing(
+    context: PluginContext, caplog: pytest.LogCaptureFixture, level: int, is_shown: bool
+) -> None:
+    caplog.set_level(level, logger="retrain")
+    lines = ProgressLines(context, silence_s=0.01)
+    context.training_progress.begin("packs", 4)
+    context.training_progress.add(1)
+    context.training_progress.started -= 10.0
+    lines.enter(3, "training")
+    lines.start()
+    while is_shown and len(caplog.messages) < 2:  # the test's time limit ends a wait in vain
+        time.sleep(0.01)
+    lines.enter(-1, "eval")
+    while is_shown and not caplog.messages[-1].startswith("  eval"):
+        time.sleep(0.01)
+    lines.end()
+    said = list(caplog.messages)
+    if is_shown:
+        assert re.fullmatch(r"  training, step 3, for [\d.]+ m?s: 1/4 packs, about 3\d s left", said[0]), said
+        assert re.fullmatch(r"  eval, before training, for [\d.]+ m?s", said[-1])
+    assert bool(said) is is_shown
+    assert not [thread for thread in threading.enumerate() if thread.name == "retrain-progress"]
+
+
+def test_a_run_that_is_not_silent_says_nothing_more(context: PluginContext, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(GROUP_LEVEL, logger="retrain")
+    watcher = RunLines(context)
+    assert watcher._progress._silence_s == 30.0
+    watcher._progress = ProgressLines(context, silence_s=1000.0)
+    watcher._progress.last_line -= 2000.0
+    watcher.retrain_run_start()
+    watcher.retrain_phase(0, "training")
+    watcher._progress.end()
+    assert caplog.messages == []
 
 
 def panel(display: LiveDisplay) -> str:

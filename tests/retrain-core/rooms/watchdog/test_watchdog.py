@@ -120,6 +120,33 @@ def test_a_heartbeat_states_process_step_and_phase(tmp_path: Path, plugins: Plug
     assert {path.name for path in tmp_path.iterdir()} == {HEARTBEAT}
 
 
+def test_a_heartbeat_says_how_far_the_phase_has_come(
+    tmp_path: Path, plugins: Plugins, load: Callable[..., Any]
+) -> None:
+    config, _ = load("[deadlines]\nheartbeat_s = 0.01\n")
+    context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
+    watchdog = watch_run(context)
+    assert watchdog is not None
+
+    def beat_of(phase: str) -> dict[str, Any]:
+        plugins.pluggy.hook.retrain_phase(run=None, step=4, phase=phase)
+        for _ in range(2):  # the first may have been under way
+            (tmp_path / HEARTBEAT).unlink(missing_ok=True)
+            wait_for(tmp_path / HEARTBEAT)
+        beat: dict[str, Any] = json.loads((tmp_path / HEARTBEAT).read_text())
+        return beat
+
+    with running(watchdog, tmp_path, plugins):
+        context.training_progress.begin("packs", 4)
+        context.training_progress.add(1, tokens=100)
+        assert "progress" not in beat_of("sampling")
+        progress = beat_of("training")["progress"]
+    assert (progress["unit"], progress["done"], progress["total"], progress["tokens"]) == ("packs", 1, 4, 100)
+    assert progress["tokens_per_s"] > 0
+    assert progress["time_left_s"] >= 0
+    assert "progress" not in json.loads((tmp_path / HEARTBEAT).read_text()), "the run has ended"
+
+
 def test_there_is_no_watchdog_when_there_is_nothing_to_watch(load: Callable[..., Any], plugins: Plugins) -> None:
     def watched(text: str) -> Watchdog | None:
         config, problems = load(f"[deadlines]\n{text}\n")

@@ -1,9 +1,11 @@
-"""What the factory of a part receives."""
+"""What the factory of a part receives, and where it reports how far its work has come."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +26,29 @@ def _raise(error: RetrainError) -> None:
     raise error
 
 
+class PhaseProgress:
+    """How far the sampling or training under way has come. Only for display: nothing recorded may depend on it.
+
+    `done` of `total` `unit`s (completions, packs) are finished, with `tokens` in them; each may get `limit` tokens, 0 =
+    unknown. `drawn` are the tokens sampled so far, those of unfinished completions included.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.begin("", 0)
+
+    def begin(self, unit: str, total: int, *, limit: int = 0) -> None:
+        """Count from zero; the run does so for sampling, and a backend for its training."""
+        with self._lock:
+            self.unit, self.total, self.limit, self.started = unit, total, limit, time.monotonic()
+            self.done = self.tokens = self.drawn = 0
+
+    def add(self, done: int = 0, *, tokens: int = 0, drawn: int = 0) -> None:
+        """Count what has been done since the last call; from any thread, a few times a second, never per token."""
+        with self._lock:
+            self.done, self.tokens, self.drawn = self.done + done, self.tokens + tokens, self.drawn + drawn
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
     """What a factory receives: the resolved config, its own validated parameters, the seeds, other plugins.
@@ -32,6 +57,8 @@ class PluginContext:
     `check_stop()` raises if a stop was requested: long work inside `Backend.train`, which is shielded from signals,
     calls it where nothing has changed yet (between micro-batches, never after the optimizer has stepped).
     `fail_run(error)`, for watchers, ends the run with that error from any thread, after saving a checkpoint.
+    `sampling_progress` and `training_progress`: an engine may `add(drawn=...)` to the first, a backend counts its
+    packs in the second, and watchers read both. Parts that report nothing work, too.
     """
 
     config: Config
@@ -41,3 +68,5 @@ class PluginContext:
     tokenizer: Any = None
     check_stop: Callable[[], None] = _never_stop
     fail_run: Callable[[RetrainError], None] = _raise
+    sampling_progress: PhaseProgress = field(default_factory=PhaseProgress)
+    training_progress: PhaseProgress = field(default_factory=PhaseProgress)

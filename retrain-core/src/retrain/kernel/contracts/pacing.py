@@ -42,30 +42,3 @@ class Pacer(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-
-
-class FixedBatch:
-    """The null pacer: every step takes `[training] batch_size` prompts, so that a seed reproduces its run."""
-
-    is_repeatable = True
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def batch_size(self, step: int) -> int:
-        """The configured size."""
-        return self._size
-
-    def observe(self, view: PaceView) -> None:
-        """Nothing to learn."""
-
-    def metrics(self) -> Mapping[str, float | str | bool]:
-        """No fields."""
-        return {}
-
-    def state(self) -> Mapping[str, Any]:
-        """No state."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""

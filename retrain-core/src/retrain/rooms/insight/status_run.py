@@ -1,11 +1,11 @@
-"""State of one run, from `run.json`, the last line of `metrics.jsonl` and its process."""
+"""State of one run, from `run.json`, the last line of `metrics.jsonl`, its process and its heartbeat."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from retrain.rooms.session.records import lock
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
 MARK = "run.json"
+HEARTBEAT = "heartbeat.json"
 STALE_AFTER_S = 300.0
 LIVE = ("running", "stale")
 
@@ -27,7 +28,8 @@ class RunStatus:
     `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
     `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
     cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch. `accepted`
-    are the changes that it was resumed with by `--resume-anyway`.
+    are the changes that it was resumed with by `--resume-anyway`. `phase` and the fields after it are those of the
+    heartbeat of a live run.
     """
 
     path: Path
@@ -45,6 +47,10 @@ class RunStatus:
     last_activity_s: float = 0.0
     error: str = ""
     accepted: tuple[str, ...] = ()
+    phase: str = ""
+    phase_step: float | None = None
+    phase_elapsed_s: float | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_live(self) -> bool:
@@ -71,6 +77,10 @@ class RunStatus:
             "last_activity": iso_time(self.last_activity_s),
             "error": self.error,
             "accepted": list(self.accepted),
+            "phase": self.phase,
+            "phase_step": self.phase_step,
+            "phase_elapsed_s": self.phase_elapsed_s,
+            "progress": dict(self.progress),
         }
 
 
@@ -88,6 +98,7 @@ def read_run(folder: Path) -> RunStatus:
     is_alive = manifest.get("status") == "running" and _is_held(folder, pid)
     state = _state(manifest, is_alive=is_alive, idle_s=time.time() - activity_s)
     training = _table(_table(manifest, "config"), "training")
+    beat = _heartbeat(folder, pid) if state in LIVE else {}
     step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
     return RunStatus(
         path=folder,
@@ -105,6 +116,10 @@ def read_run(folder: Path) -> RunStatus:
         last_activity_s=activity_s,
         error=text(manifest.get("error")),
         accepted=tuple(accepted_changes(manifest)),
+        phase=text(beat.get("phase")),
+        phase_step=number(beat.get("step")),
+        phase_elapsed_s=number(beat.get("phase_elapsed_s")),
+        progress=_table(beat, "progress"),
     )
 
 
@@ -147,6 +162,15 @@ def iso_time(seconds: float) -> str | None:
 def text(value: object) -> str:
     """The value if it is text, else empty."""
     return value if isinstance(value, str) else ""
+
+
+def _heartbeat(folder: Path, pid: int | None) -> Record:
+    """The last heartbeat of this process, or nothing: a run that writes none is as live as any other."""
+    try:
+        beat = read_object(folder / HEARTBEAT)
+    except ConfigError:
+        return {}
+    return beat if beat.get("pid") == pid else {}
 
 
 def _is_held(folder: Path, pid: int | None) -> bool:

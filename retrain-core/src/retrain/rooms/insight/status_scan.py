@@ -51,7 +51,7 @@ class Overview:
 def scan(root: Path) -> Overview:
     """Every run and campaign below `root`, sorted by path; ConfigError if there is no such folder.
 
-    Only `run.json` and the end of `metrics.jsonl` of each run are read.
+    Only `run.json`, the end of `metrics.jsonl` and the heartbeat of each run are read.
     """
     try:
         os.scandir(root).close()

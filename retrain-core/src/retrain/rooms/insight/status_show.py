@@ -11,6 +11,7 @@ from rich.text import Text
 from retrain.rooms.insight.status_campaign import CampaignRun, CampaignStatus
 from retrain.rooms.insight.status_run import RunStatus
 from retrain.rooms.insight.status_scan import Overview
+from retrain.rooms.text.phase_progress import phase_text
 from retrain.rooms.text.terminal_text import ABSENT, duration, printable
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
@@ -23,7 +24,7 @@ def picture(overview: Overview) -> RenderableType:
     parts: list[RenderableType] = [Text(banner, style="bold")]
     for campaign in overview.campaigns:
         parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
-        parts += [line for run in campaign.runs if run.status for line in _accepted(run.status, campaign.path)]
+        parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path)]
     if overview.runs:
         parts += [Text(), _table(overview)]
         parts += [
@@ -31,16 +32,20 @@ def picture(overview: Overview) -> RenderableType:
             for run in overview.runs
             if run.error
         ]
-        parts += [line for run in overview.runs for line in _accepted(run, overview.root)]
+        parts += [line for run in overview.runs for line in _notes(run, overview.root)]
     if overview.num_hidden:
         parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
     return Group(*parts)
 
 
-def _accepted(run: RunStatus, root: Path) -> list[Text]:
-    """What the run was resumed with by `--resume-anyway`: its numbers are not those of one run."""
+def _notes(run: RunStatus, root: Path) -> list[Text]:
+    """What a live run is doing, and what a run was resumed with by `--resume-anyway`."""
     name = printable(str(_inside(run.path, root)))
-    return [Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted]
+    notes = [Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted]
+    if run.phase:
+        shown = phase_text(run.phase, run.phase_step or 0.0, run.phase_elapsed_s or 0.0, run.progress)
+        notes.insert(0, Text(f"{name}: {shown}", style=COLOURS["running"]))
+    return notes
 
 
 def _on_one_line(error: str) -> str:

@@ -12,7 +12,7 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.pacing import FixedBatch, Pacer
+from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.parts import Parts
@@ -44,6 +44,33 @@ class Assembled:
 
     parts: Parts
     watchers: tuple[object, ...]
+
+
+class FixedBatch:
+    """The null pacer: every step takes `[training] batch_size` prompts, so that a seed reproduces its run."""
+
+    is_repeatable = True
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def batch_size(self, step: int) -> int:
+        """The configured size."""
+        return self._size
+
+    def observe(self, view: PaceView) -> None:
+        """Nothing to learn."""
+
+    def metrics(self) -> Mapping[str, float | str | bool]:
+        """No fields."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """No state."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
 
 
 def check(

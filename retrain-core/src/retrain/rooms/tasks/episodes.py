@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.backend import Backend, Deliver
+from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
@@ -32,6 +33,7 @@ class Episodes:
     params: SamplingParams
     config: Config
     context_length: int | None = None
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
@@ -69,13 +71,16 @@ class _EpisodeBatch:
         owner = self._owner
         self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
         episodes = [episode for group in self._groups for episode in group]
+        owner.progress.begin("episodes", len(episodes))
         observations = owner.environment.reset([episode.prompt.example for episode in episodes])
         while observations:
+            owner.progress.add(len(episodes) - len(observations) - owner.progress.done)
             waiting, actions = self._take_in(episodes, observations)
             actions |= self._turn(waiting, streams)
             if not actions:
                 break
             observations = owner.environment.step(actions)
+        owner.progress.add(owner.progress.total - owner.progress.done)
         self._results = list(owner.environment.results())
         self._check_results(episodes)
         results = iter(self._results)
@@ -133,7 +138,10 @@ class _EpisodeBatch:
         if not requests:
             return {}
         names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
-        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names)
+        progress, before = self._owner.progress, self._owner.progress.tokens
+        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, _counting_into(progress))
+        tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
+        progress.add(tokens=before + tokens - progress.tokens)  # those that were not delivered early
         return {
             number: _action(episode, sample)
             for members, samples in zip(shared.values(), drawn, strict=True)
@@ -159,3 +167,7 @@ class _EpisodeBatch:
 
 def _action(episode: _Episode, sample: Sample) -> Action:
     return Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
+
+
+def _counting_into(progress: PhaseProgress) -> Deliver:
+    return lambda group, index, sample: progress.add(tokens=len(sample.tokens_T))

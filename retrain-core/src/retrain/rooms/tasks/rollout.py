@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
+from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
@@ -26,6 +27,7 @@ class SingleTurn:
     tokenizer: Any
     scoring: ScoringService
     params: SamplingParams
+    progress: PhaseProgress = field(default_factory=PhaseProgress)
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
@@ -45,7 +47,7 @@ class _SingleTurnBatch:
         self._tickets: list[list[int]] = []
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
-        tokenizer = self._owner.tokenizer
+        tokenizer, progress = self._owner.tokenizer, self._owner.progress
         requests = [
             SampleRequest(prompt_T=prompt.tokens_T, seeds_G=tuple(streams.of(prompt, i) for i in range(group_size)))
             for prompt in prompts
@@ -53,9 +55,12 @@ class _SingleTurnBatch:
         submitted: dict[tuple[int, int], tuple[int, str]] = {}  # (ticket, text)
 
         def deliver(group: int, index: int, sample: Sample) -> None:
+            progress.add(1, tokens=len(sample.tokens_T))
             text = str(tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
             submitted[group, index] = self._scores.submit(prompts[group].example, text), text
 
+        of_examples = f" of {len(prompts)} examples" if streams.purpose == "eval" else ""
+        progress.begin(f"completions{of_examples}", len(prompts) * group_size, limit=self._owner.params.max_tokens)
         names = [f"example {prompt.example.id}" for prompt in prompts]
         samples = draw_samples(self._owner.backend, requests, self._owner.params, names, deliver)
         for group, index in _indices(samples):
@@ -108,13 +113,13 @@ def draw_samples(
 
 def check_sample(sample: Sample, name: str) -> None:
     """NonFiniteError unless log-probabilities and entropies are finite and one per token."""
-    for field, values in (
+    for kind, values in (
         ("log-probability", sample.logprobs_T),
         ("entropy", sample.entropies_T),
         ("log-probability of the engine itself", sample.engine_logprobs_T),
     ):
         if values is not None and (len(values) != len(sample.tokens_T) or not np.isfinite(values).all()):
-            what = f"sampler returned a {field} that is not finite, or not one per token, for {name}"
+            what = f"sampler returned a {kind} that is not finite, or not one per token, for {name}"
             raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
 
 

@@ -43,7 +43,13 @@ class RewardVerifier:
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
         """One answer per rollout."""
-        return SingleTurn(backend=backend, tokenizer=context.tokenizer, scoring=self.service, params=params)
+        return SingleTurn(
+            backend=backend,
+            tokenizer=context.tokenizer,
+            scoring=self.service,
+            params=params,
+            progress=context.sampling_progress,
+        )
 
     def close(self) -> None:
         """End the scoring processes."""
@@ -86,6 +92,7 @@ class EnvironmentVerifier:
             params=params,
             config=context.config,
             context_length=context_length,
+            progress=context.sampling_progress,
         )
 
     def close(self) -> None:

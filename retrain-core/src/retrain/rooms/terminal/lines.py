@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
 from retrain.kernel.types import Group
 from retrain.rooms.tasks.scoring.verdict import part_fields
+from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 
 if TYPE_CHECKING:
+    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import GroupsView, RunView
 
 LOG = logging.getLogger("retrain")
@@ -36,9 +39,20 @@ _OTHERS = {
 class RunLines:
     """Logs a line per group, per step and per evaluation, and how the run ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: PluginContext) -> None:
+        self._progress = ProgressLines(context)
         self._running_rate = 0.0
         self._last_adapter: Path | None = None
+
+    @hookimpl
+    def retrain_run_start(self) -> None:
+        """Watch for long phases."""
+        self._progress.start()
+
+    @hookimpl
+    def retrain_phase(self, step: int, phase: str) -> None:
+        """Another phase begins."""
+        self._progress.enter(step, phase)
 
     @hookimpl
     def retrain_groups_scored(self, groups: GroupsView) -> None:
@@ -53,6 +67,7 @@ class RunLines:
             LOG.info("%s", step_line(metrics))
         if "eval_correct_rate" in metrics:
             LOG.info("%s", evaluation(metrics))
+        self._progress.last_line = time.monotonic()
         self._running_rate = metrics.get("running_correct_rate", self._running_rate)
 
     @hookimpl
@@ -63,6 +78,7 @@ class RunLines:
     @hookimpl
     def retrain_run_end(self, run: RunView, error: BaseException | None) -> None:
         """The last lines of a run that reached its last step."""
+        self._progress.end()
         if error is None:
             complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
             LOG.log(OUTCOME_LEVEL, "%s", complete)

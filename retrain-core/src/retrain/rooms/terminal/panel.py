@@ -15,9 +15,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
 from retrain.rooms.terminal.lines import graded_texts
+from retrain.rooms.text.phase_progress import progress_of, progress_text
 from retrain.rooms.text.terminal_text import duration, sparkline
 
 PHASES = ("sampling", "scoring", "training", "eval")
@@ -30,7 +32,8 @@ class LiveDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._run: RunView | None = None
-        self._phase = ""
+        self._context: PluginContext | None = None
+        self._phase, self._phase_started = "", 0.0
         self._batch = ""
         self._step = 0
         self._rates: list[float] = []
@@ -53,6 +56,11 @@ class LiveDisplay:
         return _AboveThePanel(self.console)
 
     @hookimpl
+    def retrain_watch_run(self, context: PluginContext) -> None:
+        """Remember where the parts report how far they have come."""
+        self._context = context
+
+    @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
         """Remember the run."""
         self._run = run
@@ -65,7 +73,7 @@ class LiveDisplay:
     @hookimpl
     def retrain_phase(self, phase: str) -> None:
         """Show the phase."""
-        self._phase = phase
+        self._phase, self._phase_started = phase, time.monotonic()
 
     @hookimpl
     def retrain_batch_ready(self, batch: BatchView) -> None:
@@ -103,6 +111,8 @@ class LiveDisplay:
         if self._phase == "training":
             phases.append(f"  {self._batch}", style="dim")
         rows: list[RenderableType] = [Text(f"  {self._run.condition}", style="bold magenta"), head, phases]
+        if self._context and (data := progress_of(self._context, self._phase, self._phase_started)):
+            rows.append(Text(f"  {progress_text(data)}"))
         if self._rates:
             rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
             rows.append(rate.append(sparkline(self._rates), style="green"))

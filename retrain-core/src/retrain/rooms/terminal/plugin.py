@@ -9,6 +9,7 @@ from retrain.kernel.hooks import hookimpl
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.plugins.manager import Plugins
 
 
@@ -21,8 +22,8 @@ def retrain_console(plugins: Plugins, is_quiet: bool) -> AbstractContextManager[
 
 
 @hookimpl
-def retrain_watch_run() -> object:
+def retrain_watch_run(context: PluginContext) -> object:
     """The watcher that logs the lines of a run."""
     from retrain.rooms.terminal.lines import RunLines  # only a run needs it
 
-    return RunLines()
+    return RunLines(context)

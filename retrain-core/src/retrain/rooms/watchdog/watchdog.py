@@ -9,13 +9,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
+from retrain.rooms.text.phase_progress import progress_of
 from retrain.rooms.watchdog.table import DeadlinesTable
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ def watch_run(context: PluginContext) -> Watchdog | None:
     """A watchdog, unless `[deadlines]` disables both heartbeat and deadlines."""
     deadlines = context.config.table("deadlines", DeadlinesTable)
     limits = (getattr(deadlines, key) for key in KEY_OF_PHASE.values())
-    return Watchdog(deadlines, context.fail_run) if deadlines.heartbeat_s or any(limits) else None
+    if not (deadlines.heartbeat_s or any(limits)):
+        return None
+    return Watchdog(deadlines, context.fail_run, partial(progress_of, context))
 
 
 class Watchdog:
@@ -56,9 +60,15 @@ class Watchdog:
     last checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
     """
 
-    def __init__(self, deadlines: DeadlinesTable, fail_run: Callable[[RetrainError], None]) -> None:
+    def __init__(
+        self,
+        deadlines: DeadlinesTable,
+        fail_run: Callable[[RetrainError], None],
+        progress: Callable[[str, float], Mapping[str, Any]] = lambda phase, since: {},
+    ) -> None:
         self._deadlines = deadlines
         self._fail_run = fail_run
+        self._progress = progress
         self._folder = Path()
         self._current = (-1, "starting", time.monotonic())  # step, phase, since when
         self._ended = threading.Event()
@@ -129,13 +139,15 @@ class Watchdog:
 
     def _beat(self) -> None:
         step, phase, since = self._current
-        beat = {
+        beat: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
             "step": step,
             "phase": phase,
             "phase_elapsed_s": round(time.monotonic() - since, 3),
         }
+        if progress := self._progress(phase, since):
+            beat["progress"] = progress
         path = self._folder / HEARTBEAT
         temporary = path.with_name(f".{HEARTBEAT}.tmp")
         try:  # replaced atomically but not synced: after a power failure the last heartbeat is of no use

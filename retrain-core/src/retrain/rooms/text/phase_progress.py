@@ -1,0 +1,61 @@
+"""How far a phase of a run has come, as data for `heartbeat.json` and as text for a console."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from retrain.kernel.contracts.context import PhaseProgress, PluginContext
+from retrain.rooms.text.terminal_text import duration, printable
+
+MOST = 1e12  # larger numbers come from a damaged file
+
+
+def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, Any]:
+    """Unit, done, total, tokens, their rate and the time left of a phase that began at `since` on the monotonic clock.
+
+    Empty when nothing has been reported. Unfinished completions are taken to need all their tokens, so the time left
+    shrinks faster than the clock when they end early; without limit and tokens it follows from the share that is done.
+    """
+    shown = {
+        "sampling": context.sampling_progress,
+        "eval": context.sampling_progress,
+        "training": context.training_progress,
+    }.get(phase)
+    # one that is complete and older than the phase is that of the step before
+    if shown is None or not shown.total or (shown.started < since and shown.done >= shown.total):
+        return {}
+    elapsed_s = max(time.monotonic() - shown.started, 1e-9)
+    tokens = max(shown.tokens, shown.drawn)
+    data = {"unit": shown.unit, "done": shown.done, "total": shown.total}
+    data |= {"tokens": tokens, "tokens_per_s": round(tokens / elapsed_s, 1)} if tokens else {}
+    left_s = _time_left_s(shown, elapsed_s)
+    return data | ({} if left_s is None else {"time_left_s": round(left_s, 1)})
+
+
+def progress_text(data: Mapping[str, Any]) -> str:
+    """`12/32 completions, 5,210 tokens, 340 tokens/s, about 9.0 s left`; the data may come from a file."""
+    numbers = {key: value for key, value in data.items() if type(value) in (int, float) and 0 <= value < MOST}
+    if not {"done", "total"} <= numbers.keys():
+        return ""
+    parts = [f"{numbers['done']:,}/{numbers['total']:,} {printable(str(data.get('unit', '')))}".rstrip()]
+    parts += [f"{numbers['tokens']:,} tokens"] if "tokens" in numbers else []
+    parts += [f"{numbers['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in numbers else []
+    parts += [f"about {duration(numbers['time_left_s'])} left"] if numbers.get("time_left_s", 0) > 0 else []
+    return ", ".join(parts)
+
+
+def phase_text(phase: str, step: float, elapsed_s: float, data: Mapping[str, Any]) -> str:
+    """`sampling, step 3, for 12 s: 12/32 completions, ...`; step -1 is the evaluation before training."""
+    when = f"step {int(min(step, MOST))}" if step >= 0 else "before training"
+    text = progress_text(data)
+    return f"{printable(phase)}, {when}, for {duration(min(elapsed_s, MOST))}" + (f": {text}" if text else "")
+
+
+def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:
+    missing = progress.total - progress.done
+    if progress.limit and progress.drawn > progress.tokens:
+        left = missing * progress.limit - (progress.drawn - progress.tokens)
+        return max(left, 0) * elapsed_s / progress.drawn
+    return missing * elapsed_s / progress.done if progress.done else None
