@@ -75,6 +75,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
     share = 100 * trained / pair.total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
     limits = [MemoryLimits() for _ in devices.samplers]
+    kernels = _kernels(context, pair, devices)
     trainer = Trainer(
         pair.trained,
         pair.parameters,
@@ -83,7 +84,9 @@ def create_backend(context: PluginContext) -> LocalBackend:
         check_stop=context.check_stop,
         progress=context.training_progress,
         limits=limits[0],
-        attend=_kernels(context, pair, devices).packed,
+        attend=kernels.packed,
+        # in split mode another thread samples: the mode, which is the process's, stays off
+        is_ordered=devices.is_split or (kernels.is_ordered and pair.trained.is_ordered),
     )
     policies = [
         LocalPolicy(

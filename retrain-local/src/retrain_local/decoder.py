@@ -71,10 +71,11 @@ class TrainedDecoder(Decoder, Protocol):
     """The decoder whose adapter is trained: `hidden` and `logits` are differentiable with respect to it.
 
     With `recompute` (gradient checkpointing) a layer stores only its input and is recomputed in the backward pass; the
-    gradient is the same.
+    gradient is the same. `is_ordered`: nothing but the attention that it is given sums in arbitrary order on CUDA.
     """
 
     recompute: bool
+    is_ordered: bool
 
     def compile(self) -> None:
         """Fuse the operations between matrix products with torch.compile; ConfigError where that is not possible."""

@@ -87,9 +87,10 @@ def test_default_takes_flash_and_triton(hopper: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_flash_is_as_exact_as_asked(hopper: dict[str, Any], exact: bool) -> None:
-    make = chosen(exact=exact).packed
-    assert isinstance(make, partial)
-    assert make.keywords == {"exact": exact}
+    kernels = chosen(exact=exact)
+    assert isinstance(kernels.packed, partial)
+    assert kernels.packed.keywords == {"exact": exact}
+    assert kernels.is_ordered is exact
 
 
 @pytest.mark.parametrize("name", ["flash", "triton"])
@@ -164,7 +165,9 @@ def test_kittens_are_used_when_they_are_there(hopper: dict[str, Any]) -> None:
     from retrain_local.attention.thunderkittens_attention import KittensAttend
 
     hopper["installed"] |= {"thunderkittens"}
-    assert chosen("tk").packed is KittensAttend
+    kernels = chosen("tk")
+    assert kernels.packed is KittensAttend
+    assert not kernels.is_ordered
 
 
 @pytest.mark.parametrize("fault", [None, "dq off by 1"])

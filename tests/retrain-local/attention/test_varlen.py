@@ -14,7 +14,7 @@ from torch.nn.attention import varlen as torch_varlen
 from retrain_local.attention import varlen
 from retrain_local.attention.padded import PaddedAttend, dense_attention
 from retrain_local.attention.spans import Spans
-from retrain_local.attention.varlen import Copies, Rows, VarlenAttend
+from retrain_local.attention.varlen import Rows, VarlenAttend
 from retrain_local.decoder import Scores
 
 CPU = torch.device("cpu")
@@ -70,18 +70,20 @@ def test_prefixes_are_seen_and_get_their_gradient(spans: Spans, window: int | No
 
 
 def test_every_prefix_token_is_copied_once_for_each_segment_that_continues_it() -> None:
-    copies = Copies(Spans(lengths=(2, 1, 3, 1), prefixes=(-1, 0, -1, 0)), CPU)
+    copies = varlen._copies(Spans(lengths=(2, 1, 3, 1), prefixes=(-1, 0, -1, 0)), CPU)
     assert copies.index_M.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 6]
-    assert copies.own_N.tolist() == [0, 1, 4, 5, 6, 7, 10]
-    assert copies.shared_P.tolist() == [0, 1]
-    assert [[x.tolist() for x in pair] for pair in copies.rounds] == [[[0, 1], [2, 3]], [[0, 1], [8, 9]]]
+    assert copies.is_covering
+    assert [[x.tolist() for x in pair] for pair in copies.by_times] == [
+        [[2, 3, 4, 5, 6], [[4], [5], [6], [7], [10]]],
+        [[0, 1], [[0, 2, 8], [1, 3, 9]]],
+    ]
 
 
 def test_copies_of_16_bit_gradients_are_added_in_fp32() -> None:
     children = 300
     spans = Spans(lengths=(1, *[1] * children), prefixes=(-1, *[0] * children))
     x = torch.zeros(spans.num_tokens, 1, 1, dtype=torch.bfloat16, requires_grad=True)
-    varlen._Copied.apply(x, Copies(spans, CPU)).sum().backward()
+    varlen._copies(spans, CPU).of(x).sum().backward()
     # one of its own and 300 of its children: added in bfloat16 it would stop at 256
     assert x.grad is not None
     assert x.grad[0].item() == torch.tensor(301.0).bfloat16().item()

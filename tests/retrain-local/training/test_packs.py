@@ -50,7 +50,7 @@ def test_every_action_token_appears_once_behind_its_own_past(rows: list[TrainRow
         assert pack.spans.num_tokens == len(pack.ids_N) == len(pack.positions_N)
         assert pack.spans.num_tokens <= budget or len(pack.rows) == 1
         for place, token, old, credit in zip(
-            pack.source_M.tolist(),
+            pack.sources.index_M.tolist(),
             pack.tokens_M.tolist(),
             pack.behaviour_logprobs_M.tolist(),
             pack.advantages_M.tolist(),
@@ -86,7 +86,7 @@ def test_a_group_that_is_cut_has_its_prompt_in_each_pack() -> None:
 def test_a_row_whose_only_action_is_its_first_has_no_segment_of_its_own() -> None:
     (pack,) = pack_rows([row([1, 2, 9], [0, 0, 1]), row([1, 2, 8], [0, 0, 1])], device=CPU, max_tokens=100)
     assert pack.spans.lengths == (2,)
-    assert pack.source_M.tolist() == [1, 1]
+    assert pack.sources.index_M.tolist() == [1, 1]
     assert sorted(pack.tokens_M.tolist()) == [8, 9]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,23 @@ def test_one_step_is_adamw(make_backend: MakeBackend, requests: Sequence[SampleR
     backend.train(batch)
     after = torch.cat([p.detach().flatten() for p in parameters])
     torch.testing.assert_close(after, before * (1 - 1e-2 * 0.5) - 1e-2 * slopes / (slopes.abs() + 1e-8))
+
+
+def test_the_deterministic_mode_holds_for_a_step_only_where_something_sums_in_arbitrary_order(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend()
+    trainer, seen = trainer_of(backend), []
+    batch = roll(backend, requests)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(trainer, "_check_stop", lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    for is_ordered in (True, False):
+        trainer._is_ordered = is_ordered
+        backend.train(batch)
+    half = len(seen) // 2
+    assert seen == [False] * half + [True] * half
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG"), "else each matrix product of that mode warns"
 
 
 def test_training_raises_what_is_rewarded(

@@ -32,11 +32,13 @@ KITTENS = "thunderkittens"
 class Kernels:
     """Attention of one device: `packed` for training and prompts, `paged` for decoding, one token per row.
 
-    `paged` None is the engine's own reader in plain PyTorch.
+    `paged` None is the engine's own reader in plain PyTorch. `is_ordered`: `packed` sums its gradient in a fixed order
+    on CUDA without PyTorch's deterministic mode around it.
     """
 
     packed: MakeAttend
     paged: PagedKernels | None
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def kernels_for(
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
         fix = 'use "default", which takes the best available kernel'
         raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix)) from refused
-    return Kernels(packed=packed, paged=paged)
+    return Kernels(packed=packed, paged=paged, is_ordered=exact and name != "tk" and packed is not PaddedAttend)
 
 
 class _RefusedError(Exception):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retrain_local.attention.ordered import Picks
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores
@@ -51,7 +52,7 @@ class VarlenAttend:
         before = [spans.lengths[prefix] if prefix >= 0 else 0 for prefix in spans.prefixes]
         keys = [own + prefix for own, prefix in zip(spans.lengths, before, strict=True)]
         self._rows = Rows(spans.lengths, keys, device)
-        self._copies = Copies(spans, device) if any(before) else None
+        self._copies = _copies(spans, device) if any(before) else None
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
@@ -59,7 +60,7 @@ class VarlenAttend:
             self._padded = self._padded or PaddedAttend(self._spans, self._device)
             return self._padded(layer, queries_NHD, keys_NKD, values_NKD, scores)
         if self._copies is not None:
-            keys_NKD, values_NKD = _Copied.apply(keys_NKD, self._copies), _Copied.apply(values_NKD, self._copies)
+            keys_NKD, values_NKD = self._copies.of(keys_NKD), self._copies.of(values_NKD)
         return attend_rows(queries_NHD, keys_NKD, values_NKD, self._rows, scores, exact=self._exact)
 
 
@@ -161,55 +162,15 @@ def _deterministic(wanted: bool) -> AbstractContextManager[None]:
     return deterministic(warn_only=False)
 
 
-class Copies:
-    """Indices of the keys of a packed row when every segment is preceded by its own copy of its prefix."""
-
-    def __init__(self, spans: Spans, device: torch.device) -> None:
-        starts = spans.starts
-        index: list[np.ndarray] = []
-        own: list[np.ndarray] = []
-        rounds: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-        followers = [0] * len(spans.lengths)
-        end = 0
-        for segment, prefix in enumerate(spans.prefixes):
-            if prefix >= 0:
-                tokens = np.arange(starts[prefix], starts[prefix + 1])
-                index.append(tokens)
-                rounds.setdefault(followers[prefix], []).append((tokens, end + np.arange(len(tokens))))
-                followers[prefix] += 1
-                end += len(tokens)
-            tokens = np.arange(starts[segment], starts[segment + 1])
-            index.append(tokens)
-            own.append(end + np.arange(len(tokens)))
-            end += len(tokens)
-        shared = np.flatnonzero(np.array(followers))
-        shared_P = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in shared])
-        self.index_M = torch.from_numpy(np.concatenate(index)).to(device)
-        self.own_N = torch.from_numpy(np.concatenate(own)).to(device)
-        self.shared_P = torch.from_numpy(shared_P).to(device)
-        # the j-th copies of all prefixes: no token occurs twice in a round, so the order of summation is fixed
-        self.rounds = [
-            tuple(torch.from_numpy(x).to(device) for x in (np.searchsorted(shared_P, tokens), places))
-            for tokens, places in (map(np.concatenate, zip(*rounds[j], strict=True)) for j in sorted(rounds))
-        ]
-
-
-class _Copied(torch.autograd.Function):  # type: ignore[misc]
-    """x[index_M]; the gradients of a prefix's copies are added in fp32 and in a fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, x_N: Tensor, copies: Copies) -> Tensor:
-        ctx.copies = copies
-        return x_N.index_select(0, copies.index_M)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        copies, (gradient_M,) = ctx.copies, gradients
-        gradient_N = gradient_M.index_select(0, copies.own_N)
-        total_P = gradient_N.index_select(0, copies.shared_P).float()
-        for rows, places in copies.rounds:
-            total_P.index_add_(0, rows, gradient_M.index_select(0, places).float())
-        return gradient_N.index_copy_(0, copies.shared_P, total_P.to(gradient_N.dtype)), None
+def _copies(spans: Spans, device: torch.device) -> Picks:
+    """The keys of a packed row when every segment is preceded by its own copy of its prefix."""
+    starts = spans.starts
+    index: list[np.ndarray] = []
+    for segment, prefix in enumerate(spans.prefixes):
+        if prefix >= 0:
+            index.append(np.arange(starts[prefix], starts[prefix + 1]))
+        index.append(np.arange(starts[segment], starts[segment + 1]))
+    return Picks(np.concatenate(index), spans.num_tokens, device)
 
 
 def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -34,6 +34,7 @@ class HfDecoder:
     """
 
     shape: Shape
+    is_ordered = False  # experts and others scatter
 
     def __init__(self, model: Any) -> None:
         self.device, self.dtype = model.device, model.dtype

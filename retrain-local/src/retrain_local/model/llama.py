@@ -47,7 +47,7 @@ class LlamaDecoder:
         """`head` holds the numbers of `weights.head`, for products without a gradient."""
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.shape = _shape(architecture, parameters)
-        self.recompute = False
+        self.recompute, self.is_ordered = False, True
         self._operations = Operations()
         self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
         self._sampled_head = head

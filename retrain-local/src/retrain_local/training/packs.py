@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, Floats, Problem, TrainRow
+from retrain_local.attention.ordered import Picks
 from retrain_local.attention.spans import Spans
 
 
@@ -17,9 +18,10 @@ from retrain_local.attention.spans import Spans
 class Pack:
     """N packed tokens of several rows, and the M action tokens that they predict, row by row.
 
-    Action m is `tokens_M[m]`, predicted from position `source_M[m]` of the pack; the first actions of a group are all
-    predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step, `longest` the
-    length of the longest. `engine_logprobs_M` equal `behaviour_logprobs_M` unless the rows distinguish them.
+    Action m is `tokens_M[m]`, predicted from position `sources.index_M[m]` of the pack; the first actions of a group
+    are all predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step,
+    `longest` the length of the longest. `engine_logprobs_M` equal `behaviour_logprobs_M` unless the rows distinguish
+    them.
     """
 
     rows: tuple[int, ...]
@@ -27,7 +29,7 @@ class Pack:
     spans: Spans
     ids_N: Tensor
     positions_N: Tensor
-    source_M: Tensor
+    sources: Picks
     tokens_M: Tensor
     behaviour_logprobs_M: Tensor
     engine_logprobs_M: Tensor
@@ -143,7 +145,7 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
         spans=spans,
         ids_N=moved(ids, torch.int64),
         positions_N=moved([spans.positions()], torch.int64),
-        source_M=moved(places, torch.int64),
+        sources=Picks(np.concatenate(places), spans.num_tokens, device),
         tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
         behaviour_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
         engine_logprobs_M=moved([_engine_logprobs(row)[row.action_T] for row in rows], torch.float32),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -59,7 +60,8 @@ class Trainer:
     Rows are packed without padding, with the prompt of a group stored once. Free memory decides how many tokens a pack
     holds and whether activations are recomputed in the backward pass; neither changes the gradient. When a pack does
     not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` remembers that for
-    later steps and for a resumed run.
+    later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's deterministic mode, which
+    is slow and process-wide: decoder and attention need none, or another thread uses PyTorch.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Trainer:
         progress: PhaseProgress | None = None,
         limits: MemoryLimits | None = None,
         attend: MakeAttend = PaddedAttend,
+        is_ordered: bool = False,
     ) -> None:
         self.parameters = dict(parameters)
         self._workers = pack_workers(decoder.shape.parameters, decoder.device)
@@ -84,6 +87,7 @@ class Trainer:
         self._progress = progress or PhaseProgress()
         self._limits = limits or MemoryLimits()
         self._attend = attend
+        self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
         self._loss = LossSettings.of(config)
@@ -99,7 +103,7 @@ class Trainer:
     def step(self, batch: TrainBatch) -> TrainReport:
         """Gradient over all rows, then one update; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
-            with _deterministic(self._decoder.device):
+            with nullcontext() if self._is_ordered else _deterministic():
                 loss, clipped, gaps_N = self._retry_smaller(partial(self.accumulate, batch))
                 grad_norm = self._update(loss)
         except torch.OutOfMemoryError as error:
@@ -121,15 +125,25 @@ class Trainer:
         done, packs = [], self._packs(batch.rows)
         self._progress.begin("packs", len(packs))
         for pack, part in zip(packs, self._each(packs, partial(self._gradients, batch)), strict=True):
-            for p, gradient in zip(self.parameters.values(), part.gradients, strict=True):
-                if gradient is not None:
-                    p.grad = gradient if p.grad is None else p.grad.add_(gradient)
+            self._add(part.gradients)
             done.append(part)
             self._progress.add(1, tokens=pack.spans.num_tokens)
             self._check_stop()  # nothing has changed yet: `step` drops the gradient
         loss = float(torch.stack([part.loss for part in done]).sum())
         clipped = int(torch.stack([part.clipped for part in done]).sum())
         return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
+
+    def _add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add a pack's gradients, with a few launches on CUDA: 504 tensors of a 4 B model would take as many."""
+        sums, addends = [], []
+        for p, gradient in zip(self.parameters.values(), gradients, strict=True):
+            if p.grad is None:
+                p.grad = gradient
+            elif gradient is not None:
+                sums.append(p.grad)
+                addends.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, addends)
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Current log-probabilities of the action tokens, as the loss computes them; 0 elsewhere, no gradient."""
@@ -198,7 +212,7 @@ class Trainer:
         decoder = self._decoder
         attend = self._attend(pack.spans, decoder.device)
         hidden_ND = decoder.hidden(pack.ids_N, pack.positions_N, attend)
-        hidden_MD = hidden_ND.index_select(0, pack.source_M)
+        hidden_MD = pack.sources.of(hidden_ND)
         return selected_logprobs(hidden_MD, pack.tokens_M, decoder.logits, decoder.shape.vocabulary, temperature)
 
     def _retry_smaller(self, work: Callable[[], T]) -> T:
@@ -248,11 +262,9 @@ def _without_credit(row: ActionRow) -> TrainRow:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Deterministic mode on CUDA, where attention's backward pass sums in arbitrary order; a CPU needs none."""
-    if device.type == "cpu":
-        yield
-        return
+def _deterministic() -> Iterator[None]:
+    """PyTorch's deterministic mode, without a warning for each operation that has no such form."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else every matrix product warns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         with deterministic(warn_only=True):
