@@ -256,7 +256,8 @@ class LocalBackend:
 
     def _is_short(self, pair: Pair) -> bool:
         """Whether the memory that sampling holds leaves too little for training."""
-        return not self.samples_ahead and is_short(pair.trained.shape, pair.trained.dtype, self._device)
+        trained, limits = pair.trained, self._policies[0].limits
+        return not self.samples_ahead and is_short(trained.shape, trained.dtype, self._device, limits)
 
     def _hand_over(self, published: Published | None, version: int) -> None:
         """Give the samplers the trained adapter, or the one passed in."""

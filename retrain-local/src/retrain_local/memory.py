@@ -19,13 +19,15 @@ class MemoryLimits:
     """Sizes derived from free memory, or reduced after running out of it; 0 as long as neither has happened.
 
     They are part of a checkpoint, so that a resumed run splits its work exactly as before and rounds the same way.
-    `cache_tokens` is the size of the key-value pool, `pack_tokens` the budget that training chose at its first step,
-    `recompute` whether activations are recomputed, `train_tokens` the budget left after running out of memory.
+    `cache_tokens` is the most that the key-value pool may hold and `pool_tokens`, where it is allocated at once, what
+    the largest call so far needed; `pack_tokens` is the budget that training chose at its first step, `recompute`
+    whether activations are recomputed, `train_tokens` the budget left after running out of memory.
     """
 
     train_tokens: int = 0
     cache_tokens: int = 0
     pack_tokens: int = 0
+    pool_tokens: int = 0
     recompute: bool = False
 
     def restore(self, state: Mapping[str, int]) -> None:
@@ -33,6 +35,7 @@ class MemoryLimits:
         self.train_tokens = state.get("train_tokens", 0)
         self.cache_tokens = state.get("cache_tokens", 0)
         self.pack_tokens = state.get("pack_tokens", 0)
+        self.pool_tokens = state.get("pool_tokens", 0)
         self.recompute = bool(state.get("recompute", False))
 
 

@@ -41,5 +41,5 @@ class LocalOptions(BaseModel):
         default=0.0,
         ge=0.0,
         description="GiB for keys and values while sampling; completions that do not fit wait. 0 = 4 on a CPU, half of "
-        "which is a working copy, and 80 % of the free memory on a GPU.",
+        "which is a working copy, and 80 % of the free memory on a GPU. A GPU takes no more than a step needs.",
     )

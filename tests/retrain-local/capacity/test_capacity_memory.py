@@ -181,6 +181,13 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
     assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
 
 
+def test_the_pool_of_a_large_gpu_is_what_a_step_needs(qwen: ModelShape) -> None:
+    work = replace(QWEN_STEP, max_tokens=1024)
+    found = phase(estimate(qwen, work, device_bytes=80 * GIB), "sampling")
+    assert found.at_once == 128
+    assert found.parts["kv_cache"] == (128 * (256 + 1024) + 8 * 16) * bytes_per_token(qwen, work)
+
+
 def test_two_devices_hold_one_phase_each(qwen: ModelShape) -> None:
     one = estimate(qwen, QWEN_STEP, device_bytes=24 * GIB)
     work = replace(QWEN_STEP, samplers=1)

@@ -63,8 +63,8 @@ def key_stretches(programs: int, heads: int, max_keys: int) -> int:
     than up: an H100 asks for 8 x 132 = 1,056 programs, and 128 rows of 8 key heads fill 1,024 of them uncut. No stretch
     is meant for fewer than 128 keys.
     """
-    wanted = 2 ** round(math.log2(max(1.0, programs / heads)))
-    return max(1, min(wanted, MAX_STRETCHES, 2 ** math.ceil(math.log2(max(1, max_keys))) // SHORTEST_STRETCH))
+    wanted = 1 << round(math.log2(max(1.0, programs / heads)))
+    return max(1, min(wanted, MAX_STRETCHES, (1 << max(0, max_keys - 1).bit_length()) // SHORTEST_STRETCH))
 
 
 def as_bytes(stored: Tensor) -> Tensor:

@@ -80,6 +80,8 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
     pool = max(needed.of(1), pool_bytes // per_block) if pool_bytes else needed.of(wanted)
+    if not is_cpu:  # as large as all rows of a step need, see `retrain_local.sampling.cache.enough_tokens`
+        pool = min(pool, wanted * row_blocks(work) + math.ceil(wanted / work.group_size))
     rows = needed.rows_in(pool, wanted)
     if is_cpu:  # plain PyTorch reads a contiguous copy of all rows, at most as large as the cache
         rows = max(1, min(rows, pool // row_blocks(work)))

@@ -31,7 +31,8 @@ class Turn:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside; `weight` is frozen.
 
-    The quotient is rounded to x's dtype before it is multiplied, as transformers' modules do. `weight` has the size of the last axis, or of the last two where heads have weights of their own.
+    The quotient is rounded to x's dtype before it is multiplied, as transformers' modules do. `weight` has the size of
+    the last axis, or of the last two where heads have weights of their own.
     """
     if x.is_cuda:
         return _fused_norm(x, weight, eps)

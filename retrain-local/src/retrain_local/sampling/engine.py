@@ -24,7 +24,7 @@ from retrain_local.decoder import Decoder
 from retrain_local.memory import free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
-from retrain_local.sampling.cache import Cache, budget_tokens
+from retrain_local.sampling.cache import Cache, budget_tokens, enough_tokens
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.engine_metrics import EngineCounters
 from retrain_local.sampling.gathered_attention import COLUMNS, GatheredAttention
@@ -72,7 +72,8 @@ class PytorchEngine:
     A completion depends only on its prompt, its seed and the weights, not on the rest of its batch (up to rounding of
     batched matrix products). The composition of batches depends on the requests since the last `publish` and on the
     size of the pool, which is part of checkpoints. Rows that outgrow the pool are preempted, keep their tokens and are
-    resumed later; each time memory runs out, the pool is halved.
+    resumed later; each time memory runs out, the pool is halved. Where it is allocated at once, that is where kernels
+    read it in place, it is no larger than what a call needs.
     """
 
     delivers_early = True
@@ -115,6 +116,9 @@ class PytorchEngine:
         if self._cache is not None and not any(self._cache.prefixes.longest(request.prompt_T) for request in requests):
             # new episodes: a resumed run, which never sampled the earlier ones, has an empty cache too
             self._cache.prefixes.clear()
+        if self._kernels.paged is not None and rows:
+            limits, options = policy.limits, {"share": self._share, "keep_rows": self._keep_rows}
+            limits.pool_tokens = enough_tokens(rows, limits.pool_tokens, **options)
         hand_over = partial(_hand_over, deliver, policy.version, params.entropy)
         while any(row.room for row in rows):
             self._finish(rows, params, hand_over)
@@ -184,15 +188,20 @@ class PytorchEngine:
     def _opened(self) -> Cache:
         limits = self._policy.limits
         limits.cache_tokens = limits.cache_tokens or self._budget  # an old checkpoint may not have stored it
-        if self._cache is not None and self._cache.tokens != limits.cache_tokens:
+        if self._cache is not None and self._cache.tokens != self._pool_tokens:
             self.free_cache()
         if self._cache is None:
-            self._cache = Cache(self._decoder, limits.cache_tokens, self._cache_dtype)
+            self._cache = Cache(self._decoder, self._pool_tokens, self._cache_dtype)
         return self._cache
+
+    @property
+    def _pool_tokens(self) -> int:
+        limits = self._policy.limits
+        return limits.cache_tokens if self._kernels.paged is None else min(limits.cache_tokens, limits.pool_tokens)
 
     def _halved(self) -> int:
         """Half the tokens in memory: those of the pool or, on a CPU, which commits the pool lazily, of the batch."""
-        tokens = self._policy.limits.cache_tokens
+        tokens = self._pool_tokens
         if self._batch_size.rows and self._policy.device.type == "cpu":
             tokens = min(tokens, self._batch_size.tokens)
         return tokens // 2

@@ -49,9 +49,17 @@ def activation_room(device: torch.device) -> int:
     return int(ACTIVATION_SHARE_GPU * free_bytes(device))
 
 
-def is_short(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether so little memory is free that sampling should release its cache before training."""
-    return device.type == "cuda" and plan_recompute(shape, dtype, activation_room(device))
+def is_short(shape: Shape, dtype: torch.dtype, device: torch.device, limits: MemoryLimits) -> bool:
+    """Whether so little memory is free that sampling should release its cache, and its CUDA graphs, before training.
+
+    Before the first step: whether recomputation would be turned on; after it: whether the packs it chose do not fit.
+    """
+    if device.type != "cuda":
+        return False
+    if not limits.pack_tokens:
+        return plan_recompute(shape, dtype, activation_room(device))
+    tokens = limits.train_tokens or limits.pack_tokens
+    return free_bytes(device) < tokens * activation_bytes(shape, dtype, recompute=limits.recompute)
 
 
 def token_budget(shape: Shape, dtype: torch.dtype, device: torch.device, room_bytes: int, *, recompute: bool) -> int:

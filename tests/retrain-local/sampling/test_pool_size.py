@@ -1,0 +1,156 @@
+"""The pool is as large as a step needs, so that training leaves it, and the CUDA graphs over it, where they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.api import SampleRequest, SamplingParams
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.decoder import Shape
+from retrain_local.memory import MemoryLimits
+from retrain_local.sampling import graphs
+from retrain_local.sampling.blocks import Blocks
+from retrain_local.sampling.cache import enough_tokens
+from retrain_local.sampling.engine import PytorchEngine
+from retrain_local.sampling.graphs import Graphs
+from retrain_local.sampling.pool import bytes_per_token
+from retrain_local.sampling.rows import Row, new_rows
+from retrain_local.sampling.schedule import Schedule
+from retrain_local.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
+from retrain_local.training import budget
+
+GPU = torch.device("cuda", 0)
+PARAMS = SamplingParams(max_tokens=10, temperature=0.8)
+
+
+def requests(*prompts: int, group: int = 3) -> list[SampleRequest]:
+    rng = np.random.default_rng(sum(prompts))
+    seeds = tuple(range(group))
+    return [SampleRequest(prompt_T=rng.integers(0, 500, size=length), seeds_G=seeds) for length in prompts]
+
+
+def rows_of(prompts: list[int], group: int, max_tokens: int) -> list[Row]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=1.0)
+    return new_rows(requests(*prompts, group=group), params, None, 500)
+
+
+@given(
+    prompts=st.lists(st.integers(1, 70), min_size=1, max_size=6),
+    group=st.integers(1, 5),
+    max_tokens=st.integers(1, 90),
+    share=st.booleans(),
+)
+def test_all_rows_run_at_once_and_none_is_put_aside(
+    prompts: list[int], group: int, max_tokens: int, share: bool
+) -> None:
+    rows = rows_of(prompts, group, max_tokens)
+    tokens = enough_tokens(rows, 0, share=share, keep_rows=False)
+    longest = -(-(max(prompts) + max_tokens) // BLOCK_SIZE) * BLOCK_SIZE
+    assert tokens <= len(rows) * longest + len(prompts) * BLOCK_SIZE
+    schedule = Schedule(rows, Blocks(tokens // BLOCK_SIZE), BLOCK_SIZE, cache=None, share=share)
+    schedule.advance(8)
+    assert len(schedule.running) == len(rows)
+    while schedule.running:
+        for row in list(schedule.running):
+            row.take([1] * 8, [0.0] * 8, [], stop=())
+            if not row.room:
+                schedule.retire(row)
+        schedule.advance(8)
+    assert schedule.preempted == 0
+
+
+def test_a_pool_that_holds_them_stays_and_a_larger_one_comes_at_need() -> None:
+    first = enough_tokens(rows_of([200, 150], 16, 1024), 0, share=True, keep_rows=False)
+    assert first == 32 * 1232 + 2 * BLOCK_SIZE
+    options = {"share": True, "keep_rows": False}
+    assert enough_tokens(rows_of([260, 240], 16, 1024), first, **options) == first  # a group shares its prompt
+    assert enough_tokens(rows_of([20, 20], 16, 512), first, **options) == first
+    assert enough_tokens(rows_of([200, 150], 24, 1024), first, **options) == 48 * 1232 + 2 * BLOCK_SIZE
+    episode = enough_tokens(rows_of([200, 150], 16, 1024), 0, share=True, keep_rows=True)
+    assert episode == 2 * first, "the next turn is longer"
+
+
+class CountingGraphs(Graphs):
+    """Records by counting, and replays by doing the step again."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.recorded: list[Any] = []
+        self._records = True
+
+    def run(self, key: Any, step: Any, state: Any) -> None:
+        self._key = key
+        super().run(key, step, state)
+
+    def _recorded(self, step: Callable[[], None], state: Any) -> Any:
+        self.recorded.append(self._key)
+        return graphs._Recording(SimpleNamespace(replay=step), tuple(state))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_graphs_are_recorded_once_per_run_and_shape(
+    make_engine: Callable[..., PytorchEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device on which 80 % of what is free leaves training short, and what a step needs does not."""
+    kernels = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    engine = make_engine(kernels=kernels)
+    shape, dtype = engine._decoder.shape, engine._decoder.dtype
+    total = 3 * FULL_SPEED_TOKENS * budget.activation_bytes(shape, dtype, recompute=False)
+    engine = make_engine(kernels=kernels, cache_bytes=int(0.8 * total))
+    engine._graphs = counted = CountingGraphs()
+    limits = engine._policy.limits
+
+    def free(device: torch.device) -> int:
+        held = engine._cache.tokens if engine._cache is not None else 0
+        return total - held * bytes_per_token(shape, "auto", dtype)
+
+    monkeypatch.setattr(budget, "free_bytes", free)
+    monkeypatch.setattr(graphs.torch.cuda, "device", lambda _: contextlib.nullcontext())
+    for prompts in ((30, 20), (32, 31), (20, 9)):
+        engine.sample(requests(*prompts), PARAMS)
+        if budget.is_short(shape, dtype, GPU, limits):
+            engine.free_cache()
+        if not limits.pack_tokens:
+            room = budget.activation_room(GPU)
+            limits.pack_tokens = budget.token_budget(shape, dtype, GPU, room, recompute=False)
+        engine.publish()
+    assert len(counted.recorded) == len(set(counted.recorded)) > 0
+    assert engine._cache is not None
+    assert engine._cache.tokens <= 6 * 48 + 2 * BLOCK_SIZE
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_pool_that_the_killed_one_had(make_engine: Callable[..., PytorchEngine]) -> None:
+    kernels = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    engines = [make_engine(kernels=kernels, pool_tokens=10_000) for _ in range(2)]
+    engines[0].sample(requests(30, 20), PARAMS)
+    saved = engines[0]._policy.limits
+    engines[1]._policy.limits.restore({"cache_tokens": saved.cache_tokens, "pool_tokens": saved.pool_tokens})
+    for engine in engines:
+        engine.sample(requests(5, 5), PARAMS)
+    assert engines[0]._cache is not None
+    assert engines[1]._cache is not None
+    assert engines[0]._cache.tokens == engines[1]._cache.tokens < 10_000
+
+
+def test_training_gives_up_its_memory_before_packs_that_no_longer_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"layers": 36, "heads": 32, "kv_heads": 8, "head_size": 128, "value_size": 128, "hidden": 2560}
+    shape = Shape(**sizes, inner=9728, vocabulary=151_936, context=None, parameters=4 * 10**9)
+    each = budget.activation_bytes(shape, torch.bfloat16, recompute=False)
+    limits = MemoryLimits(pack_tokens=3000)
+    for free, short in ((3000 * each, False), (3000 * each - 1, True)):
+        monkeypatch.setattr(budget, "free_bytes", lambda _, free=free: free)
+        assert budget.is_short(shape, torch.bfloat16, GPU, limits) is short
+    assert not budget.is_short(shape, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
+    assert not budget.is_short(shape, torch.bfloat16, torch.device("cpu"), limits)
