@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,8 +81,10 @@ def main() -> None:
         sizes = {SMALLEST, *(size for sizes in series.values() for size in sizes)}
         by_name = {_name(size): size for size in sorted(sizes, key=lambda size: (size.tokens, size.rank, size.batch))}
         contenders = [_contender(size, options, folder, model) for size in by_name.values()]
-        runs = run_rounds(contenders, options.rounds, folder / "runs", options.device)
-    points = {by_name[name]: _point(mine) for name, mine in runs.items()}
+        done = run_rounds(contenders, options.rounds, folder / "runs", options.device)
+    if done.failures:
+        sys.exit(f"no exponent without all sizes: {done.failures}")
+    points = {by_name[name]: _point(mine) for name, mine in done.runs.items()}
     grown = {name: _grown(name, sizes, points, shape) for name, sizes in series.items()}
     report.Report(
         name="scale",
@@ -140,7 +143,8 @@ def _contender(size: Size, options: argparse.Namespace, folder: Path, model: Pat
         },
     }
     file = folder / f"{_name(size)}.toml"
-    return Contender(name=_name(size), command=write_config(file, folder, options.device, tables), lines=LINES)
+    command = write_config(file, folder, options.device, tables)
+    return Contender(name=_name(size), command=command, lines=LINES, count=WARM_UP + options.steps)
 
 
 def _point(runs: Sequence[Run]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From the command to the end of the first step: `python benchmarks/startup.py [--rounds 5]`.
 
-Ours beside TRL's, both with `builtin:tiny` and 128 completions: the time from starting the process until the line of
-its first step is in its records. And `retrain --help`, beside a Python that does nothing. One round of each does not
+Ours beside TRL's, both with `builtin:tiny` and 128 completions, or with the model of `--model DIR` and the step that
+`--batch`, `--group` and `--new` make: the time from starting the process until the line of its first step is in its
+records. And `retrain --help`, beside a Python that does nothing. One round of each does not
 count: it writes byte code and fills the cache of files.
 """
 
@@ -20,8 +21,8 @@ from typing import Any
 from harness import report
 from harness.figures import Spread, ratios
 from harness.machine import machine
-from harness.models import builtin_folder
-from harness.rounds import Contender, run_rounds
+from harness.models import add_model_options, model_name, natural_model, our_model, peer_dtype, table_name
+from harness.rounds import Contender, add_only, chosen, run_rounds
 from harness.runs import LINES, questions, write_config, write_tasks
 from peers.environment import peer_python
 
@@ -37,79 +38,107 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         contenders = _contenders(options, folder)
-        runs = run_rounds(contenders, options.rounds + 1, folder / "runs", options.device)
+        done = run_rounds(contenders, options.rounds + 1, folder / "runs", options.device)
         short = {name: _short(arguments, options.rounds + 1, folder)[1:] for name, arguments in SHORT.items()}
     found: dict[str, dict[str, Any]] = {}
-    for name, mine in runs.items():
+    for name, mine in done.runs.items():
         first_s = [run.seen_s[0] for run in mine[1:]]
         found[name] = {
             "first_step_s": Spread.of(first_s),
             "rounds_s": [[seconds] for seconds in first_s],
             "step_s": Spread.of([run.records[0]["step_time_s"] for run in mine[1:]]),
             "whole_s": Spread.of([run.wall_s for run in mine[1:]]),
+            "used_s": Spread.of([run.used_s[0] for run in mine[1:]]),
             "cpu_s": Spread.of([run.cpu_s for run in mine[1:]]),
         }
-        found[name]["ratio"] = ratios(found[OURS]["rounds_s"], found[name]["rounds_s"])
+        ours = found[OURS]["rounds_s"] if OURS in found else None
+        found[name]["ratio"] = ratios(ours, found[name]["rounds_s"])
     commands = {name: Spread.of(seconds) for name, seconds in short.items()}
     rows = [
         [
             name,
             report.seconds(each["first_step_s"]),
             report.times(each["ratio"]) if name == THEIRS else "1",
+            report.seconds(each["used_s"]),
             report.seconds(each["step_s"]),
             report.seconds(each["whole_s"]),
         ]
         for name, each in found.items()
     ]
     report.Report(
-        name="startup",
-        columns=("", "start to the end of the first step", "x ours", "of it the step itself", "to the process's end"),
-        rows=[*rows, *([f"`{name}`", "-", "-", "-", report.seconds(spread)] for name, spread in commands.items())],
-        notes=(f"Medians of {options.rounds} starts in alternating order, with quartiles.",),
+        name=table_name("startup", options),
+        columns=(
+            "",
+            "start to the end of the first step",
+            "x ours",
+            "processor",
+            "of it the step itself",
+            "to the process's end",
+        ),
+        rows=[*rows, *([f"`{name}`", "-", "-", "-", "-", report.seconds(spread)] for name, spread in commands.items())],
+        notes=(
+            f"{model_name(options)}, {options.batch} x {options.group} completions of at most {options.new} tokens.",
+            f"Medians of {options.rounds} starts in alternating order, with quartiles. Processor: time of all threads",
+            "of the run's processes until then.",
+        ),
         figures={"settings": report.settings(options), "contenders": found, "commands": commands},
         machine=where,
+        failures=done.failures,
     ).publish(options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_model_options(parser)
+    parser.add_argument("--batch", type=int, default=8, help="prompts of the step")
+    parser.add_argument("--group", type=int, default=16, help="completions per prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens per completion, at most")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--peer-rows", type=int, default=0, help="completions per pass of TRL; 0 = all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL; else an environment is made")
+    add_only(parser, (OURS, THEIRS))
     parser.add_argument("--alone", action="store_true", help="ours only")
     parser.add_argument("--quick", action="store_true", help="a small run that shows that everything works")
     report.add_output_options(parser)
     options = parser.parse_args()
     options.rounds = 1 if options.quick else options.rounds
-    options.peer_python = sys.executable if options.alone else peer_python("trl", options.peer_python)
+    options.names = [OURS] if options.alone else chosen(options.only, (OURS, THEIRS))
+    options.peer_python = sys.executable if THEIRS not in options.names else peer_python("trl", options.peer_python)
     return options
 
 
 def _contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     write_tasks(folder, questions(64))
-    model = str(builtin_folder())
-    sizes = {"batch_size": 8, "group_size": 16, "max_tokens": 64, "max_steps": 1}
-    tables: dict[str, dict[str, Any]] = {"training": sizes, "model": {"model": "builtin:tiny", "lora_rank": 16}}
+    sizes = {
+        "batch_size": options.batch,
+        "group_size": options.group,
+        "max_tokens": options.new,
+        "max_steps": 1,
+    }
+    model = our_model(options, natural_model(options)) | ({} if options.model else {"model": "builtin:tiny"})
+    tables: dict[str, dict[str, Any]] = {"training": sizes, "model": model}
     settings = {
         "device": options.device,
+        "dtype": peer_dtype(options),
         "tasks": str(folder),
-        "model": model,
-        "rank": 16,
-        "batch": 8,
-        "group": 16,
-        "new": 64,
+        "model": str(natural_model(options)),
+        "rank": options.rank,
+        "batch": options.batch,
+        "group": options.group,
+        "new": options.new,
         "steps": 1,
-        "rows_per_pass": 128,
+        "rows_per_pass": options.peer_rows or options.batch * options.group,
         "gradient_checkpointing": False,
     }
     (folder / "trl.json").write_text(json.dumps(settings), encoding="utf-8")
     ours = write_config(folder / "retrain.toml", folder, options.device, tables)
     theirs = [options.peer_python, str(PEER), str(folder / "trl.json")]
     found = [
-        Contender(name=OURS, command=ours, lines=LINES, environ=_byte_code(folder)),
-        Contender(name=THEIRS, command=theirs, lines="steps.jsonl", environ=_byte_code(folder)),
+        Contender(name=OURS, command=ours, lines=LINES, count=1, environ=_byte_code(folder)),
+        Contender(name=THEIRS, command=theirs, lines="steps.jsonl", count=1, environ=_byte_code(folder)),
     ]
-    return found[:1] if options.alone else found
+    return [each for each in found if each.name in options.names]
 
 
 def _byte_code(folder: Path) -> dict[str, str]:

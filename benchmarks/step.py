@@ -1,11 +1,15 @@
 """A whole RL step, ours beside TRL's: `python benchmarks/step.py [--steps 20] [--json FILE] [--markdown FILE]`.
 
-Both train `builtin:tiny` on the same tasks, 8 prompts with 16 completions each, through their own loops: `retrain`
-with a configuration file, TRL 1.16's GRPOTrainer in an environment of its own. A step is the time from one line of a
-run's records to the next, seen from outside. Each round starts every contender anew, in alternating order.
+Both train `builtin:tiny`, or the model of `--model DIR`, on the same tasks, 8 prompts with 16 completions each, through
+their own loops: `retrain` with a configuration file, TRL 1.16's GRPOTrainer in an environment of its own. A step is the
+time from one line of a run's records to the next, seen from outside. Each round starts every contender anew, in
+alternating order.
 
 Fixed lengths: a copy of the model without an end of sequence, so that all draw exactly `max_tokens`. Natural lengths:
-the model as it is. TRL checkpoints activations by default; the main rows do without on both sides.
+the model as it is. TRL checkpoints activations by default; the main rows do without on both sides. With several sizes
+in `--peer-rows` TRL takes the one whose first steps are fastest.
+
+    python benchmarks/step.py --model SmolLM2 --dtype fp32 --batch 4 --group 8 --new 48 --steps 6 --rounds 2 --warm-up 1
 """
 
 from __future__ import annotations
@@ -23,17 +27,28 @@ from harness import report
 from harness.figures import Spread, ratios
 from harness.limits import Shape, Work, decode, prefill, training
 from harness.machine import machine, rates
-from harness.models import SHAPES, builtin_folder, endless_model
-from harness.processes import Run
-from harness.rounds import Contender, run_rounds
+from harness.models import (
+    ITEM_BYTES,
+    add_model_options,
+    endless_model,
+    model_name,
+    natural_model,
+    our_model,
+    peer_dtype,
+    prompt_tokens,
+    table_name,
+)
+from harness.processes import Failed, Run
+from harness.rounds import ONE_THREAD, Contender, add_only, chosen, run_one, run_rounds
 from harness.runs import LINES, PLAIN_PROMPT, questions, write_config, write_tasks
 from peers.environment import peer_python
 
 PEER = Path(__file__).parent / "workers/trl_grpo.py"
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 OURS, NATURAL, PEER_NAME = "retrain", "retrain, natural lengths", "TRL"
+RATIOS = {"used": "used_s", "memory": "peak_bytes"}  # columns that are compared, and the figure they compare
 COMPARED = {  # name -> the row of ours that it is held against
     OURS: OURS,
+    "retrain, 1 thread": OURS,
     "TRL": OURS,
     "TRL, 1 thread": OURS,
     "TRL, its default (activations checkpointed)": OURS,
@@ -48,24 +63,29 @@ def main() -> None:
     where = machine(options.device, options.peer_python)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch).resolve()
-        contenders = _contenders(options, folder)
-        runs = run_rounds(contenders, options.rounds, folder / "runs", options.device)
-        drawn_s, trained_s, source = _limits(options, Shape.read(folder / "model"))
-    found = {name: _figures(mine, options) for name, mine in runs.items()}
+        model = endless_model(folder / "model", shape=options.shape, device=options.device, model=options.model)
+        tried = _choose_peer_rows(options, folder, model)
+        done = run_rounds(_contenders(options, folder, model), options.rounds, folder / "runs", options.device)
+        prompt = prompt_tokens(model) if options.model else options.prompt
+        drawn_s, trained_s, source = _limits(options, Shape.read(model), prompt)
+    found = {name: _figures(mine, options) for name, mine in done.runs.items()}
     for name, figures in found.items():
-        figures["ratio"] = ratios(found[COMPARED[name]]["rounds_s"], figures["rounds_s"])
-        figures["used_ratio"] = figures["used_s"] / max(found[COMPARED[name]]["used_s"], 1e-9)
-        figures["memory_ratio"] = figures["peak_bytes"] / found[COMPARED[name]]["peak_bytes"]
+        ours = found.get(COMPARED[name], {})
+        figures["ratio"] = ratios(ours.get("rounds_s"), figures["rounds_s"])
+        for key in ("used", "memory"):
+            figures[f"{key}_ratio"] = figures[RATIOS[key]] / max(ours[RATIOS[key]], 1e-9) if ours else None
     report.Report(
-        name="step",
+        name=table_name("step", options),
         columns=("", "step", "x ours", "processor", "x ours", "sampling", "training", "tokens", "memory", "x ours"),
         rows=[_row(name, figures) for name, figures in found.items()],
         notes=(
-            f"Medians of {options.steps} steps with quartiles, rounds: {options.rounds}; `x ours` with the spread over",
+            f"{model_name(options)}, {options.batch} x {options.group} completions of at most {options.new} tokens,",
+            f"prompts of {prompt}; {tried}",
+            f"medians of {options.steps} steps with quartiles, rounds: {options.rounds}; `x ours` with the spread over",
             "rounds; tokens per completion. Processor: time of all threads of a run's processes per step, which other",
             "programs hardly change. Memory: the largest process at its peak; on CUDA, what the device gave out.",
-            f"The limits at fixed lengths: sampling {drawn_s:.3g} s and training {trained_s:.3g} s; our step takes",
-            f"{found[OURS]['step_s'].median / (drawn_s + trained_s):.2f} times their sum ({source}).",
+            f"The limits at fixed lengths: sampling {drawn_s:.3g} s and training {trained_s:.3g} s ({source});",
+            _times_the_limits(found, drawn_s + trained_s),
         ),
         figures={
             "settings": report.settings(options),
@@ -73,13 +93,13 @@ def main() -> None:
             "limits_s": {"sampling": drawn_s, "training": trained_s, "rates": source},
         },
         machine=where,
+        failures=done.failures,
     ).publish(options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny", help="random weights unless it is tiny")
+    add_model_options(parser)
     parser.add_argument("--batch", type=int, default=8, help="prompts per step")
     parser.add_argument("--group", type=int, default=16, help="completions per prompt")
     parser.add_argument("--prompt", type=int, default=PLAIN_PROMPT, help="tokens of a prompt")
@@ -88,11 +108,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each, over all rounds")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=3, help="steps at the start of each process that do not count")
-    parser.add_argument(
-        "--peer-rows", type=int, default=0, help="completions per pass of TRL; 0 = all on a CPU, else 4"
-    )
+    text = "completions per pass of TRL, the fastest of several; 0 = all on a CPU, else 4"
+    parser.add_argument("--peer-rows", type=int, nargs="+", default=[0], metavar="ROWS", help=text)
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL; else an environment is made")
-    parser.add_argument("--only", default="", help="contenders whose name holds this text, and ours")
+    add_only(parser, tuple(COMPARED))
     parser.add_argument("--folder", default="", help="keep everything here")
     parser.add_argument("--quick", action="store_true", help="a small run that shows that everything works")
     report.add_output_options(parser)
@@ -105,39 +124,75 @@ def _options() -> argparse.Namespace:
     options.contenders = _chosen(options)
     is_alone = not any(name.startswith(PEER_NAME) for name in options.contenders)
     options.peer_python = sys.executable if is_alone else peer_python(PEER_NAME.lower(), options.peer_python)
-    options.peer_rows = options.peer_rows or (options.batch * options.group if options.device == "cpu" else 4)
+    everything = options.batch * options.group
+    options.peer_rows = [rows or (everything if options.device == "cpu" else 4) for rows in options.peer_rows]
+    if any(everything % rows for rows in options.peer_rows):
+        parser.error(f"--peer-rows must divide the {everything} completions of a step")
     return options
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:
     """Names of those that run: random weights have no length of their own, and everyone needs ours beside it."""
-    wanted = {name for name in COMPARED if options.only in name and (options.shape == "tiny" or COMPARED[name] == OURS)}
-    return [name for name in COMPARED if name in wanted | {COMPARED[each] for each in wanted}]
+    can_end = options.model or options.shape == "tiny"
+    able = [name for name in COMPARED if can_end or COMPARED[name] == OURS]
+    wanted = chosen(options.only, able)
+    return [name for name in COMPARED if name in {*wanted, *(COMPARED[each] for each in wanted)}]
 
 
-def _contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
-    endless = endless_model(folder / "model", shape=options.shape, device=options.device)
+def _choose_peer_rows(options: argparse.Namespace, folder: Path, model: Path) -> str:
+    """Leave TRL's fastest size of a pass in `peer_rows`, and tell how it was found: one start of each, one step."""
+    sizes = options.peer_rows
+    options.peer_rows = sizes[0]
+    if not any(name.startswith(PEER_NAME) for name in options.contenders):
+        return ""
+    if len(sizes) < 2:
+        return f"TRL in passes of {sizes[0]};"
+    write_tasks(folder, questions(options.batch * 2, options.prompt))
+    taken_s: dict[int, float] = {}
+    for rows in sizes:
+        options.peer_rows = rows
+        trial = _peer(f"TRL in passes of {rows}", options, folder, str(model), 2)
+        print(f"trying {trial.name}", file=sys.stderr, flush=True)
+        try:
+            taken_s[rows] = run_one(trial, folder / f"trial-{rows}", options.device).periods_s()[0]
+        except Failed as error:
+            print(error, file=sys.stderr, flush=True)
+    options.peer_rows = min(taken_s, key=lambda rows: taken_s[rows]) if taken_s else sizes[0]
+    told = ", ".join(f"{rows}: {seconds:.3g} s" for rows, seconds in taken_s.items())
+    return f"TRL in passes of {options.peer_rows}, the fastest of {told};"
+
+
+def _contenders(options: argparse.Namespace, folder: Path, endless: Path) -> list[Contender]:
     steps = options.warm_up + options.steps // options.rounds
     write_tasks(folder, questions(options.batch * steps, options.prompt))
-    natural = str(builtin_folder())
+    natural = natural_model(options)
     found = [
-        _ours(OURS, options, folder, str(endless), steps),
+        _ours(OURS, options, folder, endless, steps),
+        _ours("retrain, 1 thread", options, folder, endless, steps, environ=ONE_THREAD),
         _peer("TRL", options, folder, str(endless), steps),
         _peer("TRL, 1 thread", options, folder, str(endless), steps, environ=ONE_THREAD),
         _peer(
             "TRL, its default (activations checkpointed)", options, folder, str(endless), steps, is_checkpointing=True
         ),
         _ours(NATURAL, options, folder, natural, steps),
-        _peer("TRL, natural lengths", options, folder, natural, steps),
+        _peer("TRL, natural lengths", options, folder, str(natural), steps),
     ]
     return [each for each in found if each.name in options.contenders]
 
 
-def _ours(name: str, options: argparse.Namespace, folder: Path, model: str, steps: int) -> Contender:
+def _ours(
+    name: str,
+    options: argparse.Namespace,
+    folder: Path,
+    model: Path,
+    steps: int,
+    environ: dict[str, str] | None = None,
+) -> Contender:
     sizes = {"batch_size": options.batch, "group_size": options.group, "max_tokens": options.new, "max_steps": steps}
     file = folder / f"{name}.toml"
-    tables = {"training": sizes, "model": {"model": model, "lora_rank": options.rank}}
-    return Contender(name=name, command=write_config(file, folder, options.device, tables), lines=LINES)
+    tables = {"training": sizes, "model": our_model(options, model)}
+    command = write_config(file, folder, options.device, tables)
+    return Contender(name=name, command=command, lines=LINES, count=steps, environ=environ or {})
 
 
 def _peer(
@@ -152,6 +207,7 @@ def _peer(
 ) -> Contender:
     settings = {
         "device": options.device,
+        "dtype": peer_dtype(options),
         "tasks": str(folder),
         "model": model,
         "rank": options.rank,
@@ -165,26 +221,29 @@ def _peer(
     file = folder / f"{name}.json"
     file.write_text(json.dumps(settings), encoding="utf-8")
     command = [options.peer_python, str(PEER), str(file)]
-    return Contender(name=name, command=command, lines="steps.jsonl", environ=environ or {})
+    return Contender(name=name, command=command, lines="steps.jsonl", count=steps, environ=environ or {})
 
 
-def _limits(options: argparse.Namespace, shape: Shape) -> tuple[float, float, str]:
+def _limits(options: argparse.Namespace, shape: Shape, prompt: int) -> tuple[float, float, str]:
     """Least seconds of sampling and of training, and where the device's rates are from."""
-    item = 4 if options.device == "cpu" else 2
-    one_thread = 1 if options.device == "cpu" and options.shape == "tiny" else 0
-    peak = rates(options.device, item * (shape.projections + shape.head), one_thread)
-    work = Work(rows=options.batch * options.group, group=options.group, prompt=options.prompt, new=options.new)
+    dtype = peer_dtype(options)
+    item = ITEM_BYTES[dtype]
+    one_thread = 1 if options.device == "cpu" and options.shape == "tiny" and not options.model else 0
+    peak = rates(options.device, item * (shape.projections + shape.head), one_thread, dtype)
+    work = Work(rows=options.batch * options.group, group=options.group, prompt=prompt, new=options.new)
     drawn_s = decode(shape, work, item).seconds(peak) + prefill(shape, work, item).seconds(peak)
-    rows = [(options.prompt, options.new)] * work.rows
+    rows = [(prompt, options.new)] * work.rows
     return drawn_s, training(shape, rows, options.rank, item, groups=work.groups).seconds(peak), peak.source
+
+
+def _times_the_limits(found: dict[str, dict[str, Any]], least_s: float) -> str:
+    return f"our step takes {found[OURS]['step_s'].median / least_s:.2f} times their sum." if OURS in found else ""
 
 
 def _figures(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]:
     """Of one contender: its steps after the warm-up, and the peaks of its processes."""
     counted = [record for run in runs for record in run.records[options.warm_up :]]
     rounds_s = [run.periods_s(options.warm_up) for run in runs]
-    if any(len(run.records) != options.warm_up + options.steps // options.rounds for run in runs):
-        sys.exit("a run ended without an error and without all of its steps")
     return {
         "step_s": Spread.of([period for periods in rounds_s for period in periods]),
         "rounds_s": rounds_s,
@@ -205,12 +264,12 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
         report.seconds(figures["step_s"]),
         report.times(figures["ratio"]) if COMPARED[name] != name else "1",
         f"{figures['used_s']:.3f} s",
-        f"{figures['used_ratio']:.2f}",
+        report.plain(figures["used_ratio"]),
         report.seconds(figures["sample_s"]),
         report.seconds(figures["train_s"]),
         f"{figures['tokens_per_completion']:.1f}",
         report.mebibytes(figures["peak_bytes"]),
-        f"{figures['memory_ratio']:.2f}",
+        report.plain(figures["memory_ratio"]),
     ]
 
 

@@ -5,6 +5,11 @@ through its backend; and transformers with PEFT on padded rows with the logits o
 both, so the same useful tokens. MFU: operations that the step needs without padding, a group's prompt once, over what
 the device does at most; recomputation does not count. Each round starts every contender anew.
 
+"Of products", on a CPU: the same operations over what bare products of the model's projections do here, forward and
+back, at the size of a pass. `--model DIR` takes the model in a folder, `--fixed` completions of full length only:
+
+    python benchmarks/train.py --model SmolLM2 --dtype fp32 --batch 4 --group 8 --new 48 --fixed --calls 2 --rounds 1
+
 `--vocabulary 1 2 4` (with `--batch 2 --peer-rows 8` it takes a minute) measures the step's memory against the
 vocabulary instead, at these multiples of the shape's own (of 32,768 for the built-in model, whose 512 would show
 nothing). Every row then has full length.
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,13 +31,26 @@ from harness import report
 from harness.figures import Spread, growth, ratios
 from harness.limits import Shape, training
 from harness.machine import Rates, machine, rates
-from harness.models import SHAPES, endless_model
+from harness.models import (
+    ITEM_BYTES,
+    SHAPES,
+    add_model_options,
+    endless_model,
+    model_name,
+    our_model,
+    peer_dtype,
+    table_name,
+)
 from harness.processes import Run
-from harness.rounds import Contender, run_rounds
+from harness.products import training_rate
+from harness.rounds import Contender, add_only, chosen, run_rounds
 from harness.runs import questions, write_config, write_tasks
 
 WORKERS = Path(__file__).parent / "workers"
 OURS, PADDED, RECOMPUTED = "retrain", "padded, all logits", "padded, all logits, activations checkpointed"
+ALONE = ", 1 thread"
+NAMES = (OURS, OURS + ALONE, PADDED, PADDED + ALONE, RECOMPUTED)
+PASS_TOKENS = 1536  # of ours on a CPU, at most
 FIRST_ID = 3  # below are special tokens
 SMALLEST_VOCABULARY = 32_768
 Row = tuple[list[int], int]  # tokens, and how many of them are the prompt
@@ -49,8 +68,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny", help="random weights unless it is tiny")
+    add_model_options(parser)
     parser.add_argument("--batch", type=int, default=8, help="prompts")
     parser.add_argument("--group", type=int, default=16, help="rows per prompt")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt; 0 = 32 on a CPU, 256 on CUDA")
@@ -58,7 +76,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=0, help="measured steps in a round; 0 = 5 on a CPU, 2 on CUDA")
-    parser.add_argument("--threads", type=int, default=1, help="threads of the peers on a CPU; 0 = PyTorch's default")
+    parser.add_argument("--fixed", action="store_true", help="every completion has full length")
+    text = "threads of the peers on a CPU; 0 = PyTorch's default; 1 for the built-in model, else 0"
+    parser.add_argument("--threads", type=int, help=text)
+    add_only(parser, NAMES)
     parser.add_argument("--peer-rows", type=int, default=0, help="rows per pass of the peers; 0 = 32 on a CPU, else 4")
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[], metavar="TIMES", help="see above")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter with transformers and peft")
@@ -70,6 +91,8 @@ def _options() -> argparse.Namespace:
     options.prompt = options.prompt or (32 if small else 256)
     options.new = options.new or (64 if small else 1024)
     options.calls = options.calls or (5 if small else 2)
+    if options.threads is None:
+        options.threads = int(not options.model and options.shape == "tiny")
     options.threads = options.threads if small else 0
     options.peer_rows = options.peer_rows or (32 if small else 4)
     if options.vocabulary:
@@ -80,28 +103,47 @@ def _options() -> argparse.Namespace:
 
 
 def _side_by_side(options: argparse.Namespace, folder: Path, where: dict[str, Any]) -> report.Report:
-    model = endless_model(folder / "model", shape=options.shape, device=options.device)
+    model = endless_model(folder / "model", shape=options.shape, device=options.device, model=options.model)
     shape = Shape.read(model)
-    rows = _rows(options, shape.vocabulary, is_mixed=True)
-    contenders = _contenders(options, folder, model, rows, names=(OURS, PADDED, RECOMPUTED))
-    runs = run_rounds(contenders, options.rounds, folder / "runs", options.device)
-    item = 4 if options.device == "cpu" else 2
-    peak = rates(options.device, item * (shape.projections + shape.head), options.threads)
+    rows = _rows(options, shape.vocabulary, is_mixed=not options.fixed)
+    done = run_rounds(
+        _contenders(options, folder, model, rows, names=_chosen(options)),
+        options.rounds,
+        folder / "runs",
+        options.device,
+    )
+    dtype = peer_dtype(options)
+    peak = rates(options.device, ITEM_BYTES[dtype] * (shape.projections + shape.head), options.threads, dtype)
     sizes = [(num_prompt, len(tokens) - num_prompt) for tokens, num_prompt in rows]
-    least = training(shape, sizes, options.rank, item, groups=options.batch)
-    found = {name: _figures(mine, sum(map(sum, sizes)), least.operations, peak) for name, mine in runs.items()}
-    for figures in found.values():
-        figures["ratio"] = ratios(found[OURS]["rounds_s"], figures["rounds_s"])
+    least = training(shape, sizes, options.rank, ITEM_BYTES[dtype], groups=options.batch)
+    products = _product_rates(options, shape, min(PASS_TOKENS, sum(map(sum, sizes))), folder)
+    found = {name: _figures(mine, sum(map(sum, sizes)), least.operations, peak) for name, mine in done.runs.items()}
+    for name, figures in found.items():
+        figures["ratio"] = ratios(found[OURS]["rounds_s"] if OURS in found else None, figures["rounds_s"])
+        rate = products[ALONE in name]
+        figures["products_frac"] = rate and least.operations / figures["step_s"].median / rate
     return report.Report(
-        name="train",
-        columns=("", "step", "x ours", "tokens/s", "MFU", "memory of the step", "rows per pass"),
+        name=table_name("train", options),
+        columns=(
+            "",
+            "step",
+            "x ours",
+            "processor",
+            "tokens/s",
+            "MFU",
+            "of products",
+            "memory of the step",
+            "rows per pass",
+        ),
         rows=[
             [
                 name,
                 report.seconds(each["step_s"]),
                 report.times(each["ratio"]) if name != OURS else "1",
+                f"{each['used_s']:.3g} s",
                 f"{each['tokens_per_s']:,.0f}",
                 f"{each['mfu']:.0%}",
+                report.percent(each["products_frac"]),
                 report.mebibytes(each["step_bytes"]),
                 str(each["rows_per_pass"]),
             ]
@@ -109,13 +151,41 @@ def _side_by_side(options: argparse.Namespace, folder: Path, where: dict[str, An
         ],
         notes=(
             f"{len(rows)} rows ({options.batch} x {options.group}), {sum(map(sum, sizes)):,} tokens with prompts, rank",
-            f"{options.rank}, shape {options.shape}. It needs {least.operations / 1e12:.3g} Tflop; the device does",
+            f"{options.rank}, {model_name(options)}. It needs {least.operations / 1e12:.3g} Tflop; the device does",
             f"{peak.operations_per_s / 1e12:.3g} Tflop/s ({peak.source}). Memory: what the step needs at its peak",
             "beyond what was there before it.",
         ),
-        figures={"settings": report.settings(options), "contenders": found, "limit": least, "rates": peak},
+        figures={
+            "settings": report.settings(options),
+            "contenders": found,
+            "limit": least,
+            "rates": peak,
+            "products_per_s": {"threads of the rows": products[False], "1 thread": products[True]},
+        },
         machine=where,
+        failures=done.failures,
     )
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """What runs: one thread where it is not the setting of all."""
+    left_out = {OURS + ALONE} if options.device != "cpu" else set()
+    if options.device != "cpu" or options.threads == 1:
+        left_out |= {PADDED + ALONE}
+    able = [name for name in NAMES if name not in left_out]
+    wanted = chosen(options.only, able)
+    return wanted
+
+
+def _product_rates(options: argparse.Namespace, shape: Shape, tokens: int, folder: Path) -> dict[bool, float | None]:
+    """Operations per second of bare products: for rows with one thread, and for all others."""
+    if options.device != "cpu":
+        return {True: None, False: None}
+    dtype = peer_dtype(options)
+    return {
+        is_alone: training_rate(shape, tokens, folder, dtype=dtype, threads=1 if is_alone else options.threads)
+        for is_alone in (True, False)
+    }
 
 
 def _against_vocabulary(options: argparse.Namespace, folder: Path, where: dict[str, Any]) -> report.Report:
@@ -128,7 +198,10 @@ def _against_vocabulary(options: argparse.Namespace, folder: Path, where: dict[s
         model = endless_model(place / "model", shape=options.shape, vocabulary=size, device=options.device)
         rows = _rows(options, size, is_mixed=False)
         contenders = _contenders(options, place, model, rows, names=(OURS, PADDED))
-        for name, runs in run_rounds(contenders, 1, place / "runs", options.device).items():
+        done = run_rounds(contenders, 1, place / "runs", options.device)
+        if done.failures:
+            sys.exit(f"failed at a vocabulary of {size:,}: {done.failures}")
+        for name, runs in done.runs.items():
             peaks = [record["step_bytes"] for record in runs[0].records if record["step_bytes"] is not None]
             found[name][size] = max(peaks) if peaks else None
     tokens = options.batch * options.group * (options.prompt + options.new)
@@ -171,16 +244,15 @@ def _contenders(
     options: argparse.Namespace, folder: Path, model: Path, rows: list[Row], *, names: Sequence[str]
 ) -> list[Contender]:
     write_tasks(folder, questions(1))
-    tables = {"model": {"model": str(model), "lora_rank": options.rank}}
-    write_config(folder / "config.toml", folder, options.device, tables)
+    write_config(folder / "config.toml", folder, options.device, {"model": our_model(options, model)})
     found = []
     for number, name in enumerate(names):
         settings = {
             "device": "cpu" if options.device == "cpu" else "cuda:0",
+            "dtype": peer_dtype(options),
             "model": str(model),
             "config": str(folder / "config.toml"),
             "rank": options.rank,
-            "threads": options.threads,
             "rows": rows,
             "warm_rows": 2,
             "calls": options.calls,
@@ -191,7 +263,17 @@ def _contenders(
         file.write_text(json.dumps(settings), encoding="utf-8")
         ours = [sys.executable, str(WORKERS / "policy.py"), "train", str(file)]
         peer = [options.peer_python, str(WORKERS / "padded.py"), str(file)]
-        found.append(Contender(name=name, command=ours if name == OURS else peer, lines="calls.jsonl"))
+        is_ours = name.startswith(OURS)
+        threads = 1 if ALONE in name else 0 if is_ours else options.threads
+        found.append(
+            Contender(
+                name=name,
+                command=ours if is_ours else peer,
+                lines="calls.jsonl",
+                count=options.calls,
+                environ={"OMP_NUM_THREADS": str(threads)} if threads else {},
+            )
+        )
     return found
 
 
@@ -202,6 +284,7 @@ def _figures(runs: list[Run], tokens: int, operations: float, peak: Rates) -> di
     return {
         "step_s": step_s,
         "rounds_s": rounds_s,
+        "used_s": statistics.median(record["used_s"] for run in runs for record in run.records),
         "tokens_per_s": tokens / step_s.median,
         "mfu": operations / step_s.median / peak.operations_per_s,
         "step_bytes": max(peaks) if peaks else None,

@@ -33,8 +33,13 @@ class Spread:
         return Spread(median=self.median * factor, low=low, high=high, count=self.count)
 
 
-def ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Spread:
-    """How many times longer theirs took: the ratio of the medians, one of each round, which ran side by side."""
+def ratios(ours: Sequence[Sequence[float]] | None, theirs: Sequence[Sequence[float]]) -> Spread | None:
+    """How many times longer theirs took: the ratio of the medians, one of each round, which ran side by side.
+
+    None without ours.
+    """
+    if ours is None:
+        return None
     pairs = zip(ours, theirs, strict=True)
     return Spread.of([statistics.median(slow) / statistics.median(fast) for fast, slow in pairs])
 

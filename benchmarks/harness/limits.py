@@ -57,6 +57,12 @@ class Shape:
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
 
     @property
+    def fused(self) -> list[tuple[int, int]]:
+        """The same with those that read one input together: queries, keys and values; gate and up."""
+        query, keys, values, output, gate, up, down = self.matrices
+        return [(self.hidden, query[1] + keys[1] + values[1]), output, (self.hidden, gate[1] + up[1]), down]
+
+    @property
     def projections(self) -> int:
         """Parameters of the projections of all layers."""
         return self.layers * sum(inner * outer for inner, outer in self.matrices)

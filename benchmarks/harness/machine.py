@@ -80,17 +80,22 @@ def card() -> str:
         return ""
 
 
-def rates(device: str, size: int, threads: int = 0) -> Rates:
-    """Of a known card as its data sheet says; of any other device as measured here, moving as many bytes as `size`."""
+def rates(device: str, size: int, threads: int = 0, dtype: str = "") -> Rates:
+    """Of a known card as its data sheet says; of any other device as measured here, moving as many bytes as `size`.
+
+    `dtype` is that of the product, `fp32` or `bf16`; empty: fp32 on a CPU, else bf16.
+    """
     if device == "cuda":
         name = card()
         for known, (bytes_per_s, operations_per_s) in CARDS.items():
             if known in name:
                 return Rates(bytes_per_s=bytes_per_s, operations_per_s=operations_per_s, source=f"data sheet, {known}")
-    command = [sys.executable, str(HERE.parent / "workers/rates.py"), device, str(threads), str(min(size, LARGEST))]
+    dtype = dtype or ("fp32" if device == "cpu" else "bf16")
+    settings = (device, str(threads), str(min(size, LARGEST)), dtype)
+    command = [sys.executable, str(HERE.parent / "workers/rates.py"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured: Mapping[str, float] = json.loads(done.stdout)
-    return Rates(**measured, source=f"measured, {threads or 'all'} threads" if device == "cpu" else "measured")
+    return Rates(**measured, source=f"measured, {threads or 'all'} threads, {dtype}" if device == "cpu" else "measured")
 
 
 def _processor() -> str:

@@ -16,8 +16,16 @@ from typing import Any
 POLL_S, MEMORY_S, DEVICE_S = 0.003, 0.1, 0.25
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: bytes on macOS, KiB elsewhere
 PROC = Path("/proc")
-TAIL_CHARS = 4000
+TAIL_CHARS, REASON_CHARS = 4000, 120
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Failed(Exception):  # noqa: N818
+    """A program ended with an error or without all of its records: `reason` in a few words, the text in full."""
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(f"{text}\n{reason}" if text else reason)
+        self.reason = reason[:REASON_CHARS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +107,7 @@ def watch(
     """Run `command` in `folder` to its end; `lines` is the JSONL file below it whose lines are timed.
 
     Settings of the number of threads are not inherited: a program runs as it would for a user, unless `environ` says
-    otherwise. A program that fails ends the benchmark with the end of what it wrote.
+    otherwise. A program that fails raises `Failed` with the end of what it wrote.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name not in THREADS}
@@ -137,7 +145,10 @@ def watch(
 
 def _give_up(command: Sequence[str], code: int, log: Path) -> None:
     tail = log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:]
-    sys.exit(f"{tail}\nthis failed with exit code {code}: {' '.join(map(str, command))}")
+    last = (tail.strip().splitlines() or [""])[-1]
+    raise Failed(
+        f"exit code {code}: {last}", f"{tail}\nthis failed with exit code {code}: {' '.join(map(str, command))}"
+    )
 
 
 def _tree_bytes(pid: int) -> int:

@@ -10,13 +10,14 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.figures import Spread
 
-PLACES = ("--json", "--markdown", "--peer-python", "--folder", "--carried")
+PLACES = ("--json", "--markdown", "--peer-python", "--folder", "--carried", "--server-python")
+MODEL = "--model"  # a folder on this machine: its name is enough
 WIDTH = 128
 QUIET = 0.7  # load average at the start beyond which a table says so
 END = "<!-- end of benchmark -->"
@@ -31,7 +32,10 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`rows` are the table; `figures` everything else worth keeping; `machine` says where it was measured."""
+    """`rows` are the table; `figures` everything else worth keeping; `machine` says where it was measured.
+
+    `failures` are contenders without a figure, and why.
+    """
 
     name: str
     columns: Sequence[str]
@@ -39,22 +43,28 @@ class Report:
     notes: Sequence[str]
     figures: Mapping[str, Any]
     machine: Mapping[str, Any]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     def publish(self, options: argparse.Namespace) -> None:
-        """Print the table, and write the files that were asked for."""
+        """Print the table, and write the files that were asked for; exit code 1 if a contender failed."""
         print(self.markdown())
         if options.json:
             document = {"benchmark": self.name, "command": command_line(), **self.machine, **self.figures}
+            document |= {"failures": dict(self.failures)}
             text = json.dumps(document, indent=2, default=_plain, allow_nan=False)
             options.json.write_text(text + "\n", encoding="utf-8")
         if options.markdown:
             paste(options.markdown, self.name, self.markdown())
+        if self.failures:
+            sys.exit(f"failed: {', '.join(self.failures)}")
 
     def markdown(self) -> str:
         """The table, and below it how and where it was measured."""
         lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
-        lines += [f"| {' | '.join(row)} |" for row in self.rows]
-        told = " ".join([f"`{command_line()}`; {describe(self.machine)}.", *self.notes])
+        blank = ["-"] * (len(self.columns) - 2)
+        failed = [[name, f"failed: {reason.replace('|', '/')}", *blank] for name, reason in self.failures.items()]
+        lines += [f"| {' | '.join(row)} |" for row in (*self.rows, *failed)]
+        told = " ".join([f"`{command_line()}`; {describe(self.machine)}.", *filter(None, self.notes)])
         return "\n".join([*lines, "", *textwrap.wrap(told, WIDTH, break_long_words=False, break_on_hyphens=False)])
 
 
@@ -73,7 +83,8 @@ def paste(page: Path, name: str, table: str) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """All options but places on this machine."""
-    return {name: value for name, value in vars(options).items() if f"--{name.replace('_', '-')}" not in PLACES}
+    kept = {name: value for name, value in vars(options).items() if f"--{name.replace('_', '-')}" not in PLACES}
+    return kept | {"model": Path(kept["model"]).name} if kept.get("model") else kept
 
 
 def command_line() -> str:
@@ -83,6 +94,8 @@ def command_line() -> str:
         word = words.pop(0)
         if word in PLACES:
             words.pop(0)
+        elif word == MODEL:
+            shown += [word, Path(words.pop(0)).name]
         elif word.partition("=")[0] not in PLACES:
             shown.append(word)
     return shlex.join(shown)
@@ -102,9 +115,19 @@ def seconds(spread: Spread) -> str:
     return f"{_short(spread.median)} s ({_short(spread.low)}-{_short(spread.high)})"
 
 
-def times(spread: Spread) -> str:
-    """`2.31 (2.2-2.4)`: how many times, with quartiles."""
-    return f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"
+def times(spread: Spread | None) -> str:
+    """`2.31 (2.2-2.4)`: how many times, with quartiles; a dash where there is nothing to compare with."""
+    return "-" if spread is None else f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"
+
+
+def plain(ratio: float | None) -> str:
+    """`2.31`, or a dash where there is nothing to compare with."""
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """`43%`, or a dash where it was not measured."""
+    return "-" if share is None else f"{share:.0%}"
 
 
 def mebibytes(count: float | None) -> str:

@@ -19,20 +19,18 @@ def main() -> None:
     """Load the model and draw."""
     how, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     device = settings["device"]
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[settings["dtype"]]
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype).to(device).eval()
-    sampling = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=settings["new"], pad_token_id=0
-    )
     meter = Meter("calls.jsonl", device)
     draw = {"generate": _generate, "continuous": _continuous}[how]
-    for number, prompts in enumerate(settings["calls"]):
+    for number, call in enumerate(settings["calls"]):
         torch.manual_seed(number)
-        rows = [prompt for prompt in prompts for _ in range(settings["group"])]
-        lengths = meter.measure(lambda asked=rows: draw(model, asked, sampling))  # type: ignore[misc]
-        if set(lengths) != {settings["new"]}:
+        rows = [prompt for prompt in call["prompts"] for _ in range(settings["group"])]
+        sampling = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=call["new"], pad_token_id=0
+        )
+        lengths = meter.measure(lambda asked=rows, how=sampling: draw(model, asked, how), new=call["new"])  # type: ignore[misc]
+        if set(lengths) != {call["new"]}:
             sys.exit(f"completions have other lengths: {sorted(set(lengths))}")
 
 

@@ -1,4 +1,4 @@
-"""Time and memory of a piece of work in this process, on the CPU or a CUDA device."""
+"""Time, processor time and memory of a piece of work in this process, on the CPU or a CUDA device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 T = TypeVar("T")
@@ -23,16 +24,20 @@ class Meter:
         self._on_gpu = device != "cpu"
 
     def measure(self, work: Callable[[], T], **figures: Any) -> T:
-        """Do it; the line has `seconds`, the memory that it needed at its peak beyond what was there, and `figures`."""
+        """Do it; the line has `seconds`, `used_s`, the memory needed at its peak beyond what was there, and `figures`.
+
+        `used_s` is the processor time of this process and of those that it started.
+        """
         before = self._start()
-        started = time.perf_counter()
+        used_s, started = _used_s(), time.perf_counter()
         result = work()
         if self._on_gpu:
             torch.cuda.synchronize()
         elapsed_s = time.perf_counter() - started
+        used_s = _used_s() - used_s
         peak = self._peak()
         step = None if before is None or peak is None else peak - before
-        line = {"seconds": elapsed_s, "step_bytes": step, "peak_bytes": peak, **figures}
+        line = {"seconds": elapsed_s, "used_s": used_s, "step_bytes": step, "peak_bytes": peak, **figures}
         self._file.write(json.dumps(line) + "\n")
         return result
 
@@ -49,6 +54,12 @@ class Meter:
 
     def _peak(self) -> int | None:
         return int(torch.cuda.max_memory_allocated()) if self._on_gpu else _status("VmHWM")
+
+
+def _used_s() -> float:
+    own = psutil.Process()
+    each = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(times.user + times.system for times in each)
 
 
 def _status(name: str) -> int | None:

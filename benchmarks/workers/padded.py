@@ -23,8 +23,6 @@ IGNORED = -100
 def main() -> None:
     """Load, attach the adapter, train on the same batch again and again."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
     trainer = Padded(settings)
     meter = Meter("calls.jsonl", settings["device"])
     rows = settings["rows"]
@@ -39,7 +37,7 @@ class Padded:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.rows_per_pass = settings["rows_per_pass"]
         self._device = settings["device"]
-        dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[settings["dtype"]]
         model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype).to(self._device)
         if settings["recompute"]:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -33,7 +33,11 @@ from retrain.rooms.session.configure import load_checked
 
 def main() -> None:
     """Build the backend and do what was asked."""
-    what, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    run(sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))
+
+
+def run(what: str, settings: dict[str, Any]) -> None:
+    """Build the backend and `sample` or `train`."""
     backend = _backend(settings)
     meter = Meter("calls.jsonl", settings["device"])
     try:
@@ -60,15 +64,17 @@ def _backend(settings: dict[str, Any]) -> Backend:
 
 def _sample(backend: Backend, settings: dict[str, Any], meter: Meter) -> None:
     """One call per list of prompts; between two calls the policy is published, as between two steps."""
-    params = SamplingParams(max_tokens=settings["new"], temperature=1.0, entropy=backend.capabilities.provides_entropy)
-    for number, prompts in enumerate(settings["calls"]):
+    has_entropy = backend.capabilities.provides_entropy
+    for number, call in enumerate(settings["calls"]):
+        prompts, new = call["prompts"], call["new"]
+        params = SamplingParams(max_tokens=new, temperature=1.0, entropy=has_entropy)
         seeds = np.random.default_rng(number).integers(0, 2**62, size=(len(prompts), settings["group"]))
         requests = [
             SampleRequest(prompt_T=np.array(prompt), seeds_G=tuple(map(int, row)))
             for prompt, row in zip(prompts, seeds, strict=True)
         ]
-        drawn = meter.measure(lambda asked=requests: backend.sample(asked, params))  # type: ignore[misc]
-        short = [len(one.tokens_T) for group in drawn for one in group if len(one.tokens_T) != settings["new"]]
+        drawn = meter.measure(lambda asked=requests, how=params: backend.sample(asked, how), new=new)  # type: ignore[misc]
+        short = [len(one.tokens_T) for group in drawn for one in group if len(one.tokens_T) != new]
         if short:
             sys.exit(f"{len(short)} completions have another length, the first {short[0]}")
         backend.publish()

@@ -1,7 +1,7 @@
-"""What a device does at most: `python rates.py DEVICE THREADS SIZE`, one JSON object.
+"""What a device does at most: `python rates.py DEVICE THREADS SIZE DTYPE`, one JSON object.
 
 Bytes/s of reading and writing SIZE bytes (what fits into a processor's cache stays there), operations/s of a square
-matrix product in the dtype that the benchmarks use there.
+matrix product in DTYPE, `fp32` or `bf16`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     if threads:
         torch.set_num_threads(threads)
     on_gpu = device.type == "cuda"
-    dtype, width = (torch.bfloat16, 8192) if on_gpu else (torch.float32, 1536)
+    dtype, width = {"fp32": torch.float32, "bf16": torch.bfloat16}[sys.argv[4]], 8192 if on_gpu else 1536
     source = torch.zeros(size // 8, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -118,15 +119,64 @@ def test_watching_sees_lines_memory_and_failure(harness: Any, tmp_path: Path) ->
         "b = bytearray(200_000_000); b[::4096] = b'x' * len(b[::4096])\n"
         "f.write('{\"a\": 2}\\n{\"a\"'); f.write(': 3}\\n')\n"
     )
-    watch = harness("processes").watch
+    watch, failed = harness("processes").watch, harness("processes").Failed
     seen = watch([sys.executable, "-c", script], folder=tmp_path / "good", lines="lines.jsonl")
     assert [record["a"] for record in seen.records] == [1, 2, 3]
     assert 0 < seen.seen_s[0] < seen.seen_s[1] <= seen.seen_s[2] <= seen.wall_s
     ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     assert 200_000_000 < seen.peak_bytes < max(400_000_000, 1.2 * ours)  # a child begins as a copy of its parent
     assert seen.tree_bytes is None or seen.tree_bytes >= seen.peak_bytes
-    with pytest.raises(SystemExit, match="exit code 3"):
+    with pytest.raises(failed, match="exit code 3"):
         watch([sys.executable, "-c", "import sys; sys.exit(3)"], folder=tmp_path / "bad", lines="lines.jsonl")
+
+
+def test_one_that_fails_does_not_end_the_others(
+    harness: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row says why, it is not started again, and the exit code is 1 after everything has been written."""
+    rounds, report = harness("rounds"), harness("report")
+    programs = {
+        "good": "open('l.jsonl', 'w').write('{}\\n')",
+        "bad": "import sys; open('../starts', 'a').write('x'); sys.exit('no | room')",
+        "short": "open('l.jsonl', 'w')",
+    }
+    contenders = [
+        rounds.Contender(name=name, command=[sys.executable, "-c", text], lines="l.jsonl", count=1)
+        for name, text in programs.items()
+    ]
+    done = rounds.run_rounds(contenders, 2, tmp_path, "cpu")
+    assert {name: len(runs) for name, runs in done.runs.items()} == {"good": 2}
+    assert (tmp_path / "starts").read_text() == "x"
+    assert done.failures["bad"] == "exit code 1: no | room"
+    assert "0 of 1 records" in done.failures["short"]
+    machine = {"versions": {}, "card": "a", "date": "d", "commit": "c", "load_at_start": 0.0}
+    made = report.Report(
+        name="n", columns=("", "x", "y"), rows=[("good", "1", "2")], notes=("", "end"), figures={}, machine=machine,
+        failures=done.failures,
+    )  # fmt: skip
+    options = argparse.Namespace(json=tmp_path / "figures.json", markdown=tmp_path / "page.md")
+    with pytest.raises(SystemExit, match="bad, short"):
+        made.publish(options)
+    assert "| bad | failed: exit code 1: no / room | - |" in capsys.readouterr().out
+    assert set(json.loads(options.json.read_text())["failures"]) == {"bad", "short"}
+    assert "good" in options.markdown.read_text()
+
+
+def test_only_picks_a_whole_name_or_all_that_hold_the_text(harness: Any) -> None:
+    names = ("retrain", "retrain, 1 thread", "TRL", "TRL, 1 thread")
+    chosen = harness("rounds").chosen
+    assert chosen(["retrain", "1 thr"], names) == ["retrain", "retrain, 1 thread", "TRL, 1 thread"]
+    assert chosen(["TRL", "retr"], names) == ["retrain", "retrain, 1 thread", "TRL"]
+    assert chosen([""], names) == list(names)
+    assert harness("figures").ratios(None, [[1.0]]) is None
+
+
+def test_a_place_on_this_machine_is_not_published(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["/home/somebody/benchmarks/step.py", "--model", "/home/somebody/Small", "--peer-python", "/home/python"]
+    monkeypatch.setattr(sys, "argv", [*command, "--new", "4"])
+    assert harness("report").command_line() == "python benchmarks/step.py --model Small --new 4"
+    options = argparse.Namespace(model="/home/somebody/Small", peer_python="/home/python", new=4)
+    assert harness("report").settings(options) == {"model": "Small", "new": 4}
 
 
 def test_threads_are_not_inherited(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +215,27 @@ def test_a_model_without_an_end_keeps_its_weights(harness: Any, tmp_path: Path) 
     assert config["eos_token_id"] is None
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     assert tokenizer["added_tokens"][-1]["id"] == config["vocab_size"]  # no logit belongs to it
+
+
+def test_a_folder_without_an_end_keeps_its_weights_and_its_words(harness: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    models = harness("models")
+    base = models.builtin_folder()
+    folder = models.endless_model(tmp_path / "model", model=str(base))
+    assert (folder / "model.safetensors").samefile(base / "model.safetensors")
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
+    mine, theirs = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(base)
+    assert mine.eos_token_id == len(theirs) == 512  # no logit belongs to it
+    assert mine.encode("What is 23 + 45?") == theirs.encode("What is 23 + 45?")
+    assert models.prompt_tokens(folder) == 25
+
+
+def test_bare_products_count_every_weight(harness: Any) -> None:
+    """Fused or not, a layer has the same number of weights."""
+    for name in ("qwen3-4b", "qwen3-0.6b"):
+        shape = harness("limits").Shape.of(harness("models").SHAPES[name])
+        assert shape.layers * sum(inner * outer for inner, outer in shape.fused) == shape.projections
 
 
 @pytest.mark.parametrize("length", [25, 27, 200])
