@@ -90,12 +90,11 @@ def rates(device: str, size: int, threads: int = 0, dtype: str = "") -> Rates:
         for known, (bytes_per_s, operations_per_s) in CARDS.items():
             if known in name:
                 return Rates(bytes_per_s=bytes_per_s, operations_per_s=operations_per_s, source=f"data sheet, {known}")
-    dtype = dtype or ("fp32" if device == "cpu" else "bf16")
-    settings = (device, str(threads), str(min(size, LARGEST)), dtype)
+    settings = (device, str(threads), str(min(size, LARGEST)), *filter(None, [dtype]))
     command = [sys.executable, str(HERE.parent / "workers/rates.py"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured: Mapping[str, float] = json.loads(done.stdout)
-    return Rates(**measured, source=f"measured, {threads or 'all'} threads, {dtype}" if device == "cpu" else "measured")
+    return Rates(**measured, source=f"measured, {threads or 'all'} threads{dtype and ', ' + dtype}" if device == "cpu" else "measured")
 
 
 def _processor() -> str:

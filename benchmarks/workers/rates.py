@@ -1,7 +1,7 @@
-"""What a device does at most: `python rates.py DEVICE THREADS SIZE DTYPE`, one JSON object.
+"""What a device does at most: `python rates.py DEVICE THREADS SIZE [DTYPE]`, one JSON object.
 
 Bytes/s of reading and writing SIZE bytes (what fits into a processor's cache stays there), operations/s of a square
-matrix product in DTYPE, `fp32` or `bf16`.
+matrix product in DTYPE: `fp32`, which a CPU does by default, or `bf16`, a GPU's default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def main() -> None:
     if threads:
         torch.set_num_threads(threads)
     on_gpu = device.type == "cuda"
-    dtype, width = {"fp32": torch.float32, "bf16": torch.bfloat16}[sys.argv[4]], 8192 if on_gpu else 1536
+    named = sys.argv[4] if len(sys.argv) > 4 else "bf16" if on_gpu else "fp32"
+    dtype, width = {"fp32": torch.float32, "bf16": torch.bfloat16}[named], 8192 if on_gpu else 1536
     source = torch.zeros(size // 8, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))

@@ -45,9 +45,11 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/pages/logging.md": {"tail -f logs/train/metrics.jsonl ...": TOOL, "tail -n 1 ...": TOOL},
     "docs/pages/performance.md": {
-        "python benchmarks/step.py ...": HOURS,
+        "python benchmarks/step.py --json ...": HOURS,
+        "python benchmarks/step.py --model ...": HOURS,
         "python benchmarks/startup.py ...": HOURS,
-        "python benchmarks/sample.py ...": HOURS,
+        "python benchmarks/sample.py --json ...": HOURS,
+        "python benchmarks/sample.py --model ...": HOURS,
         "python benchmarks/train.py --json ...": HOURS,
         "python benchmarks/train.py --vocabulary ...": HOURS,
         "python benchmarks/scale.py ...": HOURS,
