@@ -94,7 +94,8 @@ def rates(device: str, size: int, threads: int = 0, dtype: str = "") -> Rates:
     command = [sys.executable, str(HERE.parent / "workers/rates.py"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured: Mapping[str, float] = json.loads(done.stdout)
-    return Rates(**measured, source=f"measured, {threads or 'all'} threads{dtype and ', ' + dtype}" if device == "cpu" else "measured")
+    how = f", {threads or 'all'} threads{dtype and ', ' + dtype}" if device == "cpu" else ""
+    return Rates(**measured, source=f"measured{how}")
 
 
 def _processor() -> str:
