@@ -280,6 +280,28 @@ def test_a_launched_child_is_the_one_that_starts(targets: Any) -> None:
         child.close()
 
 
+def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_path: Path) -> None:
+    """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))
+    try:
+        for each in (child, other):
+            each.launch()
+            assert not each.is_running
+        limit = time.monotonic() + LONG_S
+        while not small.exists():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert not large.exists()
+        for each, file in ((child, small), (other, large)):
+            each.start()
+            assert each.call("is_prepared", timeout_s=LONG_S) is True
+            assert file.read_text() == "prepared\n"
+    finally:
+        child.close()
+        other.close()
+
+
 def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any) -> None:
     child = Child(targets.Target())
     child.launch()

@@ -22,6 +22,7 @@ START_TIMEOUT_S = 120.0
 HANDOVER_S = (1.0, 60.0)  # an idle worker takes a call at once, but the machine may be very busy
 LAST_WORDS_S = 5.0
 KILL_S = 2.0
+AHEAD_BYTES = 2**15  # of a target that is sent at the launch: less than a socket holds, so that nobody waits
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from retrain.rooms.tasks.child.main import main; main()"
 )
@@ -76,7 +77,8 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._life_line: socket.socket | None = None
-        self._is_launched = False  # the process runs, but has no target yet
+        self._is_launched = False  # the process runs, and nobody has waited for it yet
+        self._is_sent = False  # it has its target
 
     @property
     def is_running(self) -> bool:
@@ -90,9 +92,16 @@ class Child:
         return process.pid if process else 0
 
     def launch(self) -> None:
-        """Start the process and return at once, so that `start` takes less time; `start` reports any fault."""
-        with suppress(OSError):
+        """Start the process and return at once, so that `start` takes less time; `start` reports any fault.
+
+        A small target is sent, too: the process imports what it needs and prepares it while the run goes on.
+        """
+        with suppress(OSError, ChildFailure, PluginError):
             self._boot()
+            content = self._pickled()
+            if len(content) <= AHEAD_BYTES:
+                self._send(content, START_TIMEOUT_S)
+                self._is_sent = True
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the process unless it was launched, send the target, and let it prepare.
@@ -103,9 +112,9 @@ class Child:
             self._boot()
         self._is_launched = False
         try:
-            content = self._pickled()
             deadline = time.monotonic() + timeout_s
-            self._send(content, timeout_s)
+            if not self._is_sent:
+                self._send(self._pickled(), timeout_s)
             self._value(self._receive(deadline - time.monotonic(), f"did not start within {timeout_s:g} s"))
         except BaseException:
             self.kill()
@@ -135,7 +144,7 @@ class Child:
             far_end.close()
         with self._lock:
             self._process, self._connection, self._life_line = process, connection, life_line
-        self._is_launched = True
+        self._is_launched, self._is_sent = True, False
 
     def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         """The value of `target.method(*arguments)`; the clock starts when the method does.

@@ -57,6 +57,18 @@ class Target:
         raise ValueError("x" * 10**7)
 
 
+class Prepared(Target):
+    """Leaves a line in a file when it is prepared; `ballast` makes it large."""
+
+    def __init__(self, file, ballast=0):
+        self.file, self.ballast = file, "x" * ballast
+
+    def prepare(self):
+        super().prepare()
+        with open(self.file, "a") as stream:
+            stream.write("prepared\n")
+
+
 class Hostile(Target):
     """Each method is an attack; those that return are no failure."""
 
