@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import torch
@@ -20,14 +20,14 @@ ROWS = 3
 
 
 def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operations:
-    """Fused kernels for sampling on this device, or else PyTorch's operations.
+    """Fused kernels on this device, for sampling and training, or else PyTorch's operations.
 
     Kernels that should work and do not are left out with a warning.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
         return Operations()
     try:
-        from retrain_local.model.operations_triton import triton_operations
+        from retrain_local.model.training_triton import triton_operations
 
         made = triton_operations()
         fault = next(faults(made, device, dtype, shape), None)
@@ -42,30 +42,47 @@ def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> 
 
 
 def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Shape) -> Iterator[str]:
-    """Where these differ from PyTorch's operations on a few rows of the decoder's sizes."""
+    """Where these or their gradients differ from PyTorch's operations on a few rows of the decoder's sizes."""
     plain = Operations()
     half = shape.head_size // 2
     heads = shape.heads + 2 * shape.kv_heads
-    x, weight = _numbers((ROWS, shape.hidden), dtype, device), _numbers((shape.hidden,), dtype, device)
-    angles = _numbers((ROWS, 1, half), torch.float32, device) * 3.0
-    with torch.no_grad():
-        yield from _difference("norm", made.rms_norm(x, weight, EPS), plain.rms_norm(x, weight, EPS))
-        gate_up = _numbers((ROWS, 2 * shape.inner), dtype, device)
-        yield from _difference("gate", made.swiglu(gate_up), plain.swiglu(gate_up))
-        qkv = _numbers((ROWS, heads, shape.head_size), dtype, device)
-        norms = None, _numbers((shape.heads + shape.kv_heads, shape.head_size), dtype, device)
-        for norm in norms:
-            turn = Turn(
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                cos_N1P=angles.cos().to(dtype),
-                sin_N1P=angles.sin().to(dtype),
-                norm_HD=norm,
-                eps=EPS,
-            )
-            got, wanted = made.split_heads(qkv, turn), plain.split_heads(qkv, turn)
-            for name, one, other in zip(("queries", "keys", "values"), got, wanted, strict=True):
-                yield from _difference(name, one, other)
+    weight, angles = _numbers((shape.hidden,), dtype, device), _numbers((ROWS, 1, half), torch.float32, device) * 3.0
+    norms = None, _numbers((shape.heads + shape.kv_heads, shape.head_size), dtype, device)
+    turns = [
+        Turn(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            cos_N1P=angles.cos().to(dtype),
+            sin_N1P=angles.sin().to(dtype),
+            norm_HD=norm,
+            eps=EPS,
+        )
+        for norm in norms
+    ]
+    cases: list[tuple[str, tuple[int, ...], Callable[[Operations, Tensor], tuple[Tensor, ...]]]] = [
+        ("norm", (ROWS, shape.hidden), lambda do, x: (do.rms_norm(x, weight, EPS),)),
+        ("gate", (ROWS, 2 * shape.inner), lambda do, x: (do.swiglu(x),)),
+        *(
+            ("heads", (ROWS, heads, shape.head_size), lambda do, x, turn=turn: do.split_heads(x, turn))
+            for turn in turns
+        ),
+    ]
+    for name, size, case in cases:
+        x = _numbers(size, dtype, device)
+        with torch.no_grad():
+            for got, wanted in zip(case(made, x), case(plain, x), strict=True):
+                yield from _difference(name, got, wanted)
+        yield from _difference(f"gradient of {name}", _gradient(case, made, x), _gradient(case, plain, x))
+
+
+def _gradient(case: Callable[[Operations, Tensor], tuple[Tensor, ...]], operations: Operations, x: Tensor) -> Tensor:
+    """Of the outputs, each weighed by numbers of its own."""
+    leaf = x.clone().requires_grad_()
+    with torch.enable_grad():
+        outputs = case(operations, leaf)
+        weights = [_numbers(tuple(out.shape), out.dtype, out.device) for out in outputs]
+        (gradient,) = torch.autograd.grad(outputs, leaf, weights)
+    return gradient
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor) -> Iterator[str]:

@@ -64,7 +64,7 @@ class LlamaDecoder:
         self._operations = compiled()
 
     def fuse(self) -> None:
-        """Use fused kernels between the products where this device has them; for decoders that only sample."""
+        """Use fused kernels between the products where this device has them."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:

@@ -32,6 +32,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
     head = frozen_matrix(weights.head, may_copy=is_light)
     trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], head, total)
+    trained.fuse()
     samplers: list[LlamaDecoder] = []
     published: list[list[Sampled]] = []
     for device in place.samplers:

@@ -1,4 +1,7 @@
-"""The operations between the matrix products of a layer as one Triton kernel each, for sampling on CUDA."""
+"""The operations between the matrix products of a layer as one Triton kernel each, without gradients.
+
+`training_triton` has them with gradients, and what is used where.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from retrain_local.attention.paged_triton import on_device_of
-from retrain_local.model import operations
-from retrain_local.model.operations import Heads, Operations, Turn
+from retrain_local.model.operations import Heads, Turn
 
 COLUMNS = 1024  # of the inner size that one program handles
 
 
-def triton_operations() -> Operations:
-    """Triton kernels without gradients; the functions of `operations` where one is needed."""
-    return Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `operations.rms_norm`."""
-    if torch.is_grad_enabled() or x.dim() != 2 or weight.dim() != 1:
-        return operations.rms_norm(x, weight, eps)
+    """See `operations.rms_norm`; x [N, I], one weight for all rows."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows, size = x.shape
     with on_device_of(x):
@@ -32,8 +27,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
     """See `operations.split_heads`."""
-    if torch.is_grad_enabled():
-        return operations.split_heads(qkv_NHD, turn)
     rows, _, size = qkv_NHD.shape
     turned = turn.heads + turn.kv_heads
     qk = qkv_NHD.new_empty(rows, turned, size)
@@ -59,9 +52,7 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """See `operations.swiglu`."""
-    if torch.is_grad_enabled() or gate_up.dim() != 2:
-        return operations.swiglu(gate_up)
+    """See `operations.swiglu`; [N, 2 I]."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = gate_up.new_empty(rows, inner)
     grid = rows, triton.cdiv(inner, COLUMNS)
