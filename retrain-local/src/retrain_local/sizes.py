@@ -15,6 +15,7 @@ ACTIVATION_BYTES_CPU = 2**30
 ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
 ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
 LOGIT_CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits of a step's action tokens held at a time
+FUSED_CHUNK = 2**27  # with a fused softmax: 4 bytes each in bf16, less than LOGIT_BYTES of a plain chunk
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
 PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
 AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # what [model] dtype = "auto" means

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from retrain_local.training import head
-from retrain_local.training.head import selected_logprobs
+from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_fault, softmax_of
 
 VOCABULARY = 40
 
@@ -33,6 +36,7 @@ def test_value_and_gradient_equal_autograds(temperature: float, chunk: int, monk
 
 def test_the_head_never_sees_more_rows_than_a_chunk_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", 4 * VOCABULARY)
+    monkeypatch.setattr(head, "FUSED_CHUNK", 7 * VOCABULARY)
     linear, seen = nn.Linear(3, VOCABULARY), []
 
     def watched(hidden: Tensor) -> Tensor:
@@ -42,6 +46,10 @@ def test_the_head_never_sees_more_rows_than_a_chunk_has(monkeypatch: pytest.Monk
     hidden = torch.zeros(10, 3, requires_grad=True)
     selected_logprobs(hidden, torch.zeros(10, dtype=torch.int64), watched, VOCABULARY, 1.0).sum().backward()
     assert seen == [4, 4, 2]
+    seen.clear()
+    fused = partial(plain_softmax)  # another function: what a fused kernel leaves in memory is less
+    selected_logprobs(hidden, torch.zeros(10, dtype=torch.int64), watched, VOCABULARY, 1.0, fused).sum().backward()
+    assert seen == [7, 3]
 
 
 def test_bf16_logits_are_read_in_fp32_and_give_a_bf16_gradient() -> None:
@@ -61,3 +69,31 @@ def test_a_logit_that_is_not_a_number_shows() -> None:
 
 def test_no_action_at_all() -> None:
     assert selected_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), lambda x: x, 8, 1.0).shape == (0,)
+
+
+def test_a_cpu_has_pytorchs_operations() -> None:
+    assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
+
+
+@pytest.mark.parametrize("spoilt", ["value", "slope", "slope of the others"])
+def test_a_kernel_that_computes_something_else_is_found_out(spoilt: str) -> None:
+    def wrong(logits: Tensor, tokens: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
+        logprobs, slopes = plain_softmax(logits, tokens, temperature, slope)
+        if spoilt == "value":
+            return logprobs + 0.1, slopes
+        column = len(logits[0]) - 2 if spoilt == "slope" else 0
+        slopes[1, column] += 0.02
+        return logprobs, slopes
+
+    assert str(softmax_fault(wrong, torch.device("cpu"), torch.float32, 50)).startswith(f"{spoilt} off by")
+    assert softmax_fault(plain_softmax, torch.device("cpu"), torch.float32, 50) is None
+
+
+def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(head, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "retrain_local.training.head_triton", None)
+    assert softmax_of(torch.device("cuda", 0), torch.bfloat16, 8) is plain_softmax
+    assert "fused softmax" in caplog.text

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from retrain_local.sizes import LOGIT_CHUNK
+from retrain_local.sizes import FUSED_CHUNK, LOGIT_CHUNK
+
+LOG = logging.getLogger("retrain")
+ROWS = 3
+SLOPE_TOLERANCE = 1e-2  # of the largest element: two units in the last place of bf16
+
+
+class Softmax(Protocol):
+    """log softmax(logits / temperature) at one token per row, fp32 [M], and its derivative by the logits.
+
+    The slope is (onehot - softmax) / temperature, [M, V] in the dtype of the logits; without `slope` it means nothing.
+    """
+
+    def __call__(
+        self, logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool, /
+    ) -> tuple[Tensor, Tensor]:
+        """Both."""
 
 
 class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
@@ -21,7 +39,13 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, tokens_M: Tensor, head: Callable[[Tensor], Tensor], temperature: float, rows: int
+        ctx: Any,
+        hidden_MD: Tensor,
+        tokens_M: Tensor,
+        head: Callable[[Tensor], Tensor],
+        temperature: float,
+        rows: int,
+        softmax: Softmax,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[0]
         logprobs, slopes = [], []
@@ -29,23 +53,20 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
             chunk = hidden.detach().requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):
                 logits = head(chunk)
-            scaled = logits.detach().float()
-            scaled = torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
-            logprobs.append(scaled.gather(1, tokens[:, None])[:, 0])
+            found_M, slope_MV = softmax(logits.detach(), tokens, temperature, wanted)
+            logprobs.append(found_M)
             if wanted:
-                slope = scaled.exp_().mul_(-1.0 / temperature)
-                slope.scatter_add_(1, tokens[:, None], slope.new_full((len(tokens), 1), 1.0 / temperature))
                 with torch.enable_grad():
-                    seeded = _Seeded.apply(logits, slope.to(logits.dtype))
+                    seeded = _Seeded.apply(logits, slope_MV)
                 slopes += torch.autograd.grad(seeded, chunk)
         if wanted:
             ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(logprobs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (slopes_MD,) = ctx.saved_tensors
-        return (slopes_MD * gradients[0][:, None]).to(slopes_MD.dtype), None, None, None, None
+        return (slopes_MD * gradients[0][:, None]).to(slopes_MD.dtype), None, None, None, None, None
 
 
 class _Seeded(torch.autograd.Function):  # type: ignore[misc]
@@ -65,17 +86,80 @@ class _Seeded(torch.autograd.Function):  # type: ignore[misc]
         return ctx.saved_tensors[0], None
 
 
+def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
+    """See `Softmax`."""
+    scaled = logits_MV.float()
+    scaled = torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
+    logprobs_M = scaled.gather(1, tokens_M[:, None])[:, 0]
+    if not slope:
+        return logprobs_M, logits_MV
+    slope_MV = scaled.exp_().mul_(-1.0 / temperature)
+    slope_MV.scatter_add_(1, tokens_M[:, None], slope_MV.new_full((len(tokens_M), 1), 1.0 / temperature))
+    return logprobs_M, slope_MV.to(logits_MV.dtype)
+
+
+def softmax_of(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Softmax:
+    """The fused kernel where this device has it and it agrees with PyTorch's operations on a few rows, else those."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
+        return plain_softmax
+    try:
+        from retrain_local.training.head_triton import triton_softmax
+
+        fault = softmax_fault(triton_softmax, device, dtype, vocabulary)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers raise exceptions of any class
+        fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if fault is None:
+        made: Softmax = triton_softmax
+        return made
+    LOG.warning("the fused softmax of training is not used on %s: %s", device, fault)
+    return plain_softmax
+
+
+def softmax_fault(softmax: Softmax, device: torch.device, dtype: torch.dtype, vocabulary: int) -> str | None:
+    """Where this differs from PyTorch's operations: on logits of any size, some of them -inf, and on the last token."""
+    numbers = torch.sin(torch.arange(ROWS * vocabulary, device=device, dtype=torch.float64) * 1.7)
+    logits = (12.0 * numbers).view(ROWS, vocabulary).to(dtype)
+    logits[1, : vocabulary // 2] = -torch.inf
+    tokens = torch.arange(vocabulary - ROWS, vocabulary, device=device)
+    for temperature in (1.0, 0.7):
+        (got_M, got_MV), (wanted_M, wanted_MV) = (
+            do(logits, tokens, temperature, True) for do in (softmax, plain_softmax)
+        )
+        # apart: the slope of the token is about 1, that of all others one part in as many as there are
+        pairs = [("value", got_M, wanted_M, 1e-4)]
+        pairs += [
+            (name, *(part(slope) for slope in (got_MV, wanted_MV)), SLOPE_TOLERANCE)
+            for name, part in (
+                ("slope", lambda slope: slope.gather(1, tokens[:, None])),
+                ("slope of the others", lambda slope: slope.scatter(1, tokens[:, None], 0.0)),
+            )
+        ]
+        for name, got, wanted, tolerance in pairs:
+            gap, largest = float((got - wanted).abs().max()), float(wanted.abs().max())
+            if not gap <= tolerance * largest:  # True for a NaN as well
+                return f"{name} off by {gap:.2g}, of {largest:.2g} at most"
+    return None
+
+
 def selected_logprobs(
-    hidden_MD: Tensor, tokens_M: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, temperature: float
+    hidden_MD: Tensor,
+    tokens_M: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    temperature: float,
+    softmax: Softmax = plain_softmax,
 ) -> Tensor:
     """Natural log-probability of each token under softmax(head(hidden) / temperature), fp32 [M], differentiable.
 
     `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself. Memory is bounded by
-    `LOGIT_CHUNK` logits, whatever M and the vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way;
-    here the log-probabilities are an output, so that any loss can follow).
+    `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`), whatever M and the vocabulary are (Liger kernels,
+    arXiv:2410.10989, chunk the same way; here the log-probabilities are an output, so that any loss can follow).
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)
-    rows = max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
-    result: Tensor = _SelectedLogprobs.apply(hidden_MD, tokens_M, head, temperature, rows)
+    plain = LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"])
+    rows = max(1, (plain if softmax is plain_softmax else FUSED_CHUNK) // vocabulary)
+    result: Tensor = _SelectedLogprobs.apply(hidden_MD, tokens_M, head, temperature, rows, softmax)
     return result

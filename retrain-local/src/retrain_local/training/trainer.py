@@ -36,7 +36,7 @@ from retrain_local.options import LocalOptions
 from retrain_local.torch_modes import PACKS_AT_A_TIME, deterministic, is_small, pack_workers
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
-from retrain_local.training.head import selected_logprobs
+from retrain_local.training.head import selected_logprobs, softmax_of
 from retrain_local.training.loss import LossSettings, policy_loss
 from retrain_local.training.packs import Pack, check_rows, pack_rows
 
@@ -87,6 +87,7 @@ class Trainer:
         self._progress = progress or PhaseProgress()
         self._limits = limits or MemoryLimits()
         self._attend = attend
+        self._softmax = softmax_of(decoder.device, decoder.dtype, decoder.shape.vocabulary)
         self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
@@ -213,7 +214,8 @@ class Trainer:
         attend = self._attend(pack.spans, decoder.device)
         hidden_ND = decoder.hidden(pack.ids_N, pack.positions_N, attend)
         hidden_MD = pack.sources.of(hidden_ND)
-        return selected_logprobs(hidden_MD, pack.tokens_M, decoder.logits, decoder.shape.vocabulary, temperature)
+        given = decoder.logits, decoder.shape.vocabulary, temperature, self._softmax
+        return selected_logprobs(hidden_MD, pack.tokens_M, *given)
 
     def _retry_smaller(self, work: Callable[[], T]) -> T:
         """The result of `work`, repeated with a smaller budget when memory runs out; else OutOfMemoryError."""
