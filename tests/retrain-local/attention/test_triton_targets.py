@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +128,54 @@ def test_what_stands_between_products(
     made.append(compiled(kernels._swiglu, types, {"INNER": 9728, "TILE": 1024}, capability, num_warps=4))
     if dtype == "bf16":  # rounded, then multiplied in 16 bits: of two products in fp32 the compiler drops the rounding
         assert all(re.search(r"(mul|fma\.rn)\.bf16", each.asm["ptx"]) for each in made)
+
+
+def registers_and_spills(made: Any) -> tuple[int, int]:
+    """What the assembler says of a kernel; the newest targets need the second one that triton brings."""
+    import triton
+
+    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
+    target = re.search(r"\.target (\w+)", made.asm["ptx"])
+    assert target is not None
+    for assembler in ("ptxas", "ptxas-blackwell"):
+        command = [str(folder / assembler), "-v", "--gpu-name", target.group(1), "-o", os.devnull, "-"]
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as source:
+            source.write(made.asm["ptx"])
+            source.flush()
+            command[-1] = source.name
+            said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
+        if found:
+            return int(found.group(2)), int(found.group(1))
+    pytest.skip(f"triton's assembler does not know {target.group(1)}")
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_what_training_adds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str) -> None:
+    """With the sizes of Qwen3-4B; nothing spills, and enough programs fit on a multiprocessor to hide memory."""
+    from retrain_local.model import training_triton as kernels
+    from retrain_local.training import head_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    numbers = f"*{dtype}"
+    eps = {"eps": "fp32"}
+    types = dict.fromkeys(("x", "weight", "g", "into"), numbers) | strides("x_row", "g_row") | eps
+    made = {"norm": (compiled(kernels._rms_norm_back, types, {"SIZE": 2560, "TILE": 4096}, capability, num_warps=8), 8)}
+    types = dict.fromkeys(
+        ("of_queries", "of_keys", "of_values", "qkv", "cos", "sin", "norm", "into"), numbers
+    ) | strides(*(f"{of}_{what}" for of in ("query", "key", "value", "qkv") for what in ("row", "head")), "angle_row")
+    for has_norm in (True, False):
+        sizes = {"QUERIES": 32, "KEYS": 8, "HALF": 64, "TILE": 64, "HAS_NORM": has_norm}
+        made[f"heads, {has_norm}"] = compiled(kernels._turn_heads_back, types | eps, sizes, capability, num_warps=1), 1
+    types = dict.fromkeys(("gate_up", "g", "into"), numbers) | strides("row_stride", "g_row")
+    made["gate"] = compiled(kernels._swiglu_back, types, {"INNER": 9728, "TILE": 1024}, capability, num_warps=4), 4
+    types = {"logits": numbers, "tokens": "*i64", "logprobs": "*fp32", "slope": numbers}
+    types |= {"row_stride": "i32", "factor": "fp32"}
+    for slope in (True, False):
+        sizes = {"VOCABULARY": 151_936, "TILE": head_triton.TILE, "SLOPE": slope}
+        made[f"softmax, {slope}"] = compiled(head_triton._softmax, types, sizes, capability, num_warps=8), 8
+    for name, (kernel, warps) in made.items():
+        registers, spilled = registers_and_spills(kernel)
+        assert spilled == 0, name
+        assert 65_536 // (registers * 32 * warps) * warps >= 16, f"{name}: warps on a multiprocessor"
