@@ -12,7 +12,7 @@ import torch
 from retrain_local.decoder import Shape
 from retrain_local.model import fused
 from retrain_local.model.fused import faults, fused_operations
-from retrain_local.model.operations import Operations, rms_norm
+from retrain_local.model.operations import Operations, rms_norm, swiglu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = {"layers": 1, "hidden": 64, "inner": 96, "vocabulary": 1, "context": None, "parameters": 1}
@@ -28,10 +28,11 @@ def test_pytorchs_own_have_no_faults(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rms_norm": lambda x, weight, eps: rms_norm(x, weight, 0.5)}, {"norm"}),
-        ({"swiglu": lambda x: x.chunk(2, dim=-1)[0]}, {"gate"}),
-        ({"split_heads": lambda x, turn: x.split((4, 2, 2), dim=1)}, {"queries", "keys"}),
-        ({"rms_norm": lambda x, weight, eps: x * torch.nan}, {"norm"}),
+        ({"rms_norm": lambda x, weight, eps: rms_norm(x, weight, 0.5)}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: x.chunk(2, dim=-1)[0]}, {"gate", "gradient"}),
+        ({"split_heads": lambda x, turn: x.split((4, 2, 2), dim=1)}, {"queries", "keys", "gradient"}),
+        ({"rms_norm": lambda x, weight, eps: x * torch.nan}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: swiglu(x.detach()) + 0 * x[:, :96]}, {"gradient"}),  # right, and wrong backwards
     ],
 )
 def test_faults_are_named(dtype: torch.dtype, wrong: dict[str, Any], said: set[str]) -> None:
@@ -43,12 +44,13 @@ def test_a_cpu_has_pytorchs_own() -> None:
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]) -> Operations:
-    module = ModuleType("retrain_local.model.operations_triton")
+    module = ModuleType("retrain_local.model.training_triton")
     module.triton_operations = make  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(fused, "find_spec", lambda name: name)
-    monkeypatch.setattr(fused, "_numbers", lambda size, dtype, device: torch.randn(size).to(dtype))
+    numbers = fused._numbers
+    monkeypatch.setattr(fused, "_numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
     return fused_operations(GPU, torch.float32, SHAPE)
 
 

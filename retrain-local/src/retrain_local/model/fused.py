@@ -17,6 +17,7 @@ log = logging.getLogger("retrain")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
 EPS = 1e-6
 ROWS = 3
+Case = Callable[[Operations, Tensor], tuple[Tensor, ...]]
 
 
 def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operations:
@@ -59,20 +60,24 @@ def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Sh
         )
         for norm in norms
     ]
-    cases: list[tuple[str, tuple[int, ...], Callable[[Operations, Tensor], tuple[Tensor, ...]]]] = [
-        ("norm", (ROWS, shape.hidden), lambda do, x: (do.rms_norm(x, weight, EPS),)),
-        ("gate", (ROWS, 2 * shape.inner), lambda do, x: (do.swiglu(x),)),
-        *(
-            ("heads", (ROWS, heads, shape.head_size), lambda do, x, turn=turn: do.split_heads(x, turn))
-            for turn in turns
-        ),
+    cases: list[tuple[tuple[str, ...], tuple[int, ...], Case]] = [
+        (("norm",), (ROWS, shape.hidden), lambda do, x: (do.rms_norm(x, weight, EPS),)),
+        (("gate",), (ROWS, 2 * shape.inner), lambda do, x: (do.swiglu(x),)),
     ]
-    for name, size, case in cases:
+    cases += [
+        (
+            ("queries", "keys", "values"),
+            (ROWS, heads, shape.head_size),
+            lambda do, x, turn=turn: do.split_heads(x, turn),
+        )
+        for turn in turns
+    ]
+    for names, size, case in cases:
         x = _numbers(size, dtype, device)
         with torch.no_grad():
-            for got, wanted in zip(case(made, x), case(plain, x), strict=True):
+            for name, got, wanted in zip(names, case(made, x), case(plain, x), strict=True):
                 yield from _difference(name, got, wanted)
-        yield from _difference(f"gradient of {name}", _gradient(case, made, x), _gradient(case, plain, x))
+        yield from _difference(f"gradient of {names[0]}", _gradient(case, made, x), _gradient(case, plain, x))
 
 
 def _gradient(case: Callable[[Operations, Tensor], tuple[Tensor, ...]], operations: Operations, x: Tensor) -> Tensor:

@@ -128,14 +128,12 @@ def softmax_fault(softmax: Softmax, device: torch.device, dtype: torch.dtype, vo
             do(logits, tokens, temperature, True) for do in (softmax, plain_softmax)
         )
         # apart: the slope of the token is about 1, that of all others one part in as many as there are
-        pairs = [("value", got_M, wanted_M, 1e-4)]
-        pairs += [
-            (name, *(part(slope) for slope in (got_MV, wanted_MV)), SLOPE_TOLERANCE)
-            for name, part in (
-                ("slope", lambda slope: slope.gather(1, tokens[:, None])),
-                ("slope of the others", lambda slope: slope.scatter(1, tokens[:, None], 0.0)),
-            )
-        ]
+        column = tokens[:, None]
+        pairs = (
+            ("value", got_M, wanted_M, 1e-4),
+            ("slope", got_MV.gather(1, column), wanted_MV.gather(1, column), SLOPE_TOLERANCE),
+            ("slope of the others", got_MV.scatter(1, column, 0.0), wanted_MV.scatter(1, column, 0.0), SLOPE_TOLERANCE),
+        )
         for name, got, wanted, tolerance in pairs:
             gap, largest = float((got - wanted).abs().max()), float(wanted.abs().max())
             if not gap <= tolerance * largest:  # True for a NaN as well
