@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -64,20 +65,18 @@ def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Sh
         (("norm",), (ROWS, shape.hidden), lambda do, x: (do.rms_norm(x, weight, EPS),)),
         (("gate",), (ROWS, 2 * shape.inner), lambda do, x: (do.swiglu(x),)),
     ]
-    cases += [
-        (
-            ("queries", "keys", "values"),
-            (ROWS, heads, shape.head_size),
-            lambda do, x, turn=turn: do.split_heads(x, turn),
-        )
-        for turn in turns
-    ]
+    for turn in turns:
+        cases.append((("queries", "keys", "values"), (ROWS, heads, shape.head_size), partial(_split, turn)))
     for names, size, case in cases:
         x = _numbers(size, dtype, device)
         with torch.no_grad():
             for name, got, wanted in zip(names, case(made, x), case(plain, x), strict=True):
                 yield from _difference(name, got, wanted)
         yield from _difference(f"gradient of {names[0]}", _gradient(case, made, x), _gradient(case, plain, x))
+
+
+def _split(turn: Turn, operations: Operations, x: Tensor) -> tuple[Tensor, ...]:
+    return operations.split_heads(x, turn)
 
 
 def _gradient(case: Callable[[Operations, Tensor], tuple[Tensor, ...]], operations: Operations, x: Tensor) -> Tensor:
