@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain_local.model.adapter import Adapter, create_adapters
 from retrain_local.model.projection import SampledLowRank, SampledMerged, TrainedLowRank, TrainedMerged
@@ -70,6 +73,23 @@ def test_training(
         assert relative(mine, other.double()) < 2 * tolerance
     frozen = torch.autograd.grad((kind(adapter)(x.detach()) * weights).sum(), asked[1:])
     assert all(torch.equal(mine, other) for mine, other in zip(frozen, gradients[1:], strict=True))
+
+
+def test_the_backward_pass_does_not_multiply_by_a_again() -> None:
+    """Products backwards: two for each part, one for all of A, and the gradient of x with W and with A."""
+    products: list[str] = []
+
+    class Noting(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            products.extend(name for name in [func.overloadpacket.__name__] if name in ("mm", "addmm_"))
+            return func(*args, **(kwargs or {}))
+
+    adapter = adapted(fused(torch.bfloat16, biased=False))
+    x = drawn(50, INPUTS).bfloat16().requires_grad_(True)
+    y = TrainedLowRank(adapter)(x)
+    with Noting():
+        torch.autograd.backward(y, torch.ones_like(y))
+    assert sorted(products) == ["addmm_", *["mm"] * (2 * len(SIZES) + 2)]
 
 
 @pytest.mark.parametrize("biased", [True, False])
