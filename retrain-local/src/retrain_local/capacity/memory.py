@@ -92,18 +92,15 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     else:
         adapter = shape.sampler_adapter_elements(work.lora_rank) * trained
         own = adapter + (shape.adapted_elements * element if element != trained else 0)
-    return {
-        "sampler": own
-        + (_prepacked(shape, element) if work.device == "cpu" else 0)
-        + (shape.parameters * trained if is_apart else 0)
-    }
+    own += _prepacked(shape, work.device) * element
+    return {"sampler": own + (shape.parameters * trained if is_apart else 0)}
 
 
-def _prepacked(shape: ModelShape, element: int) -> int:
-    """The head once more, in the layout of its product: on a CPU, for models small enough to merge."""
+def _prepacked(shape: ModelShape, device: str) -> int:
+    """Elements of the head, which a CPU holds again in the layout of its product if the model is small."""
     head = shape.vocabulary * shape.hidden
-    is_copied = shape.is_native and shape.adapted_elements <= sizes.MERGE_LIMIT and head >= sizes.PREPACK_FROM
-    return head * element if is_copied else 0
+    is_copied = device == "cpu" and shape.is_native and head >= sizes.PREPACK_FROM
+    return head if is_copied and shape.adapted_elements <= sizes.MERGE_LIMIT else 0
 
 
 def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
