@@ -27,7 +27,7 @@ from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.cache import Cache, budget_tokens, enough_tokens
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.engine_metrics import EngineCounters
-from retrain_local.sampling.gathered_attention import COLUMNS, GatheredAttention
+from retrain_local.sampling.gathered_decoding import GatheredDecoding
 from retrain_local.sampling.graphs import Graphs, bucket
 from retrain_local.sampling.out_of_memory import BatchSize, pool_too_small, too_big_to_sample
 from retrain_local.sampling.pool_attention import PagedAttention
@@ -103,7 +103,7 @@ class PytorchEngine:
         self._cache: Cache | None = None
         self._graphs = Graphs(policy.device)
         self._batches: dict[tuple[int, int], tuple[Batch, PagedAttention]] = {}
-        self._gathered: GatheredAttention | None = None
+        self._gathered = GatheredDecoding(self._decoder, policy.device)
         self._batch_size = BatchSize(rows=0, width=0, drawn=0)
         self._counters = EngineCounters()
 
@@ -145,6 +145,7 @@ class PytorchEngine:
     def close(self) -> None:
         """Release the pool."""
         self._forget()
+        self._gathered.close()
 
     def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
         """Finish all rows; some stay unfinished when the pool had to be halved."""
@@ -181,7 +182,7 @@ class PytorchEngine:
 
     def _forget(self) -> None:
         self._cache = None
-        self._gathered = None
+        self._gathered.forget()
         self._batches.clear()
         self._graphs.forget()
 
@@ -228,7 +229,7 @@ class PytorchEngine:
             for row in [row for row in schedule.running if not row.room]:
                 schedule.retire(row)
                 hand_over(row)
-        self._gathered = None
+        self._gathered.forget()
         self._counters.add(schedule)
 
     def _note(self, fills: Sequence[Prefill]) -> None:
@@ -240,35 +241,25 @@ class PytorchEngine:
         width = max(row.cached for row in rows) + steps
         self._batch_size = BatchSize(rows=len(rows), width=width, drawn=max(len(row.tokens) for row in rows) + steps)
         if self._kernels.paged is None:
-            batch = self._steps_gathered(cache, rows, params, steps, width)
+            decoded = self._gathered.segment(cache.pool, rows, params, steps)
         else:
-            batch = self._steps_paged(cache, rows, params, steps, width)
-        found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if params.entropy else [])]
-        tokens, logprobs, *entropies = (drawn_SB[:steps, : len(rows)].T.tolist() for drawn_SB in found)
+            decoded = [(rows, self._steps_paged(cache, rows, params, steps, width))]
         before = sum(len(row.tokens) for row in rows)
-        for place, row in enumerate(rows):
-            drawn = entropies[0][place] if entropies else []
-            row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
-            _refuse_non_finite(row, steps)
+        for part, batch in decoded:
+            self._take(part, batch, steps, entropy=params.entropy)
         self._counters.steps += steps
         count = sum(len(row.tokens) for row in rows) - before
         self._counters.row_steps += count
         self._progress.add(drawn=count)
 
-    def _steps_gathered(
-        self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int
-    ) -> Batch:
-        batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._policy.device)
-        batch.load(rows, params.temperature, steps, BLOCK_SIZE)
-        if self._gathered is None or not self._gathered.continues(rows, steps):
-            self._gathered = None  # free its memory before allocating the next
-            self._gathered = GatheredAttention(
-                cache.pool, rows, batch, max(steps, min(COLUMNS, max(row.room for row in rows)))
-            )
-        for _ in range(steps):
-            decode_step(self._decoder, self._gathered, batch, entropy=params.entropy)
-        self._gathered.finish(batch.slots_SB)
-        return batch
+    def _take(self, rows: Sequence[Row], batch: Batch, steps: int, *, entropy: bool) -> None:
+        """Append the tokens of a segment to their rows."""
+        found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if entropy else [])]
+        tokens, logprobs, *entropies = (drawn_SB[:steps, : len(rows)].T.tolist() for drawn_SB in found)
+        for place, row in enumerate(rows):
+            drawn = entropies[0][place] if entropies else []
+            row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
+            _refuse_non_finite(row, steps)
 
     def _steps_paged(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int) -> Batch:
         """In tensors at fixed addresses and of few different sizes, so that CUDA graphs can be reused."""

@@ -64,6 +64,11 @@ class Row:
         return len(self.prompt_T) + len(self.tokens) - 1
 
     @property
+    def parity(self) -> int:
+        """Which half of the rows this one belongs to, 0 or 1: every other one of a group and of the requests."""
+        return (self.request + self.place) % 2
+
+    @property
     def last(self) -> int:
         """The token that the next step reads."""
         return self.tokens[-1] if self.tokens else int(self.prompt_T[-1])
