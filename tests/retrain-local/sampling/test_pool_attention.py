@@ -73,8 +73,8 @@ def tables() -> list[list[int]]:
     return [[next(numbers) for _ in range(-(-length // BLOCK))] for length in LENGTHS]
 
 
-def new_pool() -> Pool:
-    return Pool(SHAPE, tokens=40 * BLOCK, block_size=BLOCK, kind="auto", dtype=torch.float32, device=CPU)
+def new_pool(dtype: torch.dtype = torch.float32) -> Pool:
+    return Pool(SHAPE, tokens=40 * BLOCK, block_size=BLOCK, kind="auto", dtype=dtype, device=CPU)
 
 
 def packed(rows: list[tuple[torch.Tensor, ...]], cuts: list[slice]) -> list[torch.Tensor]:
@@ -151,6 +151,24 @@ def test_one_token_at_a_time_while_rows_end_and_the_copy_is_made_again(
             row.tokens += [0, 0]
         live = [row for row in live if at[row.request] < LENGTHS[row.request]]
     assert made == 3, "a copy serves three segments, with fewer and fewer rows"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_in_bf16_rounds_its_scores_once(rows: list[tuple[torch.Tensor, ...]], kind: str) -> None:
+    """Softmax in fp32 of products in bf16: as close to the plain definition as rounding of its inputs allows."""
+    scores, pool = KINDS[kind], new_pool(torch.bfloat16)
+    live = decoding_rows([0, 0, 0, 0])[:2]
+    batch = Batch.allocate(2, 7, 8, CPU)
+    batch.load(live, 1.0, 8, BLOCK)
+    copied = GatheredAttention(pool, live, batch, 8)
+    rounded = [tuple(states.bfloat16().float() for states in row) for row in (rows[0], rows[3])]
+    wanted = [plainly(*row, scores) for row in rounded]
+    for step in range(8):
+        states = [torch.stack([row[side][step] for row in rounded]).bfloat16() for side in range(3)]
+        found = copied(0, *states, scores)
+        assert found.dtype is torch.bfloat16
+        for out, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(out.float(), expected[step], atol=2e-2, rtol=1e-2)
 
 
 def test_rows_that_joined_need_another_copy(rows: list[tuple[torch.Tensor, ...]]) -> None:
