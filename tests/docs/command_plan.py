@@ -126,10 +126,7 @@ IN_ORDER = (
     "retrain-prime-rl/README.md",
 )
 # What a newcomer types; `nox -s proofs` types the lines of all pages.
-TYPED_FIRST = (
-    *("README.md", "docs/pages/getting-started.md", "docs/pages/command-line.md", "docs/pages/plugins.md"),
-    *("retrain-tinker/README.md", "retrain-prime-rl/README.md"),
-)
+TYPED_FIRST = ("README.md", "docs/pages/getting-started.md", "docs/pages/plugins.md")
 # The one page that trains at full length; elsewhere the environment shortens what a line does not fix itself.
 FULL_LENGTH = "docs/pages/index.md"
 SHORT = {

@@ -19,8 +19,8 @@ def held_out(folder: Path) -> tuple[float, float]:
     return rates[0], rates[-1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.long  # seed 1 at every change: `nox -s quickstart` trains it, and fails unless it learns as much
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> None:
     tiny("--seed", str(seed), cwd=tmp_path)
     before, after = held_out(tmp_path)
