@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def rows_have_scales() -> bool:
-    """Whether this PyTorch multiplies 8-bit floats on a CPU with scales per row, as 2.13 does; 2.11 has one per matrix."""
+    """Whether this PyTorch scales rows of 8-bit floats on a CPU, as 2.13 does; 2.11 has one scale per matrix."""
     eight = torch.ones(16, 16).to(FP8)
     try:
         torch._scaled_mm(eight, eight.T, scale_a=torch.ones(16, 1), scale_b=torch.ones(1, 16), out_dtype=torch.bfloat16)
