@@ -7,7 +7,7 @@ every forward pass, decides which tokens a token attends to and where keys and v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,6 +51,26 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """Output of each token, [N, heads, value_size]; query head h reads key head h // (heads // kv_heads)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Target:
+    """Where keys and values of one token per row go: cells [slots, kv_heads, size], at `slots_B`."""
+
+    keys_SKD: Tensor
+    values_SKD: Tensor
+    slots_B: Tensor
+
+
+@runtime_checkable
+class PagedAttend(Attend, Protocol):
+    """`Attend` of one token per row, which can be given its keys and values where they are kept."""
+
+    def target(self, layer: int) -> Target | None:
+        """Where this layer's are kept; None if they have to be converted first."""
+
+    def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
+        """Attention over what is kept, [N, heads, value_size]."""
 
 
 class Decoder(Protocol):

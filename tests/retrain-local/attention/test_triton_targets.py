@@ -179,3 +179,47 @@ def test_what_training_adds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capa
         registers, spilled = registers_and_spills(kernel)
         assert spilled == 0, name
         assert 65_536 // (registers * 32 * warps) * warps >= 16, f"{name}: warps on a multiprocessor"
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(
+    ("dtype", "rank", "rows"), [("bf16", 32, 32), ("bf16", 128, 32), ("fp16", 8, 16), ("fp32", 16, 32)]
+)
+def test_decoding(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str, rank: int, rows: int
+) -> None:
+    from retrain_local.model import decode_triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    numbers, tile_rank = f"*{dtype}", kernels.TILE_RANKS[rank > 16]
+    types = dict.fromkeys(("x", "added", "weight", "y"), numbers) | strides("x_row", "added_row") | {"eps": "fp32"}
+    made = [compiled(kernels._add_norm, types, {"SIZE": 2560, "TILE": 4096, "ADDS": True}, capability, num_warps=8)]
+    types = dict.fromkeys(("y", "inner", "b", "cos", "sin", "norm", "queries", "keys", "values"), numbers)
+    types |= {"slots": "*i64"} | strides("y_row", "inner_row", "angle_row", "key_slot", "key_head")
+    types |= strides("value_slot", "value_head") | {"eps": "fp32"} | strides("num_rows")
+    constants: dict[str, Any] = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "RANK": rank, "TILE_ROWS": rows}
+    constants |= {"TILE": 64, "TILE_RANK": tile_rank, "HAS_NORM": True}
+    made.append(compiled(kernels._heads, types, constants, capability, num_warps=4))
+    types = dict.fromkeys(("y", "inner", "b", "gated"), numbers) | strides("y_row", "inner_row", "num_rows")
+    constants = {"INNER": 9728, "RANK": rank, "TILE_ROWS": rows, "TILE": 64, "TILE_RANK": tile_rank}
+    made.append(compiled(kernels._swiglu, types, constants, capability, num_warps=4))
+    for each in made:
+        assert each.metadata.shared <= SMALLEST_SHARED_MEMORY
+        assert registers_and_spills(each)[1] == 0
+    if dtype != "fp32":
+        assert all("mma" in each.asm["ptx"] for each in made[1:]), "tensor cores"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_drawing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str) -> None:
+    from retrain_local.sampling import draw_triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"logits": f"*{dtype}", "temperature": "*fp32", "found": "*fp32"} | strides("logits_row", "rows")
+    sizes: dict[str, Any] = {"VOCABULARY": 151_936, "PIECES": 38, "PIECE": kernels.PIECE}
+    made = [compiled(kernels._measure, types, sizes, capability, num_warps=8)]
+    types |= {"uniforms": "*fp64", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32"}
+    sizes |= {"TILE_PIECES": 64, "BELOW_ONE": kernels.BELOW_ONE}
+    made.append(compiled(kernels._choose, types, sizes, capability, num_warps=8))
+    assert [registers_and_spills(each)[1] for each in made] == [0, 0]

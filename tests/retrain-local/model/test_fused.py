@@ -49,8 +49,8 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(fused, "find_spec", lambda name: name)
-    numbers = fused._numbers
-    monkeypatch.setattr(fused, "_numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
+    numbers = fused.numbers
+    monkeypatch.setattr(fused, "numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
     return fused_operations(GPU, torch.float32, SHAPE)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from retrain_local.decoder import Shape
 from retrain_local.model.operations import Operations, Turn
 
 log = logging.getLogger("retrain")
+T = TypeVar("T")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
 EPS = 1e-6
 ROWS = 3
@@ -26,21 +28,30 @@ def fused_operations(device: torch.device, dtype: torch.dtype, shape: Shape) -> 
 
     Kernels that should work and do not are left out with a warning.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
-        return Operations()
-    try:
+
+    def make() -> Operations:
         from retrain_local.model.training_triton import triton_operations
 
-        made = triton_operations()
-        fault = next(faults(made, device, dtype, shape), None)
+        return triton_operations()
+
+    return proven("fused kernels", device, make, lambda made: faults(made, device, dtype, shape)) or Operations()
+
+
+def proven(name: str, device: torch.device, make: Callable[[], T], faults_of: Callable[[T], Iterator[str]]) -> T | None:
+    """What `make` makes, if this device can run it and it has no faults; a warning if it should work and does not."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
+        return None
+    try:
+        made = make()
+        fault = next(faults_of(made), None)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers raise exceptions of any class
         fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     if fault is None:
         return made
-    log.warning("fused kernels are not used on %s: %s", device, fault)
-    return Operations()
+    log.warning("%s are not used on %s: %s", name, device, fault)
+    return None
 
 
 def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Shape) -> Iterator[str]:
@@ -48,8 +59,8 @@ def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Sh
     plain = Operations()
     half = shape.head_size // 2
     heads = shape.heads + 2 * shape.kv_heads
-    weight, angles = _numbers((shape.hidden,), dtype, device), _numbers((ROWS, 1, half), torch.float32, device) * 3.0
-    norms = None, _numbers((shape.heads + shape.kv_heads, shape.head_size), dtype, device)
+    weight, angles = numbers((shape.hidden,), dtype, device), numbers((ROWS, 1, half), torch.float32, device) * 3.0
+    norms = None, numbers((shape.heads + shape.kv_heads, shape.head_size), dtype, device)
     turns = [
         Turn(
             heads=shape.heads,
@@ -68,11 +79,11 @@ def faults(made: Operations, device: torch.device, dtype: torch.dtype, shape: Sh
     for turn in turns:
         cases.append((("queries", "keys", "values"), (ROWS, heads, shape.head_size), partial(_split, turn)))
     for names, size, case in cases:
-        x = _numbers(size, dtype, device)
+        x = numbers(size, dtype, device)
         with torch.no_grad():
             for name, got, wanted in zip(names, case(made, x), case(plain, x), strict=True):
-                yield from _difference(name, got, wanted)
-        yield from _difference(f"gradient of {names[0]}", _gradient(case, made, x), _gradient(case, plain, x))
+                yield from difference(name, got, wanted)
+        yield from difference(f"gradient of {names[0]}", _gradient(case, made, x), _gradient(case, plain, x))
 
 
 def _split(turn: Turn, operations: Operations, x: Tensor) -> tuple[Tensor, ...]:
@@ -84,17 +95,17 @@ def _gradient(case: Callable[[Operations, Tensor], tuple[Tensor, ...]], operatio
     leaf = x.clone().requires_grad_()
     with torch.enable_grad():
         outputs = case(operations, leaf)
-        weights = [_numbers(tuple(out.shape), out.dtype, out.device) for out in outputs]
+        weights = [numbers(tuple(out.shape), out.dtype, out.device) for out in outputs]
         (gradient,) = torch.autograd.grad(outputs, leaf, weights)
     return gradient
 
 
-def _difference(name: str, got: Tensor, wanted: Tensor) -> Iterator[str]:
+def difference(name: str, got: Tensor, wanted: Tensor) -> Iterator[str]:
     gap, largest = float((got.float() - wanted.float()).abs().max()), float(wanted.float().abs().max())
     if not gap <= TOLERANCE[wanted.dtype] * largest:  # True for a NaN as well
         yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
 
 
-def _numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Between -2 and 2, the same on every device."""
     return (2 * torch.sin(torch.arange(math.prod(size), dtype=torch.float64) * 1.7)).view(size).to(device, dtype)

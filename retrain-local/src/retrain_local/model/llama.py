@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retrain_local.decoder import Attend, Scores, Shape
+from retrain_local.decoder import Attend, PagedAttend, Scores, Shape
 from retrain_local.model.architecture import Architecture
+from retrain_local.model.decode_check import fused_decode
+from retrain_local.model.decode_kernels import DecodeKernels, scratch_target
 from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.prepacked import Matrix
 from retrain_local.model.projection import Projection
+from retrain_local.model.stacked import SampledInParts
 from retrain_local.model.weights import LayerWeights, Weights
 
 
@@ -51,6 +54,7 @@ class LlamaDecoder:
         self._operations = Operations()
         self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
         self._sampled_head = head
+        self._decode: DecodeKernels | None = None
         self._eps = architecture.norm_eps
         frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
         self._frequencies_P = frequencies_P.to(self.device)
@@ -66,6 +70,10 @@ class LlamaDecoder:
     def fuse(self) -> None:
         """Use fused kernels between the products where this device has them."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
+        products = [p for layer in self._layers for p in (layer.projections.qkv, layer.projections.gate_up)]
+        ranks = {p.rank if isinstance(p, SampledInParts) else None for p in products}
+        if len(ranks) == 1 and (rank := ranks.pop()) is not None:
+            self._decode = fused_decode(self.device, self.dtype, self.shape, rank)
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """See `Decoder`."""
@@ -73,6 +81,11 @@ class LlamaDecoder:
         cos_N1P = (angles_N1P.cos() * self._magnitude).to(self.dtype)
         sin_N1P = (angles_N1P.sin() * self._magnitude).to(self.dtype)
         x_ND = functional.embedding(ids_N, self._embedding)
+        if self._decode is not None and isinstance(attend, PagedAttend) and not torch.is_grad_enabled():
+            added_ND = None
+            for layer in self._layers:
+                added_ND = layer.decoded(x_ND, added_ND, cos_N1P, sin_N1P, attend, self._decode)
+            return self._decode.add_norm(x_ND, added_ND, self._norm, self._eps)
         given = cos_N1P, sin_N1P, attend, self._operations
         again = self.recompute and torch.is_grad_enabled()
         for layer in self._layers:
@@ -91,22 +104,54 @@ class LlamaDecoder:
 
 class _Layer:
     def __init__(self, at: int, architecture: Architecture, weights: LayerWeights, projections: Projections) -> None:
-        self._at, self._weights, self._projections = at, weights, projections
+        self._at, self._weights, self.projections = at, weights, projections
         self._eps = architecture.norm_eps
         self._scores = Scores(scale=architecture.head_size**-0.5, window=architecture.windows[at])
         self._heads, self._kv_heads = architecture.heads, architecture.kv_heads
         self._size = architecture.head_size
 
     def __call__(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
-        weights, project = self._weights, self._projections
+        weights, project = self._weights, self.projections
         x_ND = x_ND + project.output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
         normed_ND = do.rms_norm(x_ND, weights.inner_norm, self._eps)
         return x_ND + project.down(do.swiglu(project.gate_up(normed_ND)))
 
+    def decoded(
+        self,
+        x_ND: Tensor,
+        added_ND: Tensor | None,
+        cos_N1P: Tensor,
+        sin_N1P: Tensor,
+        attend: PagedAttend,
+        do: DecodeKernels,
+    ) -> Tensor:
+        """The same for one token per row, without a gradient: `added_ND` is still to be added to x, so is what returns.
+
+        The projections have to be `SampledInParts`; x is changed in place.
+        """
+        weights, project = self._weights, self.projections
+        normed_ND = do.add_norm(x_ND, added_ND, weights.attention_norm, self._eps)
+        assert isinstance(project.qkv, SampledInParts)
+        assert isinstance(project.gate_up, SampledInParts)
+        product, turn, target = project.qkv.parts(normed_ND), self._turn(cos_N1P, sin_N1P), attend.target(self._at)
+        if target is not None:
+            queries_NHD = do.heads(product, turn, target)
+            gathered = attend.read(self._at, queries_NHD, self._scores)
+        else:
+            own = scratch_target(len(x_ND), self._kv_heads, self._size, product.y_NO)
+            queries_NHD = do.heads(product, turn, own)
+            gathered = attend(self._at, queries_NHD, own.keys_SKD, own.values_SKD, self._scores)
+        normed_ND = do.add_norm(x_ND, project.output(gathered.flatten(1)), weights.inner_norm, self._eps)
+        return project.down(do.swiglu(project.gate_up.parts(normed_ND)))
+
     def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
         normed_ND = do.rms_norm(x_ND, self._weights.attention_norm, self._eps)
-        qkv = self._projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
-        turn = Turn(
+        qkv = self.projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
+        queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, self._turn(cos_N1P, sin_N1P))
+        return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
+
+    def _turn(self, cos_N1P: Tensor, sin_N1P: Tensor) -> Turn:
+        return Turn(
             heads=self._heads,
             kv_heads=self._kv_heads,
             cos_N1P=cos_N1P,
@@ -114,8 +159,6 @@ class _Layer:
             norm_HD=self._weights.heads_norm,
             eps=self._eps,
         )
-        queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, turn)
-        return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
 
 
 def _shape(architecture: Architecture, parameters: int) -> Shape:

@@ -16,12 +16,14 @@ from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.prepacked import Matrix, frozen_matrix
 from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
 from retrain_local.model.quantised import SampledFp8, takes_fp8
+from retrain_local.model.stacked import SampledStacked
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
 
 
 def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
     """The pair for a Llama-family model, see `create_pair`; imports neither transformers nor PEFT."""
-    with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
+    spare_rows = lora.rank if place.is_stacked else 0
+    with Reader(folder.weights(), place.trainer, place.trainer_dtype, spare_rows=spare_rows) as reader:
         weights = read_weights(reader, architecture)
     adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
@@ -70,6 +72,8 @@ def _sampled(linear: Linear, rank: int, place: Placement, *, is_merged: bool, ma
         return SampledFp8(linear, rank)
     if is_merged and linear.weight.dtype == torch.float32:
         return SampledMerged(linear)
+    if linear.stacked is not None:
+        return SampledStacked(linear, linear.stacked, rank)
     return SampledLowRank(linear, rank, may_copy=may_copy)
 
 

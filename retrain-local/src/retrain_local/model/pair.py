@@ -65,6 +65,11 @@ class Placement:
     sampler_dtype: torch.dtype
     is_quantised: bool
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether samplers keep A below the matrix that it belongs to: on GPUs, where launches cost."""
+        return not self.is_quantised and all(device.type == "cuda" for device in self.samplers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:

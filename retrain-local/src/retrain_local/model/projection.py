@@ -97,10 +97,10 @@ def spread(adapter: Adapter, out: Tensor) -> None:
     """Write scale B of every part into its rows of `out` [sum of outputs, parts x rank], and its own columns."""
     rows, columns = out.split(adapter.linear.sizes), range(0, out.shape[1], adapter.rank)
     for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
-        block[:, at : at + adapter.rank].copy_(_scaled(b, adapter, out.dtype))
+        block[:, at : at + adapter.rank].copy_(scaled(b, adapter, out.dtype))
 
 
-def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
+def scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
     """scale B in the dtype of the product, so that both sides round at the same point."""
     return (b.detach() * adapter.scale).to(dtype)
 
@@ -137,7 +137,7 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
         inner = x @ adapter.a.to(x.dtype).T
         ctx.save_for_backward(x, inner)
         ctx.adapter = adapter
-        scaled_b = _scaled(adapter.b, adapter, x.dtype)
+        scaled_b = scaled(adapter.b, adapter, x.dtype)
         parts_of = zip(
             y.split(linear.sizes, dim=1), inner.split(rank, dim=1), scaled_b.split(linear.sizes), strict=True
         )
@@ -148,7 +148,7 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x, inner), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
-        a, scaled_b = adapter.a.to(x.dtype), _scaled(adapter.b, adapter, x.dtype)
+        a, scaled_b = adapter.a.to(x.dtype), scaled(adapter.b, adapter, x.dtype)
         g_inner, of_parts = _adapter_gradients(x, inner, g, scaled_b, adapter)
         g_x = (g @ adapter.linear.weight).addmm_(g_inner, a) if ctx.needs_input_grad[0] else None
         return g_x, None, *of_parts

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from retrain_local.model.adapter import Adapter
-from retrain_local.model.projection import spread
+from retrain_local.model.projection import scaled
+from retrain_local.model.stacked import LowRankSum
 from retrain_local.model.weights import Linear
 
 FP8 = torch.float8_e4m3fn
@@ -43,23 +44,27 @@ class SampledFp8:
     """x W^T + (x A^T) (scale B)^T with W in 8 bits; the adapter stays in the dtype that it is sampled with."""
 
     def __init__(self, linear: Linear, rank: int) -> None:
-        self._bias = linear.bias
+        self._bias, self._sizes, self.rank = linear.bias, linear.sizes, rank
         self._matrix = Fp8Matrix.of(linear.weight)
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
-        self._b = weight.new_zeros(weight.shape[0], parts * rank)
+        self._b = weight.new_zeros(weight.shape[0], rank)
 
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """[N, sum of outputs]."""
+    def parts(self, x_NI: Tensor) -> LowRankSum:
+        """See `SampledInParts`."""
         y_NO = self._matrix.linear(x_NI)
         if self._bias is not None:
             y_NO += self._bias
-        return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
+        return LowRankSum(y_NO=y_NO, inner_NR=x_NI @ self._a.T, b_OR=self._b, sizes=self._sizes)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """[N, sum of outputs]."""
+        return self.parts(x_NI).total()
 
     def take(self, adapter: Adapter) -> None:
         """Use these matrices from now on; copied in place, so that CUDA graphs see them."""
         self._a.copy_(adapter.a)
-        spread(adapter, self._b)
+        self._b.copy_(scaled(adapter.b, adapter, self._b.dtype))
 
 
 def fp8_refusal(device: torch.device) -> str | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from retrain_local.model.architecture import Architecture
 
+STACKED_MULTIPLE = 8  # rows of the product of a stacked matrix begin at a multiple of 16 bytes
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -22,17 +23,22 @@ class Linear:
     """One or more matrices with the same input, stacked: [sum of outputs, inputs].
 
     `names` are the modules of transformers' causal language model that hold them, `sizes` their numbers of outputs.
+    `stacked` is the tensor whose first rows `weight` is, where more rows follow, in which sampling keeps the adapter.
     """
 
     weight: Tensor
     bias: Tensor | None
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    stacked: Tensor | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
         """The same tensors if device and dtype already match, otherwise copies."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
-        return replace(self, weight=self.weight.to(device, dtype), bias=bias)
+        if self.stacked is None:
+            return replace(self, weight=self.weight.to(device, dtype), bias=bias)
+        stacked = self.stacked.to(device, dtype)
+        return replace(self, weight=stacked[: len(self.weight)], bias=bias, stacked=stacked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,10 +111,13 @@ class MisshapenWeightsError(Exception):
 
 
 class Reader:
-    """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time."""
+    """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time.
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self._folder, self._device, self._dtype = folder, device, dtype
+    `spare_rows` are allocated below every matrix that goes into a `Linear`, see `Linear.stacked`.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, *, spare_rows: int = 0) -> None:
+        self._folder, self._device, self._dtype, self.spare_rows = folder, device, dtype, spare_rows
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
@@ -214,14 +223,17 @@ def _layer(
     def fused(*names: str) -> Linear:
         full = tuple(f"{prefix}{layer}{name}" for name in names)
         sizes = tuple(shapes[f"{name}.weight"][0] for name in full)
-        weight = reader.empty(sum(sizes), shapes[f"{full[0]}.weight"][1])
+        outputs, spare = sum(sizes), -(-len(names) * reader.spare_rows // STACKED_MULTIPLE) * STACKED_MULTIPLE
+        stacked = reader.empty(outputs + spare, shapes[f"{full[0]}.weight"][1])
+        weight = stacked[:outputs]
         bias = reader.empty(sum(sizes)) if f"{full[0]}.bias" in shapes else None
         for name, rows in zip(full, weight.split(sizes), strict=True):
             reader.read(f"{name}.weight", rows)
         if bias is not None:
             for name, part in zip(full, bias.split(sizes), strict=True):
                 reader.read(f"{name}.bias", part)
-        return Linear(weight=weight, bias=bias, names=tuple(f"model.{layer}{name}" for name in names), sizes=sizes)
+        modules = tuple(f"model.{layer}{name}" for name in names)
+        return Linear(weight=weight, bias=bias, names=modules, sizes=sizes, stacked=stacked if spare else None)
 
     heads_norm = None
     if a.normalises_heads:

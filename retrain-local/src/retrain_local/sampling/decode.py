@@ -12,6 +12,7 @@ from torch import Tensor
 from retrain_local.decoder import Attend, Decoder
 from retrain_local.sampling.draw import draw_tokens
 from retrain_local.sampling.rows import Row, uniforms
+from retrain_local.sampling.select_draw import Draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +98,9 @@ class Batch:
         return slots_BL * (columns_L < self.positions_B[:, None])
 
 
-def decode_step(decoder: Decoder, attend: Attend, batch: Batch, *, entropy: bool) -> None:
+def decode_step(
+    decoder: Decoder, attend: Attend, batch: Batch, *, entropy: bool, draw_tokens: Draw = draw_tokens
+) -> None:
     """Read one token per row, sample the next one, and prepare to read that.
 
     Sizes depend on the batch alone and nothing is copied to the host, so that CUDA graphs can capture the step.

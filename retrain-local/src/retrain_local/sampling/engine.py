@@ -34,6 +34,7 @@ from retrain_local.sampling.pool_attention import PagedAttention
 from retrain_local.sampling.prefill import fill
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
+from retrain_local.sampling.select_draw import draw_for
 from retrain_local.sizes import BLOCK_SIZE, PREFILL_TOKENS
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class PytorchEngine:
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
         self._graphs = Graphs(policy.device)
+        self._draw = draw_for(policy.device, self._decoder.dtype, self._decoder.shape.vocabulary)
         self._batches: dict[tuple[int, int], tuple[Batch, PagedAttention]] = {}
         self._gathered = GatheredDecoding(self._decoder, policy.device)
         self._batch_size = BatchSize(rows=0, width=0, drawn=0)
@@ -270,7 +272,7 @@ class PytorchEngine:
             self._batches[size, blocks] = batch, PagedAttention(cache.pool, batch, self._kernels.paged)
         batch, attend = self._batches[size, blocks]
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
-        step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy)
+        step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy, draw_tokens=self._draw)
         for _ in range(steps):
             self._graphs.run((size, blocks, params.entropy), step, batch.advanced)
         return batch

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retrain_local.attention.padded import dense_attention
-from retrain_local.decoder import Attend, Scores
+from retrain_local.decoder import Attend, Scores, Target
 from retrain_local.sampling.pool import Pool
 
 if TYPE_CHECKING:
@@ -80,14 +80,31 @@ class PagedAttention:
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         """See `Attend`."""
+        pool = self._pool
+        kept = pool.keys[layer], pool.values[layer]
+        self._kernels.write(keys_NKD, values_NKD, *kept, self._batch.slots_B, **self._scales(layer))
+        return self.read(layer, queries_NHD, scores)
+
+    def target(self, layer: int) -> Target | None:
+        """See `PagedAttend`."""
+        pool = self._pool
+        if not pool.is_exact:
+            return None
+        cells = pool.keys[layer].flatten(0, 1), pool.values[layer].flatten(0, 1)
+        return Target(keys_SKD=cells[0], values_SKD=cells[1], slots_B=self._batch.slots_B)
+
+    def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
+        """See `PagedAttend`."""
         pool, batch = self._pool, self._batch
-        keys, values = pool.keys[layer], pool.values[layer]
-        scales = {
+        kept = pool.keys[layer], pool.values[layer], batch.tables_BM, batch.lengths_B
+        return self._kernels.read(queries_NHD, *kept, scores, **self._scales(layer))
+
+    def _scales(self, layer: int) -> dict[str, Tensor | None]:
+        pool = self._pool
+        return {
             "key_scales": pool.key_scales[layer] if pool.key_scales is not None else None,
             "value_scales": pool.value_scales[layer] if pool.value_scales is not None else None,
         }
-        self._kernels.write(keys_NKD, values_NKD, keys, values, batch.slots_B, **scales)
-        return self._kernels.read(queries_NHD, keys, values, batch.tables_BM, batch.lengths_B, scores, **scales)
 
 
 def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int) -> Tokens:

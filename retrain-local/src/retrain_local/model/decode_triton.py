@@ -1,0 +1,242 @@
+"""`DecodeKernels` in Triton: the adapter's second product, of a few dozen columns, is made where it is added."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from retrain_local.attention.paged_triton import on_device_of
+from retrain_local.decoder import Target
+from retrain_local.model.decode_kernels import DecodeKernels
+from retrain_local.model.operations import Turn
+from retrain_local.model.stacked import LowRankSum
+
+TILE_ROWS = 16, 32  # the least that a tensor core multiplies, and what shares a tile of B where there are more rows
+TILE_RANKS = 16, 32
+TILE_COLUMNS = 64
+
+
+def triton_kernels() -> DecodeKernels:
+    """Kernels without gradients."""
+    return DecodeKernels(add_norm=add_norm, heads=heads, swiglu=swiglu)
+
+
+def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+    """See `DecodeKernels`; the sum is rounded, then the quotient, then its product with the weight."""
+    y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
+    rows, size = x_ND.shape
+    added = x_ND if added_ND is None else added_ND
+    with on_device_of(x_ND):
+        _add_norm[(rows,)](
+            x_ND,
+            added,
+            weight_D,
+            y_ND,
+            x_ND.stride(0),
+            added.stride(0),
+            eps,
+            SIZE=size,
+            TILE=triton.next_power_of_2(size),
+            ADDS=added_ND is not None,
+            num_warps=8,
+        )
+    return y_ND
+
+
+def heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
+    """See `DecodeKernels`."""
+    y, inner, b = product.y_NO, product.inner_NR, product.b_OR
+    rows, rank, half = len(y), b.shape[1], turn.cos_N1P.shape[-1]
+    queries_NHD = y.new_empty(rows, turn.heads, 2 * half)
+    tile_rows = TILE_ROWS[rows > TILE_ROWS[0]]
+    cells = target.keys_SKD, target.values_SKD
+    with on_device_of(y):
+        _heads[(triton.cdiv(rows, tile_rows), turn.heads + 2 * turn.kv_heads)](
+            y,
+            inner,
+            b,
+            turn.cos_N1P,
+            turn.sin_N1P,
+            y if turn.norm_HD is None else turn.norm_HD,
+            queries_NHD,
+            *cells,
+            target.slots_B,
+            y.stride(0),
+            inner.stride(0),
+            turn.cos_N1P.stride(0),
+            *(stride for each in cells for stride in each.stride()[:2]),
+            turn.eps,
+            rows,
+            HEADS=turn.heads,
+            KV_HEADS=turn.kv_heads,
+            HALF=half,
+            RANK=rank,
+            TILE_ROWS=tile_rows,
+            TILE=max(16, triton.next_power_of_2(half)),
+            TILE_RANK=TILE_RANKS[rank > TILE_RANKS[0]],
+            HAS_NORM=turn.norm_HD is not None,
+            num_warps=4,
+        )
+    return queries_NHD
+
+
+def swiglu(product: LowRankSum) -> Tensor:
+    """See `DecodeKernels`."""
+    y, inner, b = product.y_NO, product.inner_NR, product.b_OR
+    (rows, outputs), rank = y.shape, b.shape[1]
+    gated = y.new_empty(rows, outputs // 2)
+    tile_rows = TILE_ROWS[rows > TILE_ROWS[0]]
+    grid = triton.cdiv(rows, tile_rows), triton.cdiv(outputs // 2, TILE_COLUMNS)
+    with on_device_of(y):
+        _swiglu[grid](
+            y,
+            inner,
+            b,
+            gated,
+            y.stride(0),
+            inner.stride(0),
+            rows,
+            INNER=outputs // 2,
+            RANK=rank,
+            TILE_ROWS=tile_rows,
+            TILE=TILE_COLUMNS,
+            TILE_RANK=TILE_RANKS[rank > TILE_RANKS[0]],
+            num_warps=4,
+        )
+    return gated
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_norm(  # type: ignore[no-untyped-def]
+    x, added, weight, y, x_row, added_row, eps, SIZE: tl.constexpr, TILE: tl.constexpr, ADDS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, TILE)
+    inside = at < SIZE
+    total = tl.load(x + row * x_row + at, mask=inside, other=0.0)
+    if ADDS:  # in 16 bits: the compiler drops a rounding between two conversions
+        total += tl.load(added + row * added_row + at, mask=inside, other=0.0)
+        tl.store(x + row * x_row + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    normed = (wide * scale).to(y.dtype.element_ty)
+    tl.store(y + row * SIZE + at, normed * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _completed(  # type: ignore[no-untyped-def]
+    y, inner, b, rows, columns, y_row, inner_row, part, is_row, is_column, RANK: tl.constexpr, TILE_RANK: tl.constexpr
+):
+    # a tile of y + inner b^T in fp32, for the columns of one part
+    tile = tl.load(
+        y + rows[:, None] * y_row + columns[None, :], mask=is_row[:, None] & is_column[None, :], other=0.0
+    ).to(tl.float32)
+    for first in range(0, RANK, TILE_RANK):
+        ranks = first + tl.arange(0, TILE_RANK)
+        is_rank = ranks < RANK
+        t = tl.load(
+            inner + rows[:, None] * inner_row + part * RANK + ranks[None, :],
+            mask=is_row[:, None] & is_rank[None, :],
+            other=0.0,
+        )
+        own = tl.load(
+            b + columns[:, None] * RANK + ranks[None, :], mask=is_column[:, None] & is_rank[None, :], other=0.0
+        )
+        tile = tl.dot(t, tl.trans(own), acc=tile, input_precision="ieee")
+    return tile
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _heads(  # type: ignore[no-untyped-def]
+    y,
+    inner,
+    b,
+    cos,
+    sin,
+    norm,
+    queries,
+    keys,
+    values,
+    slots,
+    y_row,
+    inner_row,
+    angle_row,
+    key_slot,
+    key_head,
+    value_slot,
+    value_head,
+    eps,
+    num_rows,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_RANK: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    head = tl.program_id(1)
+    at = tl.arange(0, TILE)
+    is_row = rows < num_rows
+    is_column = at < HALF
+    is_cell = is_row[:, None] & is_column[None, :]
+    part = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+    columns = head * (2 * HALF) + at
+    first = _completed(y, inner, b, rows, columns, y_row, inner_row, part, is_row, is_column, RANK, TILE_RANK)
+    second = _completed(y, inner, b, rows, columns + HALF, y_row, inner_row, part, is_row, is_column, RANK, TILE_RANK)
+    slot = tl.load(slots + rows, mask=is_row, other=0).to(tl.int64)
+    number = queries.dtype.element_ty
+    if head >= HEADS + KV_HEADS:
+        target = values + (slot * value_slot + (head - HEADS - KV_HEADS) * value_head)[:, None] + at[None, :]
+        tl.store(target, first.to(number), mask=is_cell)
+        tl.store(target + HALF, second.to(number), mask=is_cell)
+    else:
+        if HAS_NORM:
+            scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+            first_w = tl.load(norm + columns, mask=is_column, other=0.0)[None, :]
+            second_w = tl.load(norm + columns + HALF, mask=is_column, other=0.0)[None, :]
+            first = ((first * scale).to(number) * first_w).to(tl.float32)
+            second = ((second * scale).to(number) * second_w).to(tl.float32)
+        angles = rows[:, None] * angle_row + at[None, :]
+        c = tl.load(cos + angles, mask=is_cell, other=0.0).to(tl.float32)
+        s = tl.load(sin + angles, mask=is_cell, other=0.0).to(tl.float32)
+        turned = (first * c - second * s).to(number)
+        other = (second * c + first * s).to(number)
+        if head < HEADS:
+            target = queries + (rows * HEADS + head)[:, None] * (2 * HALF) + at[None, :]
+            tl.store(target, turned, mask=is_cell)
+            tl.store(target + HALF, other, mask=is_cell)
+        else:
+            target = keys + (slot * key_slot + (head - HEADS) * key_head)[:, None] + at[None, :]
+            tl.store(target, turned, mask=is_cell)
+            tl.store(target + HALF, other, mask=is_cell)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu(  # type: ignore[no-untyped-def]
+    y,
+    inner,
+    b,
+    gated,
+    y_row,
+    inner_row,
+    num_rows,
+    INNER: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_RANK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_row = rows < num_rows
+    is_column = at < INNER
+    gate = _completed(y, inner, b, rows, at, y_row, inner_row, 0, is_row, is_column, RANK, TILE_RANK)
+    up = _completed(y, inner, b, rows, at + INNER, y_row, inner_row, 1, is_row, is_column, RANK, TILE_RANK)
+    number = gated.dtype.element_ty
+    out = (gate * tl.sigmoid(gate)).to(number) * up.to(number)
+    tl.store(gated + rows[:, None] * INNER + at[None, :], out, mask=is_row[:, None] & is_column[None, :])

@@ -1,0 +1,191 @@
+"""Decoding as it is done on a GPU, on a CPU: the adapter below its matrix, and kernels by their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.decoder import PagedAttend, Scores, Target
+from retrain_local.locate import find_model
+from retrain_local.model import operations, projection
+from retrain_local.model.decode_check import decode_faults
+from retrain_local.model.decode_kernels import plain_kernels
+from retrain_local.model.load import create_pair
+from retrain_local.model.operations import Operations
+from retrain_local.model.pair import Pair, Placement
+from retrain_local.model.stacked import SampledStacked
+from retrain_local.policy import LocalPolicy
+from retrain_local.sampling.engine import PytorchEngine
+
+CPU = torch.device("cpu")
+MakePair = Callable[[bool], Pair]
+
+
+@pytest.fixture
+def low_rank_pair(make_context: Callable[..., PluginContext], monkeypatch: pytest.MonkeyPatch) -> MakePair:
+    """A pair with a trained adapter, added at each product; stacked or as on a CPU."""
+
+    def make(stacked: bool) -> Pair:
+        monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+        monkeypatch.setattr(Placement, "is_stacked", property(lambda _: stacked))
+        context = make_context()
+        source = find_model(context.config, context.plugins)
+        pair = create_pair(context.config, source, trainer_device=CPU, seed=1)
+        numbers = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for name, p in pair.parameters.items():
+                if "lora_B" in name:
+                    p.copy_(torch.randn(p.shape, generator=numbers) * 0.1)
+        pair.publish()
+        return pair
+
+    return make
+
+
+def sampled(pair: Pair, requests: list[SampleRequest], **options: Any) -> list[Sample]:
+    policy = LocalPolicy(
+        sampler=pair.sampler,
+        device=CPU,
+        model_path="",
+        stop_ids=frozenset({500, 501}),
+        context_limit=pair.sampler.shape.context,
+        save_adapter=lambda folder: None,
+        logprobs=lambda rows, temperature: [],
+    )
+    kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+    engine = PytorchEngine(policy, kernels, **options)
+    params = SamplingParams(max_tokens=16, temperature=0.8, entropy=True)
+    return [sample for group in engine.sample(requests, params) for sample in group]
+
+
+@pytest.mark.parametrize(("cache_dtype", "atol"), [("auto", 1e-4), ("int8", 2e-3)])  # where rounding moves a cell
+def test_completions_are_those_of_separate_operations(
+    low_rank_pair: MakePair, requests: list[SampleRequest], cache_dtype: str, atol: float
+) -> None:
+    wanted = sampled(low_rank_pair(False), requests, cache_dtype=cache_dtype)
+    pair = low_rank_pair(True)
+    sampler: Any = pair.sampler
+    assert isinstance(sampler._layers[0].projections.down, SampledStacked)
+    calls: list[str] = []
+    plain = plain_kernels()
+    sampler._decode = replace(plain, swiglu=lambda product: calls.append("gate") or plain.swiglu(product))
+    for one, other in zip(sampled(pair, requests, cache_dtype=cache_dtype), wanted, strict=True):
+        assert one.tokens_T.tolist() == other.tokens_T.tolist()
+        np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=atol)
+    assert len(calls) >= len(sampler._layers) * 8, "decoding went through these kernels"
+
+
+def test_a_is_kept_below_the_matrix_that_the_trainer_reads(low_rank_pair: MakePair) -> None:
+    pair = low_rank_pair(True)
+    qkv = pair.sampler._layers[0].projections.qkv  # type: ignore[attr-defined]
+    trained = pair.trained._layers[0].projections.qkv  # type: ignore[attr-defined]
+    weight = trained._adapter.linear.weight
+    assert qkv._stacked.data_ptr() == weight.data_ptr(), "one copy of the frozen matrix"
+    assert len(qkv._stacked) % 8 == 0
+    assert torch.equal(qkv._stacked[: len(weight)], weight)
+    below = qkv._stacked[len(weight) :]
+    assert torch.equal(below[: len(qkv._a)], trained._adapter.a)
+    assert not below[len(qkv._a) :].any()
+
+
+class Launches(TorchDispatchMode):  # type: ignore[misc]
+    """Counts what would be launched on a GPU: operations that are no views and allocate more than memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._inside = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if not (self._inside or function.is_view or "empty" in name or name in ("_unsafe_view", "detach")):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+    def kernel(self, name: str, function: Any, times: int = 1) -> Any:
+        """The function as a kernel, or several, of its own."""
+
+        def launch(*given: Any, **named: Any) -> Any:
+            self.names += [name] * times
+            self._inside = True
+            try:
+                return function(*given, **named)
+            finally:
+                self._inside = False
+
+        return launch
+
+
+class Pages:
+    """Attention of the paged kernels: `read` is two launches where keys are cut into stretches."""
+
+    def __init__(self, launches: Launches, of: Any, rows: int) -> None:
+        cells = torch.zeros(rows, of.kv_heads, of.head_size)
+        self._target = Target(keys_SKD=cells, values_SKD=cells.clone(), slots_B=torch.arange(rows))
+        self._read = launches.kernel("attend, join", lambda q: q.clone(), times=2)
+        self._write = launches.kernel("write", lambda: None)
+
+    def target(self, layer: int) -> Target | None:
+        return self._target
+
+    def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
+        found: Tensor = self._read(queries_NHD)
+        return found
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        self._write()
+        return self.read(layer, q, scores)
+
+
+def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair) -> None:
+    """Stretches of keys included; 21 with separate operations."""
+    rows, angles = 4, torch.zeros(4, 1, 16)
+    found = {}
+    for stacked in (False, True):
+        decoder: Any = low_rank_pair(stacked).sampler
+        launches, plain, decode = Launches(), Operations(), plain_kernels()
+        pages = Pages(launches, decoder.shape, rows)
+        assert isinstance(pages, PagedAttend)
+        names = ("rms_norm", "split_heads", "swiglu")
+        separate = Operations(**{name: launches.kernel(name, getattr(plain, name)) for name in names})
+        joined = replace(
+            decode, **{name: launches.kernel(name, getattr(decode, name)) for name in ("add_norm", "heads", "swiglu")}
+        )
+        x_ND = torch.randn(rows, decoder.shape.hidden)
+        layer = decoder._layers[1]
+        with torch.inference_mode(), launches:
+            if stacked:
+                layer.decoded(x_ND, x_ND.clone(), angles, angles, pages, joined)
+                launches.names.remove("clone")
+            else:
+                layer(x_ND, angles, angles, pages, separate)
+        found[stacked] = launches.names
+    assert len(found[False]) == 21
+    assert len(found[True]) <= 12, found[True]
+
+
+@pytest.mark.parametrize("kernel", ["add_norm", "heads", "swiglu"])
+def test_a_wrong_kernel_is_found(kernel: str, low_rank_pair: MakePair) -> None:
+    """What stands between the kernels and their use on a device."""
+    shape, plain = low_rank_pair(False).sampler.shape, plain_kernels()
+    assert list(decode_faults(plain, CPU, torch.float32, shape, 4)) == []
+    wrong = {
+        "add_norm": lambda x, added, weight, eps: plain.add_norm(x, None, weight, eps),
+        "heads": lambda product, turn, target: plain.heads(product, replace(turn, sin_N1P=-turn.sin_N1P), target),
+        "swiglu": lambda product: operations.swiglu(product.y_NO),
+    }
+    made: Any = replace(plain, **{kernel: wrong[kernel]})
+    faults = list(decode_faults(made, CPU, torch.float32, shape, 4))
+    assert faults
+    assert all(fault.startswith("decoding's") for fault in faults)
