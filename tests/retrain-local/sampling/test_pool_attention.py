@@ -10,11 +10,12 @@ from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Scores, Shape
-from retrain_local.sampling import pool_attention
+from retrain_local.sampling import continued_attention
+from retrain_local.sampling.continued_attention import ContinuedAttention
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.gathered_attention import GatheredAttention
 from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.pool_attention import ContinuedAttention, FreshAttention, slots_of
+from retrain_local.sampling.pool_attention import FreshAttention, slots_of
 from retrain_local.sampling.rows import Row, new_rows
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
@@ -81,12 +82,28 @@ def packed(rows: list[tuple[torch.Tensor, ...]], cuts: list[slice]) -> list[torc
     return [torch.cat([row[side][cut] for row, cut in zip(rows, cuts, strict=True)]) for side in range(3)]
 
 
+def test_turns_of_about_the_same_length_are_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode's next turn: 24 rows of 200 to 223 keys, and one much longer."""
+    pool = Pool(SHAPE, tokens=8192, block_size=BLOCK, kind="auto", dtype=torch.float32, device=CPU)
+    pasts, lengths = [*range(195, 219), 1500], [5 + row % 3 for row in range(25)]
+    ends = [past + length for past, length in zip(pasts, lengths, strict=True)]
+    blocks = iter(range(1, 2048))
+    tables = [[next(blocks) for _ in range(-(-end // BLOCK))] for end in ends]
+    slots = [slots_of(table, past, end, BLOCK) for table, past, end in zip(tables, pasts, ends, strict=True)]
+    attend = ContinuedAttention(pool, torch.from_numpy(np.concatenate(slots)), tables, pasts, lengths)
+    read, calls = pool.read, []
+    monkeypatch.setattr(pool, "read", lambda *given: calls.append(given) or read(*given))
+    states = (torch.randn(sum(lengths), heads, SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    assert attend(0, *states, KINDS["window"]).isfinite().all()
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask_elements", [2**24, 30])
 def test_prompts_and_what_continues_them(
     rows: list[tuple[torch.Tensor, ...]], kind: str, mask_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_attention, "MASK_ELEMENTS", mask_elements)
+    monkeypatch.setattr(continued_attention, "MASK_ELEMENTS", mask_elements)
     scores, pool = KINDS[kind], new_pool()
     wanted = [plainly(*row, scores) for row in rows]
     pasts = [5, 0, 4, 12]

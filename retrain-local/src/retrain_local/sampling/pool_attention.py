@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from retrain_local.attention.padded import dense_attention
 from retrain_local.decoder import Attend, Scores, Target
 from retrain_local.sampling.pool import Pool
 
@@ -19,8 +15,6 @@ if TYPE_CHECKING:
     from retrain.api import Tokens
     from retrain_local.attention.pages import PagedKernels
     from retrain_local.sampling.decode import Batch
-
-MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
 
 
 class FreshAttention:
@@ -35,39 +29,6 @@ class FreshAttention:
         """See `Attend`."""
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
         return self._attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
-
-
-class ContinuedAttention:
-    """Packed rows with a cached prefix: `pasts[r]` tokens are in the pool, and `lengths[r]` new ones follow."""
-
-    def __init__(
-        self, pool: Pool, slots_N: Tensor, tables: Sequence[Sequence[int]], pasts: Sequence[int], lengths: Sequence[int]
-    ) -> None:
-        self._pool = pool
-        self._slots_N = slots_N
-        self._tables = tables
-        self._pasts = pasts
-        self._lengths = lengths
-        self._starts = np.cumsum([0, *lengths])
-
-    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """See `Attend`."""
-        self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
-        parts = []
-        for row, (past, length) in enumerate(zip(self._pasts, self._lengths, strict=True)):
-            keys, values = self._row(layer, row, past + length)
-            queries = queries_NHD[self._starts[row] : self._starts[row + 1]].transpose(0, 1)[None]
-            size = max(1, MASK_ELEMENTS // (past + length))
-            for first in range(0, length, size):
-                piece = queries[:, :, first : first + size]
-                at = torch.arange(past + first, past + first + piece.shape[2], device=piece.device)
-                parts.append(_attended(piece, keys, values, at, scores)[0].transpose(0, 1))
-        return torch.cat(parts)
-
-    def _row(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a row, [1, kv_heads, length, size]."""
-        slots = torch.from_numpy(slots_of(self._tables[row], 0, length, self._pool.block_size)[None])
-        return self._pool.read(layer, self._pool.vectors_of(slots.to(self._slots_N.device)))
 
 
 class PagedAttention:
@@ -112,17 +73,3 @@ def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int) -> T
     positions = np.arange(start, stop)
     table = np.asarray(blocks, dtype=np.int64)
     return table[positions // block_size] * block_size + positions % block_size
-
-
-def _attended(queries: Tensor, keys: Tensor, values: Tensor, at_Q: Tensor, scores: Scores) -> Tensor:
-    """Attention of queries at these positions of one row, [1, heads, length, size]."""
-    distance = at_Q[:, None] - torch.arange(keys.shape[2], device=at_Q.device)[None, :]
-    hidden = distance < 0
-    if scores.window is not None:
-        hidden |= distance >= scores.window
-    mask = torch.zeros(hidden.shape, dtype=queries.dtype, device=queries.device).masked_fill_(hidden, -math.inf)
-    if scores.softcap is None and scores.sinks_H is None:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=scores.scale, enable_gqa=True
-        )
-    return dense_attention(queries, keys, values, mask, scores)

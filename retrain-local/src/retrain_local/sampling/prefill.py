@@ -9,8 +9,9 @@ import torch
 
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, Decoder
+from retrain_local.sampling.continued_attention import ContinuedAttention
 from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.pool_attention import ContinuedAttention, FreshAttention, slots_of
+from retrain_local.sampling.pool_attention import FreshAttention, slots_of
 from retrain_local.sampling.schedule import Prefill
 
 Packed = Callable[[Spans, torch.device], Attend]
