@@ -7,7 +7,14 @@ import torch
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.torch_modes import ONE_THREAD_BELOW, limited_threads, pack_workers, threads_for
+from retrain_local.torch_modes import (
+    ONE_THREAD_BELOW,
+    limited_threads,
+    pack_workers,
+    packs_at_a_time,
+    threads_for,
+    training_threads,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -52,11 +59,17 @@ def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(
     assert reports[0] == reports[1]
 
 
-def test_two_packs_at_a_time_are_for_small_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_core_computes_a_pack_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = ONE_THREAD_BELOW - 1, ONE_THREAD_BELOW
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert pack_workers(ONE_THREAD_BELOW - 1, CPU) == 2
+    with limited_threads(8):
+        assert (pack_workers(small, CPU), training_threads(1, small, CPU)) == (2, 1)
+        assert (pack_workers(large, CPU), training_threads(8, large, CPU)) == (8, 1)
+        assert (pack_workers(1, GPU), training_threads(8, 1, GPU)) == (1, 8)
+    with limited_threads(24):
+        assert (pack_workers(large, CPU), training_threads(24, large, CPU)) == (8, 3)
     with limited_threads(1):  # as OMP_NUM_THREADS=1 does
-        assert pack_workers(ONE_THREAD_BELOW, CPU) == 1
-    assert pack_workers(1, GPU) == 1
+        assert (pack_workers(large, CPU), training_threads(1, large, CPU)) == (1, 1)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert pack_workers(1, CPU) == 1
+    assert packs_at_a_time(1, CPU) == 2  # what rounding depends on does not depend on the cores

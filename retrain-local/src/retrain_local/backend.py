@@ -46,7 +46,7 @@ from retrain_local.model.pair import Pair
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.split import create_engine, find_engine, sample_with
-from retrain_local.torch_modes import threads_for
+from retrain_local.torch_modes import threads_for, training_threads
 from retrain_local.training.budget import is_short
 from retrain_local.training.trainer import Trainer
 
@@ -108,6 +108,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         engine=create_engine(context, found, policies, threads),
         trainer=trainer,
         threads=threads,
+        training_threads=training_threads(threads, pair.total, devices.trainer),
         capabilities=_capabilities(found, devices),
         samples_ahead=devices.is_split,
     )
@@ -155,6 +156,7 @@ class LocalBackend:
         engine: Engine,
         trainer: Trainer,
         threads: int,
+        training_threads: int | None = None,
         capabilities: Capabilities = CAPABILITIES,
         samples_ahead: bool = False,
     ) -> None:
@@ -165,7 +167,7 @@ class LocalBackend:
         self._policies = tuple(policies)
         self._engine = engine
         self._device = pair.trained.device
-        self._threads = threads
+        self._threads, self._training_threads = threads, training_threads or threads
         self._version = 0
         self._history = PublishedHistory(pair) if samples_ahead else None
 
@@ -262,7 +264,7 @@ class LocalBackend:
     def _hand_over(self, published: Published | None, version: int) -> None:
         """Give the samplers the trained adapter, or the one passed in."""
         pair, _ = self._open()
-        with self._training():
+        with working_on(self._device, self._threads):
             pair.publish(published.adapter if published else None)
         for policy in self._policies:
             policy.version = version
@@ -271,7 +273,7 @@ class LocalBackend:
                 self._engine.publish()
 
     def _training(self) -> AbstractContextManager[None]:
-        return working_on(self._device, self._threads)
+        return working_on(self._device, self._training_threads)
 
     def _sampling(self) -> AbstractContextManager[None]:
         return working_on(self._policies[0].device, self._threads)

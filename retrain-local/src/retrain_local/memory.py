@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -21,7 +23,8 @@ class MemoryLimits:
     They are part of a checkpoint, so that a resumed run splits its work exactly as before and rounds the same way.
     `cache_tokens` is the most that the key-value pool may hold and `pool_tokens`, where it is allocated at once, what
     the largest call so far needed; `pack_tokens` is the budget that training chose at its first step, `recompute`
-    whether activations are recomputed, `train_tokens` the budget left after running out of memory.
+    whether activations are recomputed, `kept_tokens` the largest pack whose activations are not, `packs_at_a_time` what
+    the number of packs is a multiple of, `train_tokens` the budget left after running out of memory.
     """
 
     train_tokens: int = 0
@@ -29,6 +32,8 @@ class MemoryLimits:
     pack_tokens: int = 0
     pool_tokens: int = 0
     recompute: bool = False
+    kept_tokens: int = 0
+    packs_at_a_time: int = 0
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Restore saved limits."""
@@ -37,6 +42,8 @@ class MemoryLimits:
         self.pack_tokens = state.get("pack_tokens", 0)
         self.pool_tokens = state.get("pool_tokens", 0)
         self.recompute = bool(state.get("recompute", False))
+        self.kept_tokens = state.get("kept_tokens", 0)
+        self.packs_at_a_time = state.get("packs_at_a_time", 0)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -54,10 +61,40 @@ def free_memory(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes this process can still allocate on a CUDA device, within its per-process memory fraction."""
+    """Bytes this process can still allocate: on CUDA within its per-process fraction, else within its container."""
+    if device.type != "cuda":
+        return free_host_bytes()
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
     share_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch before 2.8 has a setter only
     share = share_of(device) if share_of else 1.0
     return int(min(free + unused, share * total - allocated))
+
+
+def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of the machine that are available without swapping, or half of all where the system does not say (macOS).
+
+    A container's limit counts, less what it uses; the cache of files, which it gives back, is not subtracted.
+    """
+    found = [total for text in _lines(meminfo) if (total := _kib(text, "MemAvailable:")) is not None]
+    free = found[0] if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    limit, used = (next(iter(_lines(cgroup / name)), "") for name in ("memory.max", "memory.current"))
+    if limit.isdigit() and used.isdigit():
+        files = sum(
+            int(text.split()[1]) for text in _lines(cgroup / "memory.stat") if text.startswith("inactive_file ")
+        )
+        free = min(free, int(limit) - int(used) + files)
+    return max(0, free)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _kib(line: str, name: str) -> int | None:
+    words = line.split()
+    return int(words[1]) * 2**10 if words[:1] == [name] else None

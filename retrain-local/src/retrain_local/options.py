@@ -25,13 +25,13 @@ class LocalOptions(BaseModel):
     micro_batch_tokens: int = Field(
         default=0,
         ge=0,
-        description="Tokens of one forward and backward pass, a prompt shared by a group counted once; 0 = 1536 on a "
-        "CPU, up to 65536 on a GPU, as many as fit into free memory.",
+        description="Tokens of one forward and backward pass, a prompt shared by a group counted once; 0 = up to "
+        "1536 on a CPU and 65536 on a GPU, as many as are fast and fit into free memory.",
     )
     gradient_checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Store one activation per layer and recompute the others in the backward pass; auto = where "
-        "fewer than 8192 tokens would fit otherwise, or after running out of memory.",
+        description="Store one activation per layer and recompute the others in the backward pass; auto = where too "
+        "little memory is free to keep them, or after running out of it.",
     )
     compile: bool = Field(
         default=False,

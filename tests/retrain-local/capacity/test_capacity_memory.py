@@ -89,12 +89,12 @@ def test_training_by_hand() -> None:
     assert parts["scratch"] == sizes.SCRATCH_BYTES
 
 
-@pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 1)])
-def test_a_small_model_computes_two_packs_at_a_time(
+@pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 8)])
+def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
     parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60)
+    shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)
     parts = phase(estimate(shape, cut), "training").parts
     tokens = activation_elements(SHAPE, recompute=False) * 4 * sizes.HEAP_WASTE
     assert parts["activations"] == int(at_a_time * 60 * tokens)

@@ -340,3 +340,27 @@ def test_a_non_finite_step_changes_nothing(
 def test_nothing_to_train_on(trained: LocalBackend) -> None:
     with pytest.raises(BackendError, match="no row of the batch has an action token"):
         trained.train(TrainBatch(step=0, rows=(), temperature=1.0))
+
+
+def test_free_memory_decides_on_a_cpu_whether_activations_are_kept(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for free in (2**40, 2**26):
+        monkeypatch.setattr("retrain_local.training.budget.free_bytes", lambda device, free=free: free)
+        backend = make_backend()
+        trainer, batch = trainer_of(backend), roll(backend, requests)
+        found.append((gradient(backend, batch), trainer._limits, trainer._decoder.recompute))
+        monkeypatch.setattr("retrain_local.training.budget.free_bytes", lambda device: 0)
+        trainer._packs(batch.rows)
+        assert trainer._decoder.recompute is found[-1][2], "decided once"
+    (plain, much, kept), (again, little, recomputed) = found
+    assert (kept, recomputed) == (False, True)
+    assert little.recompute
+    assert not much.recompute
+    assert distance(again, plain) < 1e-5
+    much.kept_tokens = 5
+    trainer = trainer_of(make_backend())
+    trainer._limits = much
+    trainer._packs(batch.rows)
+    assert trainer._decoder.recompute, "rows longer than what was found to fit"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from retrain.api import MemoryPhase, TensorSize, Workload
 from retrain_local import sizes
 from retrain_local.capacity.shape import ModelShape
+from retrain_local.cpu_packs import plan_cpu_packs
 
 
 def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
@@ -25,23 +26,38 @@ def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
     """How many packs are computed in parallel."""
-    is_small = work.device == "cpu" and shape.parameters < sizes.ONE_THREAD_BELOW
-    return min(2, os.cpu_count() or 1) if is_small else 1
+    if work.device != "cpu":
+        return 1
+    is_small = shape.parameters < sizes.ONE_THREAD_BELOW
+    return min(sizes.PACKS_AT_A_TIME if is_small else sizes.MOST_PACKS_AT_A_TIME, os.cpu_count() or 1)
 
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
-    room: float
     if work.device == "cpu":
-        room = sizes.ACTIVATION_BYTES_CPU // packs_at_a_time(shape, work)
-    else:
-        room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
+        return _cpu_pack_tokens(shape, work, room_bytes)
+    room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
     plain = room / (activation_elements(shape, recompute=False) * element)
     asked = work.gradient_checkpointing
     recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
     fitting = room / (activation_elements(shape, recompute=recompute) * element)
     return work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting))), recompute
+
+
+def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    plan = plan_cpu_packs(
+        activation_elements(shape, recompute=False) * element,
+        activation_elements(shape, recompute=True) * element,
+        math.inf if room_bytes is None else room_bytes,
+        asked=work.gradient_checkpointing,
+        at_a_time=packs_at_a_time(shape, work),
+        prompt=work.prompt_tokens,
+    )
+    tokens = work.micro_batch_tokens or plan.tokens
+    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)
+    return tokens, plan.recompute or 0 < plan.kept_tokens < largest
 
 
 def training_phase(

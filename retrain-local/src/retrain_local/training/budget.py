@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import OutOfMemoryError, Problem
+from retrain_local.cpu_packs import PackPlan, plan_cpu_packs
 from retrain_local.decoder import Shape
 from retrain_local.memory import MemoryLimits, free_bytes
-from retrain_local.sizes import ACTIVATION_BYTES_CPU, ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET
+from retrain_local.sizes import ACTIVATION_SHARE_GPU, FULL_SPEED_TOKENS, TOKEN_BUDGET
 
 LOG = logging.getLogger("retrain")
 
@@ -37,15 +38,28 @@ def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool) -> in
     return int((kept + 4 * shape.hidden) * dtype.itemsize)
 
 
+def plan_packs(
+    shape: Shape, dtype: torch.dtype, device: torch.device, *, asked: str, at_a_time: int, prompt: int
+) -> PackPlan:
+    """The packs of a run, by the memory that is free before its first step and by `gradient_checkpointing` (`asked`).
+
+    `prompt` is the length of the longest beginning that a group shares.
+    """
+    if device.type == "cpu":
+        kept, recomputed = (activation_bytes(shape, dtype, recompute=again) for again in (False, True))
+        return plan_cpu_packs(kept, recomputed, free_bytes(device), asked=asked, at_a_time=at_a_time, prompt=prompt)
+    room = activation_room(device)
+    recompute = asked == "on" or (asked == "auto" and plan_recompute(shape, dtype, room))
+    return PackPlan(tokens=token_budget(shape, dtype, device, room, recompute=recompute), recompute=recompute)
+
+
 def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:
-    """Whether storing all activations would limit packs to fewer tokens than full speed needs."""
+    """Whether storing all activations would limit packs on a GPU to fewer tokens than full speed needs."""
     return free_bytes // activation_bytes(shape, dtype, recompute=False) < FULL_SPEED_TOKENS
 
 
 def activation_room(device: torch.device) -> int:
-    """Bytes available to activations: a fixed amount on a CPU, most of the free memory on a GPU."""
-    if device.type != "cuda":
-        return ACTIVATION_BYTES_CPU
+    """Bytes available to activations on a GPU: most of the free memory."""
     return int(ACTIVATION_SHARE_GPU * free_bytes(device))
 
 
@@ -63,7 +77,7 @@ def is_short(shape: Shape, dtype: torch.dtype, device: torch.device, limits: Mem
 
 
 def token_budget(shape: Shape, dtype: torch.dtype, device: torch.device, room_bytes: int, *, recompute: bool) -> int:
-    """Maximum tokens of a pack."""
+    """Maximum tokens of a pack on a GPU."""
     most = TOKEN_BUDGET.get(device.type, TOKEN_BUDGET["cuda"])
     return max(1, min(most, room_bytes // activation_bytes(shape, dtype, recompute=recompute)))
 

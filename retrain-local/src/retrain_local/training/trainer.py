@@ -33,7 +33,7 @@ from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
-from retrain_local.torch_modes import PACKS_AT_A_TIME, deterministic, is_small, pack_workers
+from retrain_local.torch_modes import deterministic, pack_workers, packs_at_a_time
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import selected_logprobs, softmax_of
@@ -78,7 +78,8 @@ class Trainer:
         is_ordered: bool = False,
     ) -> None:
         self.parameters = dict(parameters)
-        self._workers = pack_workers(decoder.shape.parameters, decoder.device)
+        sizes = decoder.shape.parameters, decoder.device
+        self._at_a_time, self._workers = packs_at_a_time(*sizes), pack_workers(*sizes)
         self._options = options or LocalOptions()
         if self._options.compile:
             decoder.compile()
@@ -199,15 +200,22 @@ class Trainer:
 
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
         decoder, limits, asked = self._decoder, self._limits, self._options.gradient_checkpointing
+        limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
         if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
-            sizes = decoder.shape, decoder.dtype
-            room = budget.activation_room(decoder.device) // self._workers
-            limits.recompute = asked == "on" or (asked == "auto" and budget.plan_recompute(*sizes, room))
-            limits.pack_tokens = budget.token_budget(*sizes, decoder.device, room, recompute=limits.recompute)
-        decoder.recompute = limits.recompute
+            prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
+            plan = budget.plan_packs(
+                *(decoder.shape, decoder.dtype, decoder.device),
+                asked=asked,
+                at_a_time=self._workers,
+                prompt=prompt,
+            )
+            limits.recompute, limits.pack_tokens = plan.recompute, plan.tokens
+            limits.kept_tokens = plan.kept_tokens
         max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
-        multiple = PACKS_AT_A_TIME if is_small(decoder.shape.parameters, decoder.device) else 1
-        return pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=multiple)
+        packs = pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=limits.packs_at_a_time)
+        largest = max((pack.spans.num_tokens for pack in packs), default=0)
+        decoder.recompute = limits.recompute or 0 < limits.kept_tokens < largest
+        return packs
 
     def _logprobs(self, pack: Pack, temperature: float) -> Tensor:
         decoder = self._decoder
