@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Prints the figures that it is asked for and lacks; "hang" starts a child that would outlive it, "fail" is a failure.
@@ -145,6 +148,33 @@ def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu:
     files = plan["tests"].settings["files"]
     assert {Path(file).name for file in files} >= {"test_gpu.py", "test_gpu_attention.py", "test_paged_triton.py"}
     assert all((BENCHMARKS.parent / file).is_file() for file in files)
+
+
+# What a machine with PyTorch, transformers, PEFT and pytest has of the requirements of ours and of what is carried.
+BROUGHT = {
+    *(
+        "click",
+        "filelock",
+        "fsspec",
+        "httpx",
+        "huggingface-hub",
+        "jinja2",
+        "markupsafe",
+        "narwhals",
+        "numpy",
+        "packaging",
+    ),
+    *("pandas", "peft", "pluggy", "pyarrow", "python-dateutil", "pyyaml", "requests", "rich", "safetensors", "sympy"),
+    *("markdown-it-py", "scipy", "threadpoolctl", "tokenizers", "torch", "tqdm", "transformers", "xxhash", "zipp"),
+}
+
+
+def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
+    carried = {canonicalize_name(name.partition("==")[0]) for name in (*gpu.CARRIED, *gpu.OURS)}
+    for name in carried:
+        needs = [Requirement(line) for line in metadata.requires(name) or []]
+        plain = {canonicalize_name(one.name) for one in needs if not one.marker or one.marker.evaluate({"extra": ""})}
+        assert plain <= carried | BROUGHT, name
 
 
 def test_without_a_gpu_the_command_says_so_and_makes_nothing(tmp_path: Path) -> None:

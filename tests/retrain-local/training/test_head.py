@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrain_local.model import fused
 from retrain_local.training import head
-from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_fault, softmax_of
+from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_faults, softmax_of
 
 VOCABULARY = 40
 
@@ -85,15 +86,16 @@ def test_a_kernel_that_computes_something_else_is_found_out(spoilt: str) -> None
         slopes[1, column] += 0.02
         return logprobs, slopes
 
-    assert str(softmax_fault(wrong, torch.device("cpu"), torch.float32, 50)).startswith(f"{spoilt} off by")
-    assert softmax_fault(plain_softmax, torch.device("cpu"), torch.float32, 50) is None
+    given = {"device": torch.device("cpu"), "dtype": torch.float32, "vocabulary": 50}
+    assert {fault.partition(" off by")[0] for fault in softmax_faults(wrong, **given)} == {spoilt}
+    assert list(softmax_faults(plain_softmax, **given)) == []
 
 
 def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(head, "find_spec", lambda _: object())
+    monkeypatch.setattr(fused, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "retrain_local.training.head_triton", None)
     assert softmax_of(torch.device("cuda", 0), torch.bfloat16, 8) is plain_softmax
     assert "fused softmax" in caplog.text

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from retrain_local.model.fused import proven
 from retrain_local.sizes import FUSED_CHUNK, LOGIT_CHUNK
 
-LOG = logging.getLogger("retrain")
 ROWS = 3
 SLOPE_TOLERANCE = 1e-2  # of the largest element: two units in the last place of bf16
 
@@ -100,24 +99,17 @@ def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope
 
 def softmax_of(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Softmax:
     """The fused kernel where this device has it and it agrees with PyTorch's operations on a few rows, else those."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
-        return plain_softmax
-    try:
+
+    def make() -> Softmax:
         from retrain_local.training.head_triton import triton_softmax
 
-        fault = softmax_fault(triton_softmax, device, dtype, vocabulary)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # compilers raise exceptions of any class
-        fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    if fault is None:
-        made: Softmax = triton_softmax
-        return made
-    LOG.warning("the fused softmax of training is not used on %s: %s", device, fault)
-    return plain_softmax
+        return triton_softmax
+
+    faults_of = partial(softmax_faults, device=device, dtype=dtype, vocabulary=vocabulary)
+    return proven("the fused softmax of training", device, make, faults_of) or plain_softmax
 
 
-def softmax_fault(softmax: Softmax, device: torch.device, dtype: torch.dtype, vocabulary: int) -> str | None:
+def softmax_faults(softmax: Softmax, *, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:
     """Where this differs from PyTorch's operations: on logits of any size, some of them -inf, and on the last token."""
     numbers = torch.sin(torch.arange(ROWS * vocabulary, device=device, dtype=torch.float64) * 1.7)
     logits = (12.0 * numbers).view(ROWS, vocabulary).to(dtype)
@@ -137,8 +129,7 @@ def softmax_fault(softmax: Softmax, device: torch.device, dtype: torch.dtype, vo
         for name, got, wanted, tolerance in pairs:
             gap, largest = float((got - wanted).abs().max()), float(wanted.abs().max())
             if not gap <= tolerance * largest:  # True for a NaN as well
-                return f"{name} off by {gap:.2g}, of {largest:.2g} at most"
-    return None
+                yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
 
 
 def selected_logprobs(
