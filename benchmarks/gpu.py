@@ -33,16 +33,8 @@ LARGE, SMALL = "qwen3-4b", "qwen3-0.6b"
 CARRIED = (
     *("plotly", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "datasets"),
     *("multiprocess", "dill", "tzdata", "latex2sympy2_extended", "antlr4_python3_runtime==4.13.2", "math_verify"),
-    *(
-        "text_unidecode",
-        "arrow",
-        "tomlkit",
-        "tomli_w",
-        "cookiecutter",
-        "python_dotenv",
-        "python_slugify",
-        "binaryornot",
-    ),
+    *("text_unidecode", "arrow", "tomlkit", "tomli_w", "cookiecutter", "python_dotenv", "python_slugify"),
+    *("binaryornot", "importlib_metadata", "lazy_importer"),
 )
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
 FP8 = {"inference": {"dtype": "fp8"}}

@@ -10,7 +10,10 @@ CACHE_SHARE_GPU = 0.8  # of what is free before the first step
 PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
 DRAW_CHUNK = 2**25  # logits turned to probabilities at a time
 TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the options say more
-FULL_SPEED_TOKENS = 8192  # on a GPU a smaller pack is not worth keeping all activations for
+# On a GPU a smaller pack is not worth keeping all activations for. Computing them again costs 2 W operations a token
+# beside 4 W. A product with a matrix of 2,560 outputs is 160 tiles of 128 x 256 for 2,048 tokens and 240 for 3,072: 61
+# and 91 % of two rounds of 132 multiprocessors. Reading a weight takes as long as 300 tokens' products with it.
+FULL_SPEED_TOKENS = 3072
 FULL_SPEED_TOKENS_CPU = 384  # from here on a CPU multiplies no faster
 ACTIVATION_BYTES_CPU = 2**30  # of all packs computed at a time, as long as these are large enough
 ACTIVATION_SHARE_CPU = 0.5  # of what is free before the first step: beyond it activations are recomputed

@@ -15,7 +15,7 @@ from retrain_local import sizes, torch_modes
 from retrain_local.capacity.memory import estimate
 from retrain_local.capacity.sampling import bytes_per_token
 from retrain_local.capacity.shape import ModelShape
-from retrain_local.capacity.training import activation_elements, packs_at_a_time
+from retrain_local.capacity.training import activation_elements, pack_tokens, packs_at_a_time
 from retrain_local.decoder import Shape
 from retrain_local.model.architecture import DEFAULTS
 from retrain_local.sampling import pool
@@ -179,6 +179,11 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
     assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
     assert pack(24) == pack(24, "on") > pack(24, "off")
     assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
+    room = 5000 * 2 * activation_elements(qwen, recompute=False) / sizes.ACTIVATION_SHARE_GPU
+    for max_tokens, recompute in ((1024, False), (10_240, True)):  # a row that does not fit is computed again
+        tokens, again = pack_tokens(qwen, replace(QWEN_STEP, max_tokens=max_tokens), int(room))
+        assert 4990 <= tokens <= 5000
+        assert again is recompute
 
 
 def test_the_pool_of_a_large_gpu_is_what_a_step_needs(qwen: ModelShape) -> None:

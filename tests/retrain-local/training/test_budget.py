@@ -17,6 +17,8 @@ from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.decoder import Shape
 from retrain_local.options import LocalOptions
+from retrain_local.sizes import ACTIVATION_SHARE_GPU
+from retrain_local.training import budget
 from retrain_local.training.budget import activation_bytes, plan_recompute, token_budget
 from retrain_local.training.trainer import Trainer
 
@@ -193,6 +195,22 @@ def test_recomputation_is_planned_where_memory_is_short() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fitting", "asked", "recompute"), [(6800, "auto", False), (2900, "auto", True), (2900, "off", False)]
+)
+def test_a_gpu_keeps_activations_where_packs_of_full_speed_fit(
+    monkeypatch: pytest.MonkeyPatch, fitting: int, asked: str, recompute: bool
+) -> None:
+    """6,800 tokens is what a model of 8 B has on a card of 80 GB; a longer row is computed again nevertheless."""
+    each = activation_bytes(SHAPE, torch.bfloat16, recompute=False)
+    monkeypatch.setattr(budget, "free_bytes", lambda _: (fitting + 1) * each / ACTIVATION_SHARE_GPU)
+    given = SHAPE, torch.bfloat16, torch.device("cuda")
+    plan = budget.plan_packs(*given, asked=asked, at_a_time=1, prompt=256)
+    assert plan.recompute is recompute
+    assert recompute or abs(plan.tokens - fitting) <= 1
+    assert plan.kept_tokens == (plan.tokens if asked == "auto" and not recompute else 0)
+
+
 def test_the_longest_row_of_the_defaults_fits_a_16_gb_card_when_recomputed() -> None:
-    budget = token_budget(SHAPE, torch.bfloat16, torch.device("cuda"), 6 * 2**30, recompute=True)
-    assert budget >= 10_240 + 256
+    tokens = token_budget(SHAPE, torch.bfloat16, torch.device("cuda"), 6 * 2**30, recompute=True)
+    assert tokens >= 10_240 + 256

@@ -42,7 +42,9 @@ def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tu
     asked = work.gradient_checkpointing
     recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
     fitting = room / (activation_elements(shape, recompute=recompute) * element)
-    return work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting))), recompute
+    tokens = work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting)))
+    largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)  # a longer row than fits is recomputed
+    return tokens, recompute or (asked == "auto" and plain < largest)
 
 
 def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:

@@ -50,7 +50,9 @@ def plan_packs(
         return plan_cpu_packs(kept, recomputed, free_bytes(device), asked=asked, at_a_time=at_a_time, prompt=prompt)
     room = activation_room(device)
     recompute = asked == "on" or (asked == "auto" and plan_recompute(shape, dtype, room))
-    return PackPlan(tokens=token_budget(shape, dtype, device, room, recompute=recompute), recompute=recompute)
+    kept = room // activation_bytes(shape, dtype, recompute=False) if asked == "auto" and not recompute else 0
+    tokens = token_budget(shape, dtype, device, room, recompute=recompute)
+    return PackPlan(tokens=tokens, recompute=recompute, kept_tokens=kept)
 
 
 def plan_recompute(shape: Shape, dtype: torch.dtype, free_bytes: int) -> bool:
