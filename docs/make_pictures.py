@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from retrain.api import hookimpl, load_plugins
+from retrain.api import PluginContext, hookimpl, load_plugins
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.session.configure import load_checked
@@ -89,16 +89,32 @@ class Photographer(logging.Handler):
         self.display = LiveDisplay(Console(file=StringIO(), width=WIDTH_COLUMNS))
         self._file = file
         self._lines: list[str] = []
+        self._is_drawn = True
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the line."""
         self._lines.append(record.getMessage())
 
-    @hookimpl(trylast=True)
+    @hookimpl
+    def retrain_watch_run(self, context: PluginContext) -> None:
+        """Draw once half of the completions are done."""
+        progress = context.sampling_progress
+        count = progress.add
+
+        def add(done: int = 0, **counts: int) -> None:
+            count(done, **counts)
+            if not self._is_drawn and 2 * progress.done >= progress.total:
+                self._draw()
+
+        progress.add = add  # type: ignore[method-assign]
+
+    @hookimpl
     def retrain_phase(self, step: int, phase: str) -> None:
-        """Draw when the chosen step trains; the display heard of the phase before."""
-        if (step, phase) != (DRAWN_AT_STEP, "training"):
-            return
+        """Draw while the chosen step is sampled."""
+        self._is_drawn = (step, phase) != (DRAWN_AT_STEP, "sampling")
+
+    def _draw(self) -> None:
+        self._is_drawn = True
         console = Console(
             file=StringIO(), record=True, width=WIDTH_COLUMNS, force_terminal=True, color_system="truecolor"
         )
