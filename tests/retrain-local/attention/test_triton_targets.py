@@ -223,3 +223,14 @@ def test_drawing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int
     sizes |= {"TILE_PIECES": 64, "BELOW_ONE": kernels.BELOW_ONE}
     made.append(compiled(kernels._choose, types, sizes, capability, num_warps=8))
     assert [registers_and_spills(each)[1] for each in made] == [0, 0]
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+@pytest.mark.parametrize("size", [2560, 9728, 27_648])
+def test_rounding_to_8_bits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, size: int) -> None:
+    from retrain_local.model import quantised_triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x": "*bf16", "stored": "*fp8e4nv", "scales": "*fp32"} | strides("x_row")
+    made = compiled(kernels._round, types, {"SIZE": size, "TILE": kernels.TILE}, capability, num_warps=4)
+    assert registers_and_spills(made)[1] == 0

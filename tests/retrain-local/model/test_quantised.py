@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from retrain_local.model.adapter import create_adapters
-from retrain_local.model.quantised import FP8, Fp8Matrix, SampledFp8, fp8_refusal, takes_fp8
+from retrain_local.model.quantised import (
+    FP8,
+    Fp8Matrix,
+    SampledFp8,
+    fp8_refusal,
+    rounded,
+    rounding_faults,
+    rounding_for,
+    takes_fp8,
+)
 from retrain_local.model.weights import Linear
 
 CPU = torch.device("cpu")
@@ -141,3 +150,18 @@ def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, capability: tup
 
 def test_a_cpu_is_refused() -> None:
     assert "cpu" in str(fp8_refusal(CPU))
+
+
+def test_a_wrong_rounding_is_found() -> None:
+    assert rounding_for(CPU, torch.bfloat16, 48) is rounded
+    assert list(rounding_faults(rounded, CPU, torch.bfloat16, 48)) == []
+
+    def coarse(x: Tensor) -> tuple[Tensor, Tensor]:
+        cells, scales = rounded(x)
+        return (cells.float() / 64).round().mul(64).to(FP8), scales
+
+    assert [fault.split(" off")[0] for fault in rounding_faults(coarse, CPU, torch.bfloat16, 48)] == [
+        "numbers of 8 bits"
+    ]
+    (first, *_) = rounding_faults(lambda x: (rounded(x)[0], rounded(x)[1] * 1.1), CPU, torch.bfloat16, 48)
+    assert first.startswith("scales off")
