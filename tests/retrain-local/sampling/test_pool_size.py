@@ -144,13 +144,37 @@ def test_a_resumed_run_has_the_pool_that_the_killed_one_had(make_engine: Callabl
     assert engines[0]._cache.tokens == engines[1]._cache.tokens < 10_000
 
 
+QWEN_4B = Shape(
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_size=128,
+    value_size=128,
+    hidden=2560,
+    inner=9728,
+    vocabulary=151_936,
+    context=None,
+    parameters=4_022_468_096,
+)
+
+
+def test_a_4b_model_trains_beside_the_pool_of_128_completions_on_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GB of weights and 24 GB of keys and values leave 6,000 tokens of activations; 80 % of the rest left 1,800."""
+    rows = rows_of([256] * 8, 16, 1024)
+    tokens = enough_tokens(rows, 0, share=True, keep_rows=False)
+    each = bytes_per_token(QWEN_4B, "auto", torch.bfloat16)
+    assert 24e9 < tokens * each < 25e9
+    free = 80e9 - 2 * QWEN_4B.parameters
+    for pool_bytes, short in ((tokens * each, False), (0.8 * free, True)):
+        monkeypatch.setattr(budget, "free_bytes", lambda _, left=int(free - pool_bytes): left)
+        assert budget.is_short(QWEN_4B, torch.bfloat16, GPU, MemoryLimits()) is short
+
+
 def test_training_gives_up_its_memory_before_packs_that_no_longer_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"layers": 36, "heads": 32, "kv_heads": 8, "head_size": 128, "value_size": 128, "hidden": 2560}
-    shape = Shape(**sizes, inner=9728, vocabulary=151_936, context=None, parameters=4 * 10**9)
-    each = budget.activation_bytes(shape, torch.bfloat16, recompute=False)
+    each = budget.activation_bytes(QWEN_4B, torch.bfloat16, recompute=False)
     limits = MemoryLimits(pack_tokens=3000)
     for free, short in ((3000 * each, False), (3000 * each - 1, True)):
         monkeypatch.setattr(budget, "free_bytes", lambda _, free=free: free)
-        assert budget.is_short(shape, torch.bfloat16, GPU, limits) is short
-    assert not budget.is_short(shape, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
-    assert not budget.is_short(shape, torch.bfloat16, torch.device("cpu"), limits)
+        assert budget.is_short(QWEN_4B, torch.bfloat16, GPU, limits) is short
+    assert not budget.is_short(QWEN_4B, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
+    assert not budget.is_short(QWEN_4B, torch.bfloat16, torch.device("cpu"), limits)
