@@ -160,7 +160,7 @@ def draw_display(folder: Path, file: Path) -> None:
     try:
         arguments = ("retrain.toml", "--seed", "1", "--max-steps", str(DRAWN_AT_STEP + 6), "--log-dir", "logs/one")
         checked = load_checked(arguments, plugins)
-        train(checked.config, plugins, checked.flow, checked.keys)
+        train(checked, plugins)
     finally:
         os.chdir(here)
         logger.removeHandler(photographer)
