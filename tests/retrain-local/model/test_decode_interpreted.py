@@ -1,0 +1,80 @@
+"""All of decoding's Triton kernels at once, in an engine: completions are those of plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.locate import find_model
+from retrain_local.model import projection
+from retrain_local.model.load import create_pair
+from retrain_local.model.pair import Placement
+from retrain_local.policy import LocalPolicy
+from retrain_local.sampling.engine import PytorchEngine
+from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+
+CPU = torch.device("cpu")
+
+
+@needs_triton
+@elsewhere
+@pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
+def test_the_kernels_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__))
+
+
+@kernels_run
+@pytest.mark.skipif(HAS_CUDA, reason="test_gpu.py has engines on CUDA")
+def test_an_engine_on_kernels_alone(
+    make_context: Callable[..., PluginContext], requests: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from retrain_local.attention.paged_triton import TritonPages
+    from retrain_local.model.decode_triton import triton_kernels
+    from retrain_local.sampling import draw_triton
+
+    monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+    monkeypatch.setattr(Placement, "is_stacked", property(lambda _: True))
+    context = make_context()
+    pair = create_pair(context.config, find_model(context.config, context.plugins), trainer_device=CPU, seed=1)
+    with torch.no_grad():
+        for name, p in pair.parameters.items():
+            if "lora_B" in name:
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
+    pair.publish()
+
+    def sampled(paged: Any) -> tuple[PytorchEngine, Callable[[], list[Sample]]]:
+        policy = LocalPolicy(
+            sampler=pair.sampler,
+            device=CPU,
+            model_path="",
+            stop_ids=frozenset({500, 501}),
+            context_limit=pair.sampler.shape.context,
+            save_adapter=lambda folder: None,
+            logprobs=lambda rows, temperature: [],
+        )
+        kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=paged)
+        engine = PytorchEngine(policy, kernels)
+        params = SamplingParams(max_tokens=6, temperature=0.8, entropy=True)
+        return engine, lambda: [sample for group in engine.sample(requests[:2], params) for sample in group]
+
+    _, plain = sampled(PlainPages())
+    wanted = plain()
+    sampler: Any = pair.sampler
+    sampler._decode = triton_kernels()
+    engine, on_kernels = sampled(TritonPages(20))
+    engine._draw = draw_triton.draw_tokens
+    for one, other in zip(on_kernels(), wanted, strict=True):
+        assert one.tokens_T.tolist() == other.tokens_T.tolist()
+        np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=1e-4)
+        assert one.entropies_T is not None
+        assert other.entropies_T is not None
+        np.testing.assert_allclose(one.entropies_T, other.entropies_T, atol=1e-4)
