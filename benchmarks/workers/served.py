@@ -10,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from meter import Meter
 
 START_S, STOP_S, CALL_S = 420.0, 20.0, 600.0
-ENVIRONMENT = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by itself it leaves a core to others
+    "VLLM_NO_USAGE_STATS": "1",
+}
 ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -83,17 +88,20 @@ def _serving(settings: dict[str, Any], *, has_adapter: bool) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], *options]
     environ = {**os.environ, **ENVIRONMENT, **(ADAPTERS if has_adapter else {})}
     with Path("server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
     try:
         _wait(url, process)
         yield url
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):  # its engine is a process of its own
-            try:
-                os.killpg(process.pid, number)
-                process.wait(STOP_S)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        _stop(psutil.Process().children(recursive=True))  # its engine is a process of its own
+
+
+def _stop(processes: list[psutil.Process]) -> None:
+    for stop in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                stop(process)
+        _, processes = psutil.wait_procs(processes, timeout=STOP_S)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
