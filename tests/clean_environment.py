@@ -20,8 +20,9 @@ PERSONAL = re.compile(
     r"|NO_COLOR|FORCE_COLOR|CLICOLOR\w*|COLORTERM|TTY_\w+|COLUMNS|LINES"
     r"|CI|CONTINUOUS_INTEGRATION|GITHUB_\w+|GITLAB_\w+|BUILDKITE\w*|JENKINS_\w+|TRAVIS\w*|CIRCLECI"
 )
-# `nox -s server-...` names the interpreters of servers in these; benchmarks and MLX have one as well.
-OF_THE_TESTS = re.compile(r"RETRAIN(_TEST)?_(VLLM|SKYRL|MAX|TRL|MLX)_PYTHON")
+# `nox -s server-...` names the interpreters of servers in these; benchmarks and MLX have one as well, and `nox -s real`
+# the folder of its model.
+OF_THE_TESTS = re.compile(r"RETRAIN(_TEST)?_(VLLM|SKYRL|MAX|TRL|MLX)_PYTHON|RETRAIN_SMOLLM2")
 # One test per core at a time, each with one thread: two threads of two processes only wait for each other.
 OURS = {"OMP_NUM_THREADS": "1"}
 

@@ -56,6 +56,7 @@ SMOLLM2 = r"""# A real language model, SmolLM2-135M-Instruct, learns small sums 
 [model]
 model = "./smollm2"
 lora_rank = 16
+# dtype = "bf16"            # less time and memory, where the CPU has instructions for it
 
 [backend]
 backend = "local"
