@@ -240,7 +240,7 @@ def sampling(settings: dict[str, Any], found: Figures) -> None:
             again_s=again_s,
             after_free_s=after_free_s,
             graphs=len(engine._graphs),
-            pool_tokens=engine._policy.limits.cache_tokens,
+            pool_tokens=engine._policy.limits.pool_tokens or engine._policy.limits.cache_tokens,
             peak_gb=peak_gb(),
         )
     if found.lacks("kernels"):
