@@ -142,14 +142,15 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
         qk = qkv[:, : turn.heads + turn.kv_heads]
         if turn.norm_HD is not None:
             qk, r = _normed(qk, turn.norm_HD, turn.eps)
-        ctx.save_for_backward(qkv, r)
+        ctx.save_for_backward(None if r is None else qkv, r)
         queries, keys = _turned(qk, turn.cos_N1P, turn.sin_N1P).split((turn.heads, turn.kv_heads), dim=1)
         return queries, keys, qkv[:, turn.heads + turn.kv_heads :]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (qkv, r), turn = ctx.saved_tensors, ctx.turn
-        g = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+        tokens, _, size = gradients[0].shape
+        g = gradients[0].new_empty(tokens, turn.heads + 2 * turn.kv_heads, size)
         of_queries, of_keys, of_values = g.split((turn.heads, turn.kv_heads, turn.kv_heads), dim=1)
         back = -turn.sin_N1P
         _turned(gradients[0], turn.cos_N1P, back, out=of_queries)

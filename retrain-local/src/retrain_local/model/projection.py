@@ -106,7 +106,11 @@ def scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
 
 
 class _Merged(torch.autograd.Function):  # type: ignore[misc]
-    """Stores only x for the backward pass; W' is recomputed, which costs rank / N of a product with it."""
+    """Stores only x for the backward pass.
+
+    There W' is made again, which costs rank / N of a product with it, or, for fewer rows than outputs, B and A are
+    multiplied one after the other, for the gradients of A and B need the first product anyway.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
@@ -119,8 +123,12 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
         weight = adapter.linear.weight
-        g_x = g @ merge(adapter, weight, torch.empty_like(weight)) if ctx.needs_input_grad[0] else None
-        return g_x, None, *_adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)[1]
+        g_inner, of_parts = _adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)
+        if not ctx.needs_input_grad[0]:
+            return None, None, *of_parts
+        if len(g) < len(weight):
+            return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
+        return g @ merge(adapter, weight, torch.empty_like(weight)), None, *of_parts
 
 
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]
