@@ -22,8 +22,8 @@ class GatheredAttention:
 
     Gathering from the pool for every token would move all keys and values twice as often as attention itself does. The
     copy is made once; every step appends one column, the same for all rows whatever their lengths, and finished rows
-    are dropped. It is made again when a row joins or its `columns` are full. Keys are kept as [rows, kv_heads, size,
-    columns]: products in bf16 would copy them to that layout every time.
+    are dropped. It is made again when a row joins or its `columns` are full. Except in fp32, the memory
+    of keys is [rows, kv_heads, size, columns]: products of 16 bits would copy them to that layout every time.
     """
 
     def __init__(self, pool: Pool, rows: Sequence[Row], batch: Batch, columns: int) -> None:
@@ -54,7 +54,7 @@ class GatheredAttention:
             kept_B = torch.tensor(kept, device=self._mask_BC.device)
             self._mask_BC, self._positions_BC = self._mask_BC[kept_B], self._positions_BC[kept_B]
             for layer, (keys, values) in self._layers.items():
-                self._layers[layer] = keys.index_select(0, kept_B), values.index_select(0, kept_B)
+                self._layers[layer] = self._laid_out(keys.index_select(0, kept_B)), values.index_select(0, kept_B)
         return True
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
@@ -64,23 +64,27 @@ class GatheredAttention:
             self._masks.clear()
         if layer not in self._layers:
             keys_BKCD, values_BKCD = self._pool.read(layer, self._vectors_BKC)
-            self._layers[layer] = keys_BKCD.transpose(2, 3).contiguous(), values_BKCD
-        keys_BKDC, values_BKCD = self._layers[layer]
-        keys_BKDC[..., self._seen - 1] = self._pool.rounded(keys_NKD)
+            self._layers[layer] = self._laid_out(keys_BKCD), values_BKCD
+        keys_BKCD, values_BKCD = self._layers[layer]
+        keys_BKCD[:, :, self._seen - 1] = self._pool.rounded(keys_NKD)
         values_BKCD[:, :, self._seen - 1] = self._pool.rounded(values_NKD)
-        keys, values = keys_BKDC[..., : self._seen], values_BKCD[:, :, : self._seen]
+        keys, values = keys_BKCD[:, :, : self._seen], values_BKCD[:, :, : self._seen]
         mask = self._mask(scores.window)
         if scores.softcap is None and scores.sinks_H is None:
             return _plain(queries_NHD, keys, values, mask, scores.scale)
-        return dense_attention(queries_NHD[:, :, None], keys.transpose(2, 3), values, mask[:, :1], scores)[:, :, 0]
+        return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
         """End a segment: write its columns to these slots of the pool."""
         slots_N = slots_SB[: self._seen - self._first].flatten()
-        for layer, (keys_BKDC, values_BKCD) in self._layers.items():
-            new_keys = keys_BKDC[..., self._first : self._seen].permute(3, 0, 1, 2)
-            new_values = values_BKCD[:, :, self._first : self._seen].permute(2, 0, 1, 3)
-            self._pool.write(layer, slots_N, new_keys.flatten(0, 1), new_values.flatten(0, 1))
+        for layer, copies in self._layers.items():
+            new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)
+            self._pool.write(layer, slots_N, *new)
+
+    def _laid_out(self, keys_BKCD: Tensor) -> Tensor:
+        if keys_BKCD.dtype is torch.float32:
+            return keys_BKCD
+        return keys_BKCD.transpose(2, 3).contiguous().transpose(2, 3)
 
     def _mask(self, window: int | None) -> Tensor:
         """0 where a row sees a column and -inf elsewhere, [B, kv_heads, 1, seen]; once for all layers of a step."""
@@ -93,12 +97,13 @@ class GatheredAttention:
         return self._masks[window]
 
 
-def _plain(queries_BHD: Tensor, keys_BKDC: Tensor, values_BKCD: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _plain(queries_BHD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Tensor, scale: float) -> Tensor:
     """`dense_attention` of one query per head, in few calls; this is most of the time of decoding a small model."""
     rows, heads, size = queries_BHD.shape
-    kv_heads = keys_BKDC.shape[1]
+    kv_heads = keys_BKCD.shape[1]
     queries = queries_BHD.reshape(rows * kv_heads, heads // kv_heads, size)
-    keys, values, mask = keys_BKDC.flatten(0, 1), values_BKCD.flatten(0, 1), mask.flatten(0, 1)
+    keys = keys_BKCD.flatten(0, 1).transpose(1, 2)
+    values, mask = values_BKCD.flatten(0, 1), mask.flatten(0, 1)
     if values.dtype is torch.float32:
         weights = torch.baddbmm(mask, queries, keys, alpha=scale)
     else:  # scores are scaled and masked in fp32
