@@ -31,8 +31,8 @@ class Turn:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside; `weight` is frozen.
 
-    The quotient is rounded to x's dtype before it is multiplied, as transformers' modules do. `weight` has the size of
-    the last axis, or of the last two where heads have weights of their own.
+    The quotient is rounded to the weight's dtype before it is multiplied, as transformers' modules do; x may be wider.
+    `weight` has the size of the last axis, or of the last two where heads have weights of their own.
     """
     if x.is_cuda:
         return _fused_norm(x, weight, eps)
@@ -86,7 +86,7 @@ def compiled() -> Operations:
 def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return wide.to(x.dtype) * weight
+    return wide.to(weight.dtype) * weight
 
 
 def _plain_split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
@@ -192,7 +192,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     wide = x.float()
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     r = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * r).to(x.dtype).mul_(weight), r
+    return (wide * r).to(weight.dtype).mul_(weight), r
 
 
 def _norm_gradient(scaled: Tensor, x: Tensor, r: Tensor) -> Tensor:
