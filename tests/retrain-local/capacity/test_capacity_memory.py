@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -82,7 +83,7 @@ def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
 def test_training_by_hand() -> None:
     parts = phase(estimate(SHAPE, WORK), "training").parts
     tokens = 2 * (20 + 4 * 15)  # a prompt once for its group, and no completion's last token
-    layer = 6 * 8 + 4 * 8 + 2 * 4 + 4 * 16
+    layer = 4 * 8 + 4 * 8 + 2 * 4 + 3 * 16
     assert parts["activations"] == int(tokens * (3 * layer + 4 * 8) * 4 * sizes.HEAP_WASTE)
     assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES[4]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
@@ -96,7 +97,7 @@ def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)
     parts = phase(estimate(shape, cut), "training").parts
-    tokens = activation_elements(SHAPE, recompute=False) * 4 * sizes.HEAP_WASTE
+    tokens = activation_elements(SHAPE, recompute=False, device="cpu") * 4 * sizes.HEAP_WASTE
     assert parts["activations"] == int(at_a_time * 60 * tokens)
     assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
     monkeypatch.setattr("os.cpu_count", lambda: None)
@@ -140,9 +141,9 @@ def test_the_formulas_are_those_of_the_backend() -> None:
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
-    for recompute in (False, True):
-        planned = budget.activation_bytes(shape, torch.float32, recompute=recompute)
-        assert planned == 4 * activation_elements(SHAPE, recompute=recompute)
+    for recompute, device in itertools.product((False, True), ("cpu", "cuda")):
+        planned = budget.activation_bytes(shape, torch.float32, recompute=recompute, device=device)
+        assert planned == 4 * activation_elements(SHAPE, recompute=recompute, device=device)
     for kind in ("auto", "bf16", "int8", "fp8"):
         stored = pool.bytes_per_token(shape, kind, torch.float32)
         assert stored == bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind))

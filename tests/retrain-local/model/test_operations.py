@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -111,3 +113,27 @@ def test_gate(shape: tuple[int, ...]) -> None:
         return functional.silu(x[:, : shape[1] // 2]) * x[:, shape[1] // 2 :]
 
     agree(swiglu, plain, drawn(*shape) * 3)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_a_product_reads_is_not_kept_but_made_again_bit_by_bit(wide: bool) -> None:
+    def gradients(spares: Callable[[Tensor], AbstractContextManager[None]]) -> tuple[Tensor, list[bool]]:
+        x_ND = drawn(5, 8).to(torch.float32 if wide else torch.bfloat16).requires_grad_()
+        weight, up, down = drawn(8).bfloat16(), drawn(12, 8).bfloat16(), drawn(4, 6).bfloat16()
+        products = [up.requires_grad_(), down.requires_grad_()]
+        normed_ND = rms_norm(x_ND, weight, EPS)
+        with spares(normed_ND):
+            gate_up = functional.linear(normed_ND, up)
+        inner = swiglu(gate_up)
+        with spares(inner):
+            y_ND = functional.linear(inner, down)
+        watched = [weakref.ref(normed_ND), weakref.ref(inner)]
+        del normed_ND, inner
+        are_kept = [each() is not None for each in watched]
+        found = torch.autograd.grad(y_ND.float().square().sum(), (x_ND, *products))
+        return torch.cat([g.float().flatten() for g in found]), are_kept
+
+    (plain, are_kept), (again, are_spared) = gradients(lambda _: nullcontext()), gradients(operations.made_again)
+    assert torch.equal(plain, again)
+    assert all(are_kept)
+    assert not any(are_spared)

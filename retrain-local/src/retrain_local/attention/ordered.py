@@ -20,13 +20,15 @@ class Picks:
 
     def __init__(self, index_M: np.ndarray, num_rows: int, device: torch.device) -> None:
         order_M = np.argsort(index_M, kind="stable")
-        rows, starts, counts = np.unique(index_M[order_M], return_index=True, return_counts=True)
+        sorted_M = index_M[order_M]  # not np.unique, which would import numpy.ma
+        starts = np.flatnonzero(np.diff(sorted_M, prepend=-1))
+        rows, counts = sorted_M[starts], np.diff(starts, append=len(sorted_M))
         self.num_rows = num_rows
         self.index_M = torch.from_numpy(index_M).to(device)
         self.is_covering = len(rows) == num_rows
         # (rows, [rows, times] places of each among the M)
         self.by_times: list[tuple[Tensor, Tensor]] = []
-        for times in np.unique(counts):
+        for times in sorted(set(counts.tolist())):
             chosen = counts == times
             places = order_M[starts[chosen][:, None] + np.arange(times)[None, :]]
             self.by_times.append((torch.from_numpy(rows[chosen]).to(device), torch.from_numpy(places).to(device)))

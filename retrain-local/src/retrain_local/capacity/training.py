@@ -12,15 +12,18 @@ from retrain_local.capacity.shape import ModelShape
 from retrain_local.cpu_packs import plan_cpu_packs
 
 
-def activation_elements(shape: ModelShape, *, recompute: bool) -> int:
+def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
     """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan.
 
     A layer: six vectors of the hidden size, queries four times and keys and values twice, four vectors of the inner
     size. With `recompute` every layer keeps its input, and one layer at a time the rest. The head keeps four vectors.
+    Without it a CPU keeps two vectors of the hidden size and one of the inner size less.
     """
     attention = 4 * shape.heads * shape.head_size + 2 * shape.kv_heads * shape.head_size
-    layer = 6 * shape.hidden + attention + 4 * shape.inner * max(1, shape.active_experts)
-    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * layer
+    inner = shape.inner * max(1, shape.active_experts)
+    layer = 6 * shape.hidden + attention + 4 * inner
+    spared = 2 * shape.hidden + inner if device == "cpu" and not recompute else 0
+    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * (layer - spared)
     return kept + 4 * shape.hidden
 
 
@@ -50,12 +53,13 @@ def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tu
 def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     element = sizes.weight_bytes(work.device, work.model_dtype)
     plan = plan_cpu_packs(
-        activation_elements(shape, recompute=False) * element,
-        activation_elements(shape, recompute=True) * element,
+        activation_elements(shape, recompute=False, device="cpu") * element,
+        activation_elements(shape, recompute=True, device="cpu") * element,
         math.inf if room_bytes is None else room_bytes,
         asked=work.gradient_checkpointing,
         at_a_time=packs_at_a_time(shape, work),
         prompt=work.prompt_tokens,
+        context=shape.context,
     )
     tokens = work.micro_batch_tokens or plan.tokens
     largest = max(tokens, work.prompt_tokens + work.max_tokens - 1)
@@ -76,7 +80,8 @@ def training_phase(
     waste = 1.0
     if sizes.is_on_heap(inner, work.device):
         waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
-    living = min(at_a_time * tokens, total) * activation_elements(shape, recompute=recompute) * element
+    each = activation_elements(shape, recompute=recompute, device=work.device) * element
+    living = min(at_a_time * tokens, total) * each
     actions = min(work.completions * work.max_tokens, tokens)
     logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
     parts = {

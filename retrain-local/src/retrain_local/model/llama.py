@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,8 +89,8 @@ class LlamaDecoder:
             return self._decode.add_norm(x_ND, added_ND, self._norm, self._eps)
         if not x_ND.is_cuda:
             x_ND = x_ND.float()  # the sum over all layers: rounding it in each cost bf16 a quarter of its gap
-        given = cos_N1P, sin_N1P, attend, self._operations
         again = self.recompute and torch.is_grad_enabled()
+        given = cos_N1P, sin_N1P, attend, replace(self._operations, spares=nullcontext) if again else self._operations
         for layer in self._layers:
             if again:
                 x_ND = checkpoint(layer, x_ND, *given, use_reentrant=False, preserve_rng_state=False)
@@ -116,7 +117,11 @@ class _Layer:
         weights, project = self._weights, self.projections
         x_ND = x_ND + project.output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
         normed_ND = do.rms_norm(x_ND, weights.inner_norm, self._eps)
-        return x_ND + project.down(do.swiglu(project.gate_up(normed_ND)))
+        with do.spares(normed_ND):
+            gate_up = project.gate_up(normed_ND)
+        inner = do.swiglu(gate_up)
+        with do.spares(inner):
+            return x_ND + project.down(inner)
 
     def decoded(
         self,
@@ -148,7 +153,8 @@ class _Layer:
 
     def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
         normed_ND = do.rms_norm(x_ND, self._weights.attention_norm, self._eps)
-        qkv = self.projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
+        with do.spares(normed_ND):
+            qkv = self.projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
         queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, self._turn(cos_N1P, sin_N1P))
         return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
 

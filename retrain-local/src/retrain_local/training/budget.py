@@ -25,16 +25,18 @@ class PackSize:
     longest: int = 0
 
 
-def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool) -> int:
+def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool, device: str = "cuda") -> int:
     """Bytes that one token of a pack occupies until the backward pass, and in it.
 
     A layer keeps its input twice (before and after the norm, again around the feed-forward part), queries, keys and
     values before and after their rotation, what was gathered, and three vectors of the inner size. With `recompute` a
-    layer keeps its input alone, and one layer at a time the rest. The head keeps a vector of the hidden size.
+    layer keeps its input alone, and one layer at a time the rest. The head keeps a vector of the hidden size. Without
+    it a CPU keeps neither normed inputs nor gated products (`operations.made_again`).
     """
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
     layer = 6 * shape.hidden + attention + 4 * shape.inner
-    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * layer
+    spared = 2 * shape.hidden + shape.inner if device == "cpu" and not recompute else 0
+    kept = shape.layers * shape.hidden + 2 * layer if recompute else (shape.layers + 1) * (layer - spared)
     return int((kept + 4 * shape.hidden) * dtype.itemsize)
 
 
@@ -46,8 +48,9 @@ def plan_packs(
     `prompt` is the length of the longest beginning that a group shares.
     """
     if device.type == "cpu":
-        kept, recomputed = (activation_bytes(shape, dtype, recompute=again) for again in (False, True))
-        return plan_cpu_packs(kept, recomputed, free_bytes(device), asked=asked, at_a_time=at_a_time, prompt=prompt)
+        kept, recomputed = (activation_bytes(shape, dtype, recompute=again, device="cpu") for again in (False, True))
+        sizes, longest = (kept, recomputed, free_bytes(device)), shape.context
+        return plan_cpu_packs(*sizes, asked=asked, at_a_time=at_a_time, prompt=prompt, context=longest)
     room = activation_room(device)
     recompute = asked == "on" or (asked == "auto" and plan_recompute(shape, dtype, room))
     kept = room // activation_bytes(shape, dtype, recompute=False) if asked == "auto" and not recompute else 0
