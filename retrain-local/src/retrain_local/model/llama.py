@@ -89,8 +89,11 @@ class LlamaDecoder:
             return self._decode.add_norm(x_ND, added_ND, self._norm, self._eps)
         if not x_ND.is_cuda:
             x_ND = x_ND.float()  # the sum over all layers: rounding it in each cost bf16 a quarter of its gap
-        again = self.recompute and torch.is_grad_enabled()
-        given = cos_N1P, sin_N1P, attend, replace(self._operations, spares=nullcontext) if again else self._operations
+        is_trained = torch.is_grad_enabled()
+        again = self.recompute and is_trained
+        # nothing is saved without a gradient, and a checkpoint saves by hooks of its own
+        do = self._operations if is_trained and not again else replace(self._operations, spares=nullcontext)
+        given = cos_N1P, sin_N1P, attend, do
         for layer in self._layers:
             if again:
                 x_ND = checkpoint(layer, x_ND, *given, use_reentrant=False, preserve_rng_state=False)

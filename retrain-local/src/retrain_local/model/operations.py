@@ -147,7 +147,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def again(x: Tensor, weight: Tensor, r: Tensor) -> Tensor:
         """The result, bit by bit, from what is saved."""
-        return (x.float() * r).to(weight.dtype).mul_(weight)
+        return _weighed(x.float(), weight, r)
 
 
 class _Rotate(torch.autograd.Function):  # type: ignore[misc]
@@ -229,7 +229,11 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     wide = x.float()
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     r = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * r).to(weight.dtype).mul_(weight), r
+    return _weighed(wide, weight, r), r
+
+
+def _weighed(wide: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+    return (wide * r).to(weight.dtype).mul_(weight)
 
 
 def _norm_gradient(scaled: Tensor, x: Tensor, r: Tensor) -> Tensor:
