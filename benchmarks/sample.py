@@ -23,6 +23,7 @@ import random
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from harness.models import (
     table_name,
 )
 from harness.processes import Run
-from harness.products import decoding_s
+from harness.products import decoding_s, with_one_thread
 from harness.rounds import Contender, add_only, chosen, run_rounds
 from harness.runs import questions, write_config, write_tasks
 
@@ -70,7 +71,7 @@ def main() -> None:
         model = endless_model(folder / "model", shape=options.shape, device=options.device, model=options.model)
         shape = Shape.read(model)
         done = run_rounds(_contenders(options, folder, model, shape), options.rounds, folder / "runs", options.device)
-        bare_s = _bare_products(options, shape, work, folder)
+        bare_s = with_one_thread(options, partial(decoding_s, shape, work.rows, folder))
     found = {name: _figures(mine, work, bare_s[ALONE in name]) for name, mine in done.runs.items()}
     dtype = peer_dtype(options)
     item = ITEM_BYTES[dtype]
@@ -152,19 +153,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     elif options.threads == 1:
         left_out |= {GENERATE + ALONE}
     able = [name for name in NAMES if name not in left_out]
-    wanted = chosen(options.only, able)
-    return wanted
-
-
-def _bare_products(options: argparse.Namespace, shape: Shape, work: Work, folder: Path) -> dict[bool, float | None]:
-    """Seconds of a token step's products: for rows with one thread, and for all others."""
-    if options.device != "cpu":
-        return {True: None, False: None}
-    dtype = peer_dtype(options)
-    return {
-        is_alone: decoding_s(shape, work.rows, folder, dtype=dtype, threads=1 if is_alone else options.threads)
-        for is_alone in (True, False)
-    }
+    return chosen(options.only, able)
 
 
 def _contenders(options: argparse.Namespace, folder: Path, model: Path, shape: Shape) -> list[Contender]:

@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from harness.models import (
     table_name,
 )
 from harness.processes import Run
-from harness.products import training_rate
+from harness.products import training_rate, with_one_thread
 from harness.rounds import Contender, add_only, chosen, run_rounds
 from harness.runs import questions, write_config, write_tasks
 
@@ -116,7 +117,8 @@ def _side_by_side(options: argparse.Namespace, folder: Path, where: dict[str, An
     peak = rates(options.device, ITEM_BYTES[dtype] * (shape.projections + shape.head), options.threads, dtype)
     sizes = [(num_prompt, len(tokens) - num_prompt) for tokens, num_prompt in rows]
     least = training(shape, sizes, options.rank, ITEM_BYTES[dtype], groups=options.batch)
-    products = _product_rates(options, shape, min(PASS_TOKENS, sum(map(sum, sizes))), folder)
+    tokens = min(PASS_TOKENS, sum(map(sum, sizes)))
+    products = with_one_thread(options, partial(training_rate, shape, tokens, folder))
     found = {name: _figures(mine, sum(map(sum, sizes)), least.operations, peak) for name, mine in done.runs.items()}
     for name, figures in found.items():
         figures["ratio"] = ratios(found[OURS]["rounds_s"] if OURS in found else None, figures["rounds_s"])
@@ -173,19 +175,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     if options.device != "cpu" or options.threads == 1:
         left_out |= {PADDED + ALONE}
     able = [name for name in NAMES if name not in left_out]
-    wanted = chosen(options.only, able)
-    return wanted
-
-
-def _product_rates(options: argparse.Namespace, shape: Shape, tokens: int, folder: Path) -> dict[bool, float | None]:
-    """Operations per second of bare products: for rows with one thread, and for all others."""
-    if options.device != "cpu":
-        return {True: None, False: None}
-    dtype = peer_dtype(options)
-    return {
-        is_alone: training_rate(shape, tokens, folder, dtype=dtype, threads=1 if is_alone else options.threads)
-        for is_alone in (True, False)
-    }
+    return chosen(options.only, able)
 
 
 def _against_vocabulary(options: argparse.Namespace, folder: Path, where: dict[str, Any]) -> report.Report:

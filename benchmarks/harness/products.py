@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.limits import Shape
+from harness.models import peer_dtype
 
 WORKER = Path(__file__).parents[1] / "workers/products.py"
 FEW = 4  # different weights of a product that its operations decide, not its bytes
@@ -26,6 +29,14 @@ def training_rate(shape: Shape, rows: int, folder: Path, *, dtype: str, threads:
     backward = [[rows, inputs, outputs, shape.layers] for inputs, outputs in shape.fused]
     seconds = _measure([*forward, *backward], folder, dtype=dtype, threads=threads)
     return 4 * rows * shape.projections / seconds
+
+
+def with_one_thread(options: argparse.Namespace, measure: Callable[..., float]) -> dict[bool, float | None]:
+    """`measure` by whether a row has one thread, or as many as all others; of a CPU only."""
+    if options.device != "cpu":
+        return {True: None, False: None}
+    dtype = peer_dtype(options)
+    return {is_alone: measure(dtype=dtype, threads=1 if is_alone else options.threads) for is_alone in (True, False)}
 
 
 def _measure(products: list[list[int]], folder: Path, *, dtype: str, threads: int) -> float:
