@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, TrainRow, load_plugins
+from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.kernel.types import Sample
 from retrain.rooms.session.check import registered_tables
@@ -21,6 +21,7 @@ from retrain.rooms.text.tokenizer.load import load_tokenizer
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.options import LocalOptions
 from retrain_local.templates import SMOLLM2
+from tests.sampled_rows import sampled_rows
 
 QUESTIONS = ("What is 7 + 5?", "What is 12 + 11?", "Name a colour.", "Write one line about the sea.")
 
@@ -76,21 +77,8 @@ def asked(
 
 def batch_of(requests: Sequence[SampleRequest], groups: Sequence[Sequence[Sample]], temperature: float) -> TrainBatch:
     """The optimizer step of what was sampled, with random advantages."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for request, group in zip(requests, groups, strict=True):
-        for sample in group:
-            prompt = len(request.prompt_T)
-            action_T = np.arange(prompt + len(sample.tokens_T)) >= prompt
-            rows.append(
-                TrainRow(
-                    tokens_T=np.concatenate([request.prompt_T, sample.tokens_T]),
-                    action_T=action_T,
-                    logprobs_T=np.concatenate([np.zeros(prompt), sample.logprobs_T]),
-                    advantages_T=np.where(action_T, rng.normal(), 0.0),
-                )
-            )
-    return TrainBatch(step=0, rows=tuple(rows), temperature=temperature)
+    rows = sampled_rows(requests, groups, np.random.default_rng(0))
+    return TrainBatch(step=0, rows=rows, temperature=temperature)
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])

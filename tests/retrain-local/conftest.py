@@ -13,11 +13,12 @@ import torch
 from pydantic import BaseModel
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, TrainRow, load_plugins
+from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.options import LocalOptions, ModelKeys
+from tests.sampled_rows import sampled_rows
 
 VOCABULARY = 512
 STOP = (500, 501)
@@ -137,22 +138,9 @@ def roll() -> Callable[..., TrainBatch]:
         temperature: float = 1.0,
         max_tokens: int = 24,
     ) -> TrainBatch:
-        rng = np.random.default_rng(step)
         groups = backend.sample(requests, SamplingParams(max_tokens=max_tokens, temperature=temperature))
-        rows = []
-        for request, group in zip(requests, groups, strict=True):
-            for sample in group:
-                prompt, new = len(request.prompt_T), len(sample.tokens_T)
-                action_T = np.arange(prompt + new) >= prompt
-                rows.append(
-                    TrainRow(
-                        tokens_T=np.concatenate([request.prompt_T, sample.tokens_T]),
-                        action_T=action_T,
-                        logprobs_T=np.concatenate([np.zeros(prompt), sample.logprobs_T]),
-                        advantages_T=np.where(action_T, rng.normal(), 0.0),
-                    )
-                )
-        return TrainBatch(step=step, rows=tuple(rows), temperature=temperature)
+        rows = sampled_rows(requests, groups, np.random.default_rng(step))
+        return TrainBatch(step=step, rows=rows, temperature=temperature)
 
     return make
 
