@@ -187,6 +187,8 @@ class TrainRow:
 
     An action token with zero advantage still counts in the loss denominator. `logprobs_T` are the behaviour
     log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight.
+    `reference_logprobs_T` are those of the policy that a KL term compares with. A row is one sequence of the loss.
+    `group` is the position of its group in the step, and `is_truncated` says that its completion was cut off.
     """
 
     tokens_T: Tokens
@@ -194,15 +196,24 @@ class TrainRow:
     logprobs_T: Floats
     advantages_T: Floats
     engine_logprobs_T: Floats | None = None
+    reference_logprobs_T: Floats | None = None
+    group: int = 0
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainBatch:
-    """The rows of one optimizer step."""
+    """The rows of one optimizer step.
+
+    `lr` is its learning rate, None for that of `[training]`. `num_masked` sequences have no row because they were
+    masked, and still count where the loss divides by sequences.
+    """
 
     step: int
     rows: tuple[TrainRow, ...]
     temperature: float
+    lr: float | None = None
+    num_masked: int = 0
 
     @property
     def num_actions(self) -> int:

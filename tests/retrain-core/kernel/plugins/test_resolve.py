@@ -166,7 +166,7 @@ def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_li
 
 
 def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(first_party._NAMES, Kind.LAUNCHER, {first_party.CORE: ("subprocess", "later")})
+    monkeypatch.setitem(first_party._names(), Kind.LAUNCHER, {first_party.CORE: ["subprocess", "later"]})
     text = message(plugins, "later", kind=Kind.LAUNCHER)
     assert "documented but not built in this version of retrain-core" in text
     assert "pip install" not in text

@@ -1,75 +1,57 @@
 """Which of our own distributions provides a name, so that the message about a missing one can give its install line.
 
-It lists every name that the documentation mentions, and the defaults that those distributions supply.
+`first_party.toml` lists every name that the documentation mentions, and the defaults that those distributions supply.
 """
 
 from __future__ import annotations
 
 import shlex
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.installed import installed_version, source_folder
 
-SEPA, REWARDS, LOCAL = "retrain-sepa", "retrain-rewards", "retrain-local"
-TINKER, PRIME_RL = "retrain-tinker", "retrain-prime-rl"
 CORE = "retrain-core"
+DEFAULT = "default"  # key of a kind's default in the table
 
-_NAMES: dict[Kind, dict[str, tuple[str, ...]]] = {
-    Kind.ADVANTAGE: {SEPA: ("grpo", "maxrl")},
-    Kind.TRANSFORM: {SEPA: ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")},
-    Kind.UNCERTAINTY: {SEPA: ("surprisal", "predictive_variance", "shannon_entropy")},
-    Kind.ALGORITHM: {SEPA: ("grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa")},
-    Kind.PLANNING_DETECTOR: {SEPA: ("regex", "semantic")},
-    Kind.CONTROLLER: {SEPA: ("sepa",)},
-    Kind.REWARD: {REWARDS: ("match", "math", "judge", "custom")},
-    Kind.DATA_SOURCE: {REWARDS: ("math", "files", "reasoning_gym", "arithmetic")},
-    Kind.ENVIRONMENT: {REWARDS: ("verifiers",)},
-    Kind.BACKEND: {LOCAL: ("local",), TINKER: ("tinker",), PRIME_RL: ("prime_rl",)},
-    Kind.INFERENCE_ENGINE: {LOCAL: ("pytorch",), CORE: ("max", "vllm", "sglang", "mlx", "openai")},
-    Kind.RECORDER: {CORE: ("wandb", "tensorboard")},
-    Kind.HEALTH_MONITOR: {CORE: ("default",)},
-    Kind.PACER: {CORE: ("usl",)},
-    Kind.LAUNCHER: {CORE: ("subprocess", "ray")},
-    Kind.TEMPLATE: {LOCAL: ("tiny",)},
-    Kind.CONFIG_TABLE: {
-        SEPA: ("gtpo", "hicra", "sepa", "planning", "logging.strategic_grams"),  # a table, or a key in another's
-        REWARDS: ("reward", "environment"),
-        CORE: ("inference", "backpressure", "campaign", "squeeze", "health"),
-    },
-    Kind.COMMAND: {
-        CORE: (
-            *("trace", "status", "top", "diff", "doctor", "backends", "man", "manual", "migrate-config"),
-            *("schema", "compare"),
-            *("report", "capacity", "squeeze", "credit", "plugin", "init-plugin", "audit", "score", "resume-check"),
-        ),
-    },
-}
 
-# The default of a key of each kind. Its distribution supplies it; this copy is for messages when that one is missing.
-_DEFAULTS: dict[Kind, str] = {
-    Kind.ADVANTAGE: "maxrl",
-    Kind.TRANSFORM: "gtpo_sepa",
-    Kind.UNCERTAINTY: "surprisal",
-    Kind.REWARD: "match",
-    Kind.DATA_SOURCE: "math",
-    Kind.BACKEND: "local",
-}
+@cache
+def _names() -> dict[str, dict[str, Any]]:
+    """The table beside this file, by kind."""
+    import tomllib
+
+    text = resources.files(__package__).joinpath("first_party.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def own_distributions() -> dict[str, str]:
+    """The distributions that retrain consists of, and what each is for."""
+    return _names()["distributions"]
+
+
+def _by_distribution(kind: Kind) -> dict[str, list[str]]:
+    return {name: names for name, names in _names().get(kind.value, {}).items() if name != DEFAULT}
 
 
 def provider(kind: Kind, name: str) -> str | None:
     """The distribution of ours that provides this name, if any."""
-    return next((distribution for distribution, names in _NAMES.get(kind, {}).items() if name in names), None)
+    return next((distribution for distribution, names in _by_distribution(kind).items() if name in names), None)
 
 
 def promised_names(kind: Kind) -> tuple[str, ...]:
     """All documented names of a kind."""
-    return tuple(name for names in _NAMES.get(kind, {}).values() for name in names)
+    return tuple(name for names in _by_distribution(kind).values() for name in names)
 
 
 def promised_default(kind: Kind) -> str:
-    """The default name for a key of this kind; empty when there is none."""
-    return _DEFAULTS.get(kind, "")
+    """The default name for a key of this kind; empty when there is none.
+
+    The distribution that owns the name supplies the default; this copy is for messages when that one is missing.
+    """
+    return str(_names().get(kind.value, {}).get(DEFAULT, ""))
 
 
 def install_line(distribution: str, extra: str = "") -> str:

@@ -13,7 +13,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.informative import GroupStatus, group_status, num_correct
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
-from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, TrainRow
+from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, StopReason, TrainRow
 from retrain.rooms.credit.checks import refusal
 from retrain.rooms.credit.custom import build_custom
 from retrain.rooms.credit.flow import CreditFlow
@@ -97,10 +97,10 @@ class CreditAlgorithm:
             ),
             rows=tuple(
                 row
-                for judged, advs_G, is_trained in zip(judged_P, result.token_advs, trained_P, strict=True)
-                if is_trained
-                for completion, advs_A in zip(judged, advs_G, strict=True)
-                for row in train_rows(completion, advs_A)
+                for number, judged in enumerate(judged_P)
+                if trained_P[number]
+                for completion, advs_A in zip(judged, result.token_advs[number], strict=True)
+                for row in train_rows(completion, advs_A, group=number)
             ),
             metrics=self._metrics([c for judged in judged_P for c in judged], planning_A, result, sepa_lambda),
             memo=self._view(step, groups, planning_A, result),
@@ -161,10 +161,11 @@ class CreditAlgorithm:
         )
 
 
-def train_rows(completion: Completion, advantages_A: Floats) -> list[TrainRow]:
+def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) -> list[TrainRow]:
     """One row for each context that the policy was given: one, unless an episode rewrote its history.
 
-    `advantages_A` has one entry per action token of the completion; CreditError otherwise.
+    `advantages_A` has one entry per action token of the completion; CreditError otherwise. `group` is the position of
+    its group in the step.
     """
     if len(advantages_A) != completion.num_actions:
         raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
@@ -179,6 +180,8 @@ def train_rows(completion: Completion, advantages_A: Floats) -> list[TrainRow]:
             logprobs_T=completion.logprobs_T[part],
             advantages_T=advantages_T[part],
             engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
+            group=group,
+            is_truncated=completion.stop_reason is StopReason.LENGTH,
         )
         for part in parts
         if completion.action_T[part].any()

@@ -6,35 +6,26 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
-from retrain.kernel.plugins.first_party import CORE, LOCAL, PRIME_RL, REWARDS, SEPA, TINKER, provider
+from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure
 from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_distribution, diagnose_extra
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.selected import Selected, selected_parts
 
-PURPOSES = {
-    CORE: "everything",
-    SEPA: "grpo, maxrl, the gtpo transforms and SEPA",
-    REWARDS: "rewards, data sources and environments",
-    LOCAL: "training on this machine",
-    TINKER: "training on a Tinker service",
-    PRIME_RL: "training with PRIME-RL",
-}
-
 
 def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     """Distributions, extras of retrain-core, plugins that failed to load, and the parts in the configuration."""
     selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
     needed = {part.distribution or provider(part.kind, part.name) for part in selected}
-    found = [_distribution(name, plugins, needed=name in needed) for name in PURPOSES]
+    found = [_distribution(name, plugins, needed=name in needed) for name in own_distributions()]
     found += _extras(config, selected)
     found += [_failure(failure, needed=config is None) for failure in plugins.failures]
     return found + _clashes(plugins, selected) + [_part(part) for part in selected]
 
 
 def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
-    found = diagnose_distribution(name, purpose=PURPOSES[name], needed=needed)
+    found = diagnose_distribution(name, purpose=own_distributions()[name], needed=needed)
     if name in plugins.left_out and found.status == "ok":
         detail = f"{found.detail}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out"
         fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"

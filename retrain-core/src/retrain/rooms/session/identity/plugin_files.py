@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from retrain.kernel.plugins import first_party
+from retrain.kernel.plugins.first_party import own_distributions
 from retrain.kernel.plugins.installed import normal_name, versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.identity.hashing import MAX_FILES, Budget, HashedFile, files_below, hash_file
 
-OURS = frozenset(
-    {
-        *(first_party.CORE, first_party.SEPA, first_party.REWARDS, first_party.LOCAL),
-        *(first_party.TINKER, first_party.PRIME_RL),
-    }
-)
 MAX_FILE_BYTES = 2**24  # larger files of a distribution are sampled
 
 
@@ -53,7 +47,7 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
     """Version and files of these distributions."""
     versions, found = versions_of(modules), {}
     for distribution, tops in sorted(modules.items()):
-        is_ours = normal_name(distribution) in OURS
+        is_ours = normal_name(distribution) in own_distributions()
         located = [(top, *_located(top)) for top in sorted(tops)]
         root = next((str(Path(place).parent) for _, place, _ in located if place), "")
         files = [
