@@ -54,6 +54,8 @@ def test_a_folder_loads_in_fp32_with_its_facts(make_context: Make) -> None:
     assert pair.stop_ids(context.tokenizer) == {500, 501}
     assert pair.stop_ids(None) == {500, 501}
     assert pair.stop_ids(SimpleNamespace(eos_token_id=7)) == {7, 500, 501}
+    beyond = SimpleNamespace(eos_token_id=pair.trained.shape.vocabulary)  # a token that the head does not have
+    assert pair.stop_ids(beyond) == {500, 501}
 
 
 def test_stop_ids_of_the_config_where_there_is_no_generation_config(make_context: Make, copied: Path) -> None:

@@ -47,9 +47,13 @@ class Pair:
         return {name: p.detach() for name, p in file_names(self.parameters).items()}
 
     def stop_ids(self, tokenizer: Any) -> frozenset[int]:
-        """Every end-of-sequence id of the model's generation config, and the tokenizer's."""
+        """Every end-of-sequence id of the model's generation config, and the tokenizer's.
+
+        A tokenizer may have more tokens than the model's head. Those are never sampled, and vLLM refuses their ids.
+        """
         own = getattr(tokenizer, "eos_token_id", None)
-        return self.eos_ids if own is None else self.eos_ids | {int(own)}
+        ids = self.eos_ids if own is None else self.eos_ids | {int(own)}
+        return frozenset(token for token in ids if token < self.trained.shape.vocabulary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
