@@ -87,9 +87,12 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         alpha: int = 0,
         options: dict[str, Any] | None = None,
         dtype: str = "auto",
+        adapter: str | Path = "",
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
-            "model": Model.model_validate({"model": str(model), "lora_rank": rank, "dtype": dtype}),
+            "model": Model.model_validate(
+                {"model": str(model), "lora_rank": rank, "dtype": dtype, "adapter": str(adapter)}
+            ),
             "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": schema.LoraTable(alpha=alpha),
             "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay),

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from retrain.rooms.health.contract import Finding, HealthMonitor
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.tasks.contracts import (
         Action,
@@ -183,6 +184,7 @@ __all__ = [
     "installed_version",
     "key",
     "load_plugins",
+    "locate_adapter",
     "resolve",
 ]
 
@@ -212,6 +214,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.health.contract",
     "retrain.rooms.doctor.diagnosis",
     "retrain.rooms.campaign.launching",
+    "retrain.rooms.session.records.checkpoints",
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",

@@ -46,6 +46,7 @@ from retrain_local.model.pair import Pair
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.split import create_engine, find_engine, sample_with
+from retrain_local.start import load_start
 from retrain_local.torch_modes import threads_for, training_threads
 from retrain_local.training.budget import is_short
 from retrain_local.training.trainer import Trainer
@@ -71,6 +72,8 @@ def create_backend(context: PluginContext) -> LocalBackend:
         sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
         seed=context.seeds.derive("lora init"),
     )
+    if config.value("model.adapter", ""):
+        load_start(pair, config)
     trained = sum(p.numel() for p in pair.parameters.values())
     share = 100 * trained / pair.total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)

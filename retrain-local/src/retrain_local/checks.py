@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.api import Config, Plugins, Problem
+from retrain.api import Config, ConfigError, Plugins, Problem, locate_adapter
 
 ENGINE = "pytorch"
 GPU_ONLY = {
@@ -17,6 +18,11 @@ GPU_ONLY = {
     ("attention_kernel", "tk"): "its kernels are CUDA's",
     ("attention_kernel", "cutlass"): "its kernels are CUDA's",
 }
+FOREIGN = (  # keys of [model] that are ours, their defaults, and what to do under another backend
+    ("dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
+    ("adapter", "", 'remove it, or use backend = "local"'),
+)
+BEYOND_LORA = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
 ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
 
 
@@ -42,14 +48,15 @@ def problems_of(config: Config) -> list[Problem]:
     return problems
 
 
-def foreign_dtype(config: Config) -> list[Problem]:
-    """`[model] dtype` under another backend, whose trainer has its own setting."""
-    dtype = config.value("model.dtype", "auto")
-    if dtype == "auto":
-        return []
-    what = f"dtype = {dtype!r} would have no effect: backend {config.backend.backend!r} does not read it"
-    fix = "remove it, and set the dtype where that backend's trainer is configured"
-    return [Problem(where=config.place("model.dtype"), what=what, fix=fix)]
+def foreign_keys(config: Config) -> list[Problem]:
+    """Keys of `[model]` that no other backend reads, set under another backend."""
+    problems, backend = [], config.backend.backend
+    for name, default, fix in FOREIGN:
+        value = config.value(f"model.{name}", default)
+        if value != default:
+            what = f"{name} = {value!r} would have no effect: backend {backend!r} does not read it"
+            problems.append(Problem(where=config.place(f"model.{name}"), what=what, fix=fix))
+    return problems
 
 
 def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
@@ -106,6 +113,46 @@ def _model_sizes(config: Config, plugins: Plugins) -> str:
 
 def _shape(layers: int, width: int) -> str:
     return f"{layers} layers of width {width}"
+
+
+def start_problems(config: Config) -> list[Problem]:
+    """Why the adapter of `[model] adapter` cannot be what this run starts from, as far as its configuration says."""
+    if not config.value("model.adapter", ""):
+        return []
+    where, path = config.place("model.adapter"), config.value("model.adapter", "")
+    try:
+        folder = locate_adapter(path)
+        document = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        found = {name: int(document[name]) for name in ("r", "lora_alpha")}
+    except ConfigError as error:
+        return [Problem(where=where, what=f"{each.where} {each.what}", fix=each.fix) for each in error.problems]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
+        return [Problem(where=where, what=what, fix="give an adapter folder that PEFT wrote, or a run")]
+    return [*_different_sizes(config, folder, found), *_not_plain(where, folder, document)]
+
+
+def _different_sizes(config: Config, folder: Path, found: Mapping[str, int]) -> list[Problem]:
+    """Rank and alpha that differ from the adapter's: its matrices have that rank, and were trained at that scale."""
+    rank = config.model.lora_rank
+    alpha = config.lora.alpha or 2 * rank
+    if found["r"] != rank:
+        what = f"is {rank}, and the adapter in {folder} has rank {found['r']}"
+        return [Problem(where=config.place("model.lora_rank"), what=what, fix=f"set lora_rank = {found['r']}")]
+    if found["lora_alpha"] != alpha:
+        what = f"is {alpha}, and the adapter in {folder} was trained with {found['lora_alpha']}"
+        why = "another alpha would scale what it has learned"
+        return [Problem(where=config.place("lora.alpha"), what=what, why=why, fix=f"set alpha = {found['lora_alpha']}")]
+    return []
+
+
+def _not_plain(where: str, folder: Path, document: Mapping[str, Any]) -> list[Problem]:
+    odd = [name for name in BEYOND_LORA if document.get(name)]
+    odd += ["bias"] if document.get("bias", "none") != "none" else []
+    if not odd:
+        return []
+    what = f"the adapter in {folder} is not plain LoRA: it sets {', '.join(odd)}"
+    return [Problem(where=where, what=what, fix="merge it into its model, or start from a plain LoRA adapter")]
 
 
 def foreign_engine(config: Config) -> Problem:

@@ -10,11 +10,16 @@ from retrain.api import Table, key
 
 
 class ModelKeys(Table):
-    """The key of backend `local` in the kernel's `[model]`."""
+    """The keys of backend `local` in the kernel's `[model]`."""
 
     dtype: Literal["auto", "fp32", "bf16"] = key(
         "auto",
         "Weights and activations of backend local, in sampling and training; auto = fp32 on a CPU, bf16 on a GPU.",
+    )
+    adapter: str = key(
+        "",
+        "PEFT adapter to start from (backend local): its folder, or a run, whose newest checkpoint is taken.",
+        reads="data",
     )
 
 

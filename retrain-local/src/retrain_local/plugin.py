@@ -26,11 +26,11 @@ BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """`[backend] backend = "local"` unless a configuration says otherwise, and `[model] dtype`."""
+    """`[backend] backend = "local"` unless a configuration says otherwise, and its keys of `[model]`."""
     default = TableTraits(extends=True, defaults={"backend": "local"})
     register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
     keys, extends = "retrain_local.options:ModelKeys", TableTraits(extends=True)
-    register(PluginSpec(name="model", summary="The dtype of backend local.", factory=keys, traits=extends))
+    register(PluginSpec(name="model", summary="Keys of backend local.", factory=keys, traits=extends))
 
 
 @hookimpl
@@ -114,11 +114,11 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
-    from retrain_local.checks import adapter_problems, foreign_dtype, problems_of
+    from retrain_local.checks import adapter_problems, foreign_keys, problems_of, start_problems
 
     if config.backend.backend != "local":
-        return foreign_dtype(config)
-    return [*problems_of(config), *adapter_problems(config, plugins)]
+        return foreign_keys(config)
+    return [*problems_of(config), *adapter_problems(config, plugins), *start_problems(config)]
 
 
 @hookimpl

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -266,7 +267,8 @@ def _spoilt(batch: TrainBatch, field: str, value: float) -> TrainBatch:
     row = batch.rows[-1]
     values_T = np.array(getattr(row, field))
     values_T[-1] = value
-    return replace(batch, rows=(*batch.rows[:-1], replace(row, **{field: values_T})))
+    spoilt: dict[str, Any] = {field: values_T}
+    return replace(batch, rows=(*batch.rows[:-1], replace(row, **spoilt)))
 
 
 def _expect_refused(subject: Subject, batch: TrainBatch, what: str) -> None:

@@ -126,6 +126,17 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
     return Loaded(version=int(state["policy_version"]), published=published)
 
 
+def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
+    """Copy these tensors into the trained adapter; returns why they do not fit, with nothing changed, or ""."""
+    targets = file_names(pair.parameters)
+    if misfit := _misfit(targets, tensors):
+        return misfit
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+    return ""
+
+
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     # without tensors safetensors 0.4 writes a header with metadata that it cannot read
@@ -152,13 +163,20 @@ def _read_published(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_fit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor], file: Path) -> None:
+    if misfit := _misfit(wanted, found):
+        raise _unusable(file, misfit)
+
+
+def _misfit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor]) -> str:
+    """How the tensors found differ from those wanted in name or shape, or that one is not finite; else ""."""
     if odd := sorted(wanted.keys() ^ found.keys()):
-        raise _unusable(file, f"{len(odd)} tensors are missing or unknown, first {odd[0]}")
+        return f"{len(odd)} tensors are missing or unknown, first {odd[0]}"
     for name, tensor in wanted.items():
         if tensor is not None and tensor.shape != found[name].shape:
-            raise _unusable(file, f"{name} has shape {list(found[name].shape)}, this run needs {list(tensor.shape)}")
+            return f"{name} has shape {list(found[name].shape)}, this run needs {list(tensor.shape)}"
         if not torch.isfinite(found[name]).all():
-            raise _unusable(file, f"{name} holds a number that is not finite")
+            return f"{name} holds a number that is not finite"
+    return ""
 
 
 def _unusable(path: Path, what: str) -> BackendError:

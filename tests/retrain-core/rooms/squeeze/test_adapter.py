@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.squeeze.adapter import PREFIX, locate_adapter, read_adapter
+from retrain.rooms.session.records.checkpoints import locate_adapter
+from retrain.rooms.squeeze.adapter import PREFIX, read_adapter
 
 Make = Callable[..., Path]
 Random = Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -109,7 +110,7 @@ def test_the_newest_checkpoint_of_a_run_is_found(make_adapter: Make, random_fact
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("tinker://abc/weights/final", "adapter on a Tinker service"),
+        ("tinker://abc/weights/final", "stored on a service; only folders can be read"),
         ("nowhere", "no such folder"),
         ("file", "is a file"),
         (".", "holds no adapter_config.json"),

@@ -13,7 +13,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.plugins.first_party import install_line
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Floats
-from retrain.rooms.session.records.checkpoints import checkpoint_folders
+from retrain.rooms.session.records.checkpoints import locate_adapter
 from retrain.rooms.squeeze.lora_config import CONFIG_FILE, LoraConfig, read_lora_config
 from retrain.rooms.squeeze.tensor_file import FIX, TensorFile, TensorInfo, unusable
 
@@ -79,24 +79,6 @@ def read_adapter(path: Path | str) -> Adapter:
     file = TensorFile(weights)
     pairs, others = _pair(config, file)
     return Adapter(folder=folder, config=config, file=file, pairs=pairs, others=others)
-
-
-def locate_adapter(path: Path | str) -> Path:
-    """The folder itself if it holds an adapter, else the newest checkpoint of a run or of its `adapter` folder."""
-    if str(path).startswith(REMOTE):
-        fix = "download the adapter, then give its folder"
-        raise unusable(str(path), "is an adapter on a Tinker service; only folders can be read", fix=fix)
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "there is no such folder"
-        raise unusable(folder, what, fix=f"give the folder that holds {CONFIG_FILE}")
-    if (folder / CONFIG_FILE).is_file():
-        return folder
-    for parent in (folder, folder / "adapter"):
-        for checkpoint in checkpoint_folders(parent):
-            if (checkpoint / CONFIG_FILE).is_file():
-                return checkpoint
-    raise unusable(folder, f"holds no {CONFIG_FILE}, and no run's checkpoints", fix="give an adapter folder or a run")
 
 
 def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:

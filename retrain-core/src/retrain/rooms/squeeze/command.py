@@ -19,7 +19,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.check import registered_tables, table_hint
 from retrain.rooms.session.configure import split_arguments
-from retrain.rooms.squeeze.adapter import REMOTE, local_copy, locate_adapter, read_adapter
+from retrain.rooms.session.records.checkpoints import locate_adapter
+from retrain.rooms.squeeze.adapter import REMOTE, local_copy, read_adapter
 from retrain.rooms.squeeze.analysis import ranks_to_test
 from retrain.rooms.squeeze.compress import compress_adapter
 from retrain.rooms.squeeze.evaluate import Measured, measure

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.errors import CheckpointError, Problem, RetrainError
+from retrain.kernel.errors import CheckpointError, ConfigError, Problem, RetrainError
 from retrain.rooms.session.records.files import REPLACED, digest_of, write_folder
 from retrain.rooms.session.records.reading import read_regular
+from retrain.rooms.text.terminal_text import printable
 
 STATE, SUMS = "checkpoint.json", "checksums.json"
 FINAL = "final"
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
 PRUNED, DAMAGED = ".pruned", ".damaged"
 SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
 
@@ -134,6 +136,27 @@ def checkpoint_folders(folder: Path) -> list[Path]:
         return []
     found = [path for path in folder.iterdir() if path.is_dir() and (not path.name.startswith(".") or _is_only(path))]
     return sorted((path for path in found if (path / SUMS).exists() or (path / STATE).exists()), key=_age, reverse=True)
+
+
+def locate_adapter(path: Path | str) -> Path:
+    """The folder itself if it holds an adapter, else the newest checkpoint of a run or of its `adapter` folder.
+
+    ConfigError when there is none.
+    """
+
+    def unusable(what: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(where=printable(str(path)), what=what, fix=fix))
+
+    if "://" in str(path):
+        raise unusable("is stored on a service; only folders can be read", "download the adapter, then give its folder")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
+    for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / "adapter")):
+        if (found / ADAPTER_CONFIG).is_file():
+            return found
+    raise unusable(f"holds no {ADAPTER_CONFIG}, and no run's checkpoints", "give an adapter folder or a run")
 
 
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:

@@ -1,0 +1,30 @@
+"""`[model] adapter`: the trained adapter begins with the numbers of another one."""
+
+from __future__ import annotations
+
+import logging
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from retrain.api import Config, ConfigError, Problem, locate_adapter
+from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
+from retrain_local.model.pair import Pair
+
+log = logging.getLogger("retrain")
+
+
+def load_start(pair: Pair, config: Config) -> None:
+    """Give the trained adapter the numbers of `[model] adapter`, and publish them; ConfigError when they do not fit."""
+    file = locate_adapter(config.value("model.adapter", "")) / ADAPTER_FILE
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        what = f"{file} cannot be read: {type(error).__name__}: {error}"
+        problem = Problem(where=config.place("model.adapter"), what=what, fix="give a complete adapter folder")
+        raise ConfigError(problem) from error
+    if misfit := set_adapter(pair, tensors):
+        fix = "start from an adapter of this model that has a matrix for every linear layer except the head"
+        raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
+    pair.publish()
+    log.info("Starting from the adapter in %s", file.parent)
