@@ -17,7 +17,7 @@ OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningD
 PluginSpec Plugins Policy Problem Publishing Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward
 RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits
 TakesWeights TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server
-generator hookimpl install_line installed_dependents installed_version key load_plugins resolve
+generator hookimpl install_line installed_dependents installed_version key load_plugins locate_adapter resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs TokenCredit
