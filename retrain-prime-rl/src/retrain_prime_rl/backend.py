@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from retrain.api import (
     BackendError,
@@ -99,18 +100,21 @@ class PrimeRlBackend:
         self._transport.send(step, self._encode(batch, step))
         self._next_step = step + 1
         steps.record(self._output_dir, self._next_step)
-        sent = time.perf_counter()
+        sent, earlier = time.perf_counter(), self._measured if batch.update else {}
         self._newest = self._await_weights()
         lag = self._next_step - (self._newest.step if self._newest else 0)
         self._stale_steps += lag > 0
         self._measured = {
-            "prime_rl_enqueue_time_s": sent - started,  # packing and sending, not training
-            "prime_rl_sync_time_s": time.perf_counter() - sent,
+            # packing and sending, not training
+            "prime_rl_enqueue_time_s": sent - started + earlier.get("prime_rl_enqueue_time_s", 0.0),
+            "prime_rl_sync_time_s": time.perf_counter() - sent + earlier.get("prime_rl_sync_time_s", 0.0),
             "prime_rl_step": step,
             "prime_rl_policy_lag": lag,
             "prime_rl_stale_steps": self._stale_steps,
         }
-        unknown = dict.fromkeys(("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max"))
+        unknown: dict[str, Any] = dict.fromkeys(
+            ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max")
+        )
         return TrainReport(
             **unknown,
             loss=0.0,

@@ -13,6 +13,7 @@ ENGINE = "vllm"
 TRAINERS_OWN = (
     *("training.lr", "training.weight_decay", "model.lora_rank", "lora.alpha"),
     *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
+    *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.min_lr_ratio"),
     *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.tis_cap"),
 )
 

@@ -136,7 +136,7 @@ class TinkerBackend:
             if self._has_pending_gradient:
                 self._drop_gradient()
             self._has_pending_gradient = True
-            report = self._step.take(batch.rows)
+            report = self._step.take(batch)
             self._has_pending_gradient = False
         self._version += 1
         return report

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrain.api import Config, Floats, NonFiniteError, Problem, TrainReport, TrainRow
+from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport, TrainRow
 from retrain_tinker.datums import Datum, Reduction, scales
 from retrain_tinker.losses import PolicyLoss
 from retrain_tinker.service import Service
@@ -29,17 +29,21 @@ class Step:
             "grad_clip_norm": config.optimizer.grad_clip_norm,
         }
 
-    def take(self, rows: Sequence[TrainRow]) -> TrainReport:
+    def take(self, batch: TrainBatch) -> TrainReport:
         """Gradient, then update; NonFiniteError before the update when a log-probability is not finite.
 
         With `tis_cap` the ratio is relative to the trainer's own log-probabilities before the step, which costs a
-        forward pass, and the mismatch with the sampler becomes a factor of the advantages.
+        forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a factor
+        of the advantages.
         """
-        plain = [Datum.of(row) for row in rows]
+        plain = [Datum.of(row) for row in batch.rows]
         sampled = [datum.logprobs_T[datum.action_T] for datum in plain]
         datums, clipped = plain, 0
         if self._loss.tis_cap > 0.0:
-            before = _at_actions(self._service.logprobs(plain), plain)
+            if batch.updates > 1:
+                before, sampled = sampled, [_sampler_logprobs(row) for row in batch.rows]
+            else:
+                before = _at_actions(self._service.logprobs(plain), plain)
             factors = [self._loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
             datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
             clipped = sum(int(f[1].sum()) for f in factors)
@@ -52,8 +56,9 @@ class Step:
             gaps_N=np.concatenate(new) - np.concatenate(sampled),
             clipped=min(clipped + cut, sum(map(len, new))),
         )
-        norm = _gradient_norm(self._service.optim_step(**self._adam))
-        return replace(report, grad_norm=norm)
+        adam = self._adam if batch.lr is None else self._adam | {"learning_rate": batch.lr}
+        norm = _gradient_norm(self._service.optim_step(**adam))
+        return replace(report, grad_norm=norm, lr=adam["learning_rate"])
 
     def _scaled(self, datums: Sequence[Datum]) -> list[Datum]:
         factors = scales(datums, self._reduction)
@@ -70,6 +75,12 @@ class Step:
             why, fix = "weights and optimizer are unchanged", "lower [training] lr"
             raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
         return float(losses_N.mean()), sum(int(cut.sum()) for _, cut in parts)
+
+
+def _sampler_logprobs(row: TrainRow) -> Floats:
+    """What the sampler reported for the action tokens."""
+    found_T = row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
+    return found_T[row.action_T]
 
 
 def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Floats]:

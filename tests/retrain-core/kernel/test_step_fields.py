@@ -15,6 +15,7 @@ def test_a_step_without_training_has_no_loss() -> None:
         "reported_loss": None,
         "loss_is_placeholder": False,
         "trained_tokens": 0,
+        "updates": 0,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
@@ -17,12 +17,19 @@ from retrain.kernel.contracts.views import RunView
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.progress import Progress
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Group
+from retrain.kernel.types import Group, TrainBatch, TrainReport
+
+if TYPE_CHECKING:
+    from retrain.kernel.overlap import Serial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """Everything that a run consists of, except its records."""
+    """Everything that a run consists of, except its records.
+
+    `train` takes the rows of a step and does its optimizer steps on the backend, without publishing. It raises only
+    while nothing has changed, or where the run has to end.
+    """
 
     config: Config
     plugins: Plugins
@@ -33,6 +40,8 @@ class Parts:
     algorithm: Algorithm
     backend: Backend
     pacer: Pacer
+    train: Callable[[TrainBatch], TrainReport]
+    overlap: type[Serial]
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""

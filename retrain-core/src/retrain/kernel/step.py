@@ -9,7 +9,7 @@ from retrain.kernel.contracts.pacing import PaceView
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.contracts.views import BatchView, GroupsView
 from retrain.kernel.errors import NonFiniteError, PluginError, Problem
-from retrain.kernel.overlap import Sampled, overlap_of
+from retrain.kernel.overlap import Sampled
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.step_fields import Fields, merge_fields, train_fields
@@ -27,7 +27,7 @@ class Step:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.overlap = overlap_of(run.parts.backend, self.sample_and_score, run.stops, run.enter)
+        self.overlap = run.parts.overlap(run, self.sample_and_score)
 
     def take(self, step: int, batch_size: int) -> Fields:
         """Run one step over `batch_size` prompts and return its line; without informative groups nothing is trained."""
@@ -110,7 +110,8 @@ class Step:
         self.run.enter(step, "training")
         self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
         try:
-            return self.overlap.train(batch, clock, partial(self.upcoming, step + 1, cursor)), ""
+            report = self.overlap.train(batch, clock, partial(self.upcoming, step + 1, cursor))
+            return report, report.rejected
         except NonFiniteError as error:
             return None, error.problems[0].what
 

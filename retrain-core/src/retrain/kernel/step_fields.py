@@ -33,7 +33,7 @@ def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> 
 def train_fields(report: TrainReport | None) -> Fields:
     """What the optimizer step reported; a null loss and no ratios when there was nothing to train."""
     if report is None:
-        return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0}
+        return {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0, "updates": 0}
     measured = {
         "grad_norm": report.grad_norm,
         "ratio_mean": report.ratio_mean,
@@ -44,11 +44,15 @@ def train_fields(report: TrainReport | None) -> Fields:
         "k3": report.k3,
         "ess_frac": report.ess_frac,
         "clip_fraction": report.clip_fraction,
+        "clip_fraction_updates": list(report.clip_fractions) or None,
+        "lr": report.lr,
+        "rejected": report.rejected or None,
     }
     return {
         "loss": report.loss,
         "reported_loss": report.loss,
         "loss_is_placeholder": report.loss_is_placeholder,
         "trained_tokens": report.num_tokens,
+        "updates": report.updates,
         **{name: value for name, value in measured.items() if value is not None},
     }

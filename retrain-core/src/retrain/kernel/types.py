@@ -206,7 +206,8 @@ class TrainBatch:
     """The rows of one optimizer step.
 
     `lr` is its learning rate, None for that of `[training]`. `num_masked` sequences have no row because they were
-    masked, and still count where the loss divides by sequences.
+    masked, and still count where the loss divides by sequences. It is update number `update` of the step's `updates`,
+    all of which come before the next `publish`.
     """
 
     step: int
@@ -214,6 +215,8 @@ class TrainBatch:
     temperature: float
     lr: float | None = None
     num_masked: int = 0
+    update: int = 0
+    updates: int = 1
 
     @property
     def num_actions(self) -> int:
@@ -242,7 +245,10 @@ class TrainReport:
     Ratios compare trainer and sampler on the same tokens, rho = exp(logp_trainer - logp_sampler); gaps are
     |logp_trainer - logp_sampler| in nats; `k3` = mean(rho - 1 - log rho); `ess_frac` = (sum rho)^2 / (n sum rho^2).
     `clip_fraction` is the share of action tokens whose ratio or weight was clipped. What a remote trainer does not
-    report is None, and records omit it.
+    report is None, and records omit it. `lr` is the learning rate that was applied.
+
+    For a step of several `updates` ratios and gaps are those of the first one, `clip_fractions` lists them all, and
+    `rejected` says why the step ended before its last update.
     """
 
     loss: float
@@ -257,9 +263,15 @@ class TrainReport:
     ess_frac: float | None
     clip_fraction: float | None = 0.0
     loss_is_placeholder: bool = False
+    lr: float | None = None
+    updates: int = 1
+    clip_fractions: tuple[float, ...] = ()
+    rejected: str = ""
 
     @classmethod
-    def measured(cls, *, loss: float, grad_norm: float | None, gaps_N: Floats, clipped: int) -> TrainReport:
+    def measured(
+        cls, *, loss: float, grad_norm: float | None, gaps_N: Floats, clipped: int, lr: float | None = None
+    ) -> TrainReport:
         """From `gaps_N`, log rho of every action token, at least one; `clipped` of them had ratio or weight clipped.
 
         For the ratios log rho is clamped to [-20, 20], so that one extreme token does not make them infinite.
@@ -278,4 +290,5 @@ class TrainReport:
             k3=float((np.expm1(clamped_N) - clamped_N).mean()),
             ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
             clip_fraction=clipped / len(gaps_N),
+            lr=lr,
         )

@@ -24,8 +24,9 @@ class AdamW:
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self._lr, self._betas, self._eps, self._decay = lr, betas, eps, decay
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient."""
+    def step(self, lr: float | None = None) -> float:
+        """Update every parameter that has a gradient, at `lr` or the rate it was created with; return that rate."""
+        rate = self._lr if lr is None else lr
         updated = [p for p in self.parameters if p.grad is not None]
         for p in updated:
             if p not in self.state:
@@ -43,11 +44,12 @@ class AdamW:
                 amsgrad=False,
                 beta1=self._betas[0],
                 beta2=self._betas[1],
-                lr=self._lr,
+                lr=rate,
                 weight_decay=self._decay,
                 eps=self._eps,
                 maximize=False,
             )
+        return rate
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

@@ -39,6 +39,8 @@ def policy_loss(
     denominator: int,
     settings: LossSettings,
     engine_N: Tensor | None = None,
+    *,
+    is_fixed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Loss of a micro-batch, -(1 / denominator) sum_t term_t, and how many of its tokens were clipped.
 
@@ -46,16 +48,18 @@ def policy_loss(
     clip(rho, low, high) A); cispo: sg(min(rho, high)) A new. `tis_cap` > 0 splits rho in two: the ratio is relative to
     the trainer's own log-probabilities before the step (so it is 1 where the gradient is taken), and the mismatch with
     the sampler becomes the factor sg(min(rho, tis_cap)). Where `behaviour` was recomputed with the training model,
-    `engine_N` are the sampler's own, and the mismatch is relative to those. `denominator` is the number of action
-    tokens of the whole optimizer step, so that the losses of its micro-batches add up to the token mean however it was
-    split. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
+    `engine_N` are the sampler's own, and the mismatch is relative to those. With `is_fixed`, `behaviour` are
+    the trainer's own before the first of several updates, and the mismatch stays that of this moment. `denominator` is
+    the number of action tokens of the whole optimizer step, so that the losses of its micro-batches add up to the token
+    mean however it was split. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
     """
     sampler_N = behaviour_N if engine_N is None else engine_N
-    mismatch_N = (new_N.detach() - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    trainer_N = behaviour_N if is_fixed else new_N.detach()
+    mismatch_N = (trainer_N - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     factor_N, clipped_N = torch.ones_like(mismatch_N), torch.zeros_like(mismatch_N, dtype=torch.bool)
     if settings.tis_cap > 0.0:
         factor_N, clipped_N = mismatch_N.clamp(max=settings.tis_cap), mismatch_N > settings.tis_cap
-        behaviour_N = new_N.detach()
+        behaviour_N = trainer_N
     ratios_N = (new_N - behaviour_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     terms_N = ratios_N * advantages_N
     if settings.kind == "ppo":

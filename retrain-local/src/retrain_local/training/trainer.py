@@ -107,13 +107,13 @@ class Trainer:
         try:
             with nullcontext() if self._is_ordered else _deterministic():
                 loss, clipped, gaps_N = self._retry_smaller(partial(self.accumulate, batch))
-                grad_norm = self._update(loss)
+                grad_norm, lr = self._update(loss, batch.lr)
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
             raise BackendError(Problem(where="training", what=what, fix="lower [model] lora_rank")) from error
         finally:
             self.optimizer.zero_grad()
-        return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped)
+        return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)
 
     def accumulate(self, batch: TrainBatch) -> tuple[float, int, Floats]:
         """Add the gradient of the step's loss to the parameters.
@@ -125,7 +125,7 @@ class Trainer:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         done, packs = [], self._packs(batch.rows)
-        self._progress.begin("packs", len(packs))
+        self._expect(batch, len(packs))
         for pack, part in zip(packs, self._each(packs, partial(self._gradients, batch)), strict=True):
             self._add(part.gradients)
             done.append(part)
@@ -134,6 +134,13 @@ class Trainer:
         loss = float(torch.stack([part.loss for part in done]).sum())
         clipped = int(torch.stack([part.clipped for part in done]).sum())
         return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
+
+    def _expect(self, batch: TrainBatch, packs: int) -> None:
+        """Count the packs of all updates of the step, as if those to come had as many as this one."""
+        if batch.update == 0:
+            self._progress.begin("packs", packs * batch.updates)
+        else:
+            self._progress.total = self._progress.done + packs * (batch.updates - batch.update)
 
     def _add(self, gradients: Sequence[Tensor | None]) -> None:
         """Add a pack's gradients, with a few launches on CUDA: 504 tensors of a 4 B model would take as many."""
@@ -187,10 +194,12 @@ class Trainer:
 
     def _gradients(self, batch: TrainBatch, pack: Pack) -> _PackResult:
         new_M = self._logprobs(pack, batch.temperature)
+        is_fixed = batch.updates > 1 and self._loss.tis_cap > 0.0
         given = pack.behaviour_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
-        loss, clipped = policy_loss(new_M, *given)
+        loss, clipped = policy_loss(new_M, *given, is_fixed=is_fixed)
         gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-        gaps_M = (new_M.detach() - pack.behaviour_logprobs_M).double()
+        sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
+        gaps_M = (new_M.detach() - sampler_M).double()
         return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
 
     def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
@@ -246,15 +255,15 @@ class Trainer:
             else:
                 budget.halve(self._limits, self._failed_pack, device)
 
-    def _update(self, loss: float) -> float:
+    def _update(self, loss: float, lr: float | None) -> tuple[float, float]:
+        """One update; the norm of the gradient and the learning rate."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         grad_norm = float(norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise self._diverged(loss)
         if self._clip > 0.0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self._clip, norm)
-        self.optimizer.step()
-        return grad_norm
+        return grad_norm, self.optimizer.step(lr)
 
     def _diverged(self, loss: float) -> NonFiniteError:
         what = f"the loss is {loss}"

@@ -34,7 +34,11 @@ class Backend(Protocol):
         """As `Engine.sample`, from the policy last published."""
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One optimizer step over at least one row; BackendError, and unchanged weights, on a non-finite number."""
+        """One optimizer step over at least one row; NonFiniteError, and unchanged weights, on a non-finite number.
+
+        A step of the run may be several, `batch.updates`, before `publish`. A backend that trains at `batch.lr` reports
+        it as `TrainReport.lr`; others cannot follow an `[optimizer] schedule`.
+        """
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Optional: the log-probabilities that `train` computes for the rows' action tokens, 0 elsewhere; read-only."""

@@ -13,8 +13,10 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
+from retrain.kernel.contracts.serving import overlaps_training
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
+from retrain.kernel.overlap import Serial
 from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
@@ -26,9 +28,11 @@ from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.check import backend_options, check_clips, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.overlapped import Overlapped
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
+from retrain.rooms.session.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks
@@ -177,6 +181,8 @@ def assemble(
         algorithm=algorithm,
         backend=backend,
         pacer=pacer,
+        train=Updates(config, backend, seeds, stops).train,
+        overlap=Overlapped if overlaps_training(backend) else Serial,
     )
     return Assembled(parts=parts, watchers=watchers)
 

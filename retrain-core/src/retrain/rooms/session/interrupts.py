@@ -35,6 +35,7 @@ class Interrupts:
         self._failure: RetrainError | None = None
         self._is_installed = False
         self._own_signal = 0  # sent by `fail` and not yet handled
+        self._holding = 0  # thread in `held`
 
     @property
     def reason(self) -> str:
@@ -80,8 +81,17 @@ class Interrupts:
 
         Raises on every call until `settle`, in case the interrupted code swallowed the exception.
         """
-        if self._reason and not self._is_settled:
+        if self._reason and not self._is_settled and self._holding != threading.get_ident():
             self._raise()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no `check` of this thread stop the block, which has changed something and must run to its end."""
+        self._holding = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._holding = 0
 
     @contextmanager
     def shield(self) -> Iterator[None]:

@@ -1,0 +1,104 @@
+"""Overlap of sampling and training: where the backend can do both at once, the next step is sampled while one trains.
+
+The next step is sampled with the policy before the updates under way: its completions are one publication behind,
+never more, whichever finishes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+
+from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.errors import StopRequested
+from retrain.kernel.overlap import Sample, Sampled, Serial, Upcoming, measured
+from retrain.kernel.parts import Run
+from retrain.kernel.progress import Clock
+from retrain.kernel.types import Group, TrainBatch, TrainReport
+
+
+class Overlapped(Serial):
+    """The run's thread samples the next step while a separate thread trains this one.
+
+    Sampling stays in the run's thread because it calls tokenizers, rewards and environments, and because a signal may
+    interrupt it anywhere.
+    """
+
+    is_on = True
+
+    def __init__(self, run: Run, sample: Sample) -> None:
+        super().__init__(run, sample)
+        self._run = run
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self._version = 0
+        self._next: Sampled | Exception | None = None
+        self.batch_size = 0
+
+    def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+        """Return what was sampled during the last step, or raise its error; without either, sample now."""
+        sampled, self._next, self.batch_size = self._next, None, 0
+        if isinstance(sampled, Exception):
+            raise sampled
+        return sampled or self._sample_measured(step, prompts, clock)
+
+    def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
+        """Train while sampling the next step, then publish. Call it within a shield.
+
+        Both have ended when it returns or raises. A stop interrupts the sampling, and the training where it allows it.
+        """
+
+        def work() -> TrainReport:
+            with clock.timed("train"):
+                return self._train(batch)
+
+        training: Future[TrainReport] = self._thread.submit(work)
+        try:
+            if planned := upcoming():
+                with suppress(StopRequested):  # the shield raises it again once the training is recorded
+                    self._run.stops.exposed(lambda: self._sample_next(*planned, clock))
+        finally:
+            wait([training])
+        report = training.result()
+        with clock.timed("train"):
+            self._version = self._backend.publish()
+        return report
+
+    def metrics(self) -> Mapping[str, float]:
+        """No fields: `_sample_measured` reads the backend, so that a field reaches the line of its own step."""
+        return {}
+
+    def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
+        """How many optimizer steps the completions lag behind the policy that they are about to train."""
+        steps = [self._version - each.policy_version for group in groups for each in group.completions]
+        return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
+
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
+        """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""
+        if is_sampled and (planned := upcoming()):
+            self._sample_next(*planned, clock)
+        self._version = self._backend.publish()
+
+    def drop(self) -> None:
+        """Discard what was sampled, so that the step is sampled anew."""
+        self._next, self.batch_size = None, 0
+
+    def close(self) -> None:
+        """End the thread; safe to call twice."""
+        self._thread.shutdown()
+
+    def _sample_next(self, step: int, prompts: list[Prompt], clock: Clock) -> None:
+        """Sample in advance; keep an error for `collect`, because it belongs to the next step, not to this one."""
+        try:
+            self._next = self._sample_measured(step, prompts, clock)
+        except Exception as error:
+            self._next = error
+        finally:
+            self._run.enter(step - 1, "training")
+        self.batch_size = len(prompts)
+
+    def _sample_measured(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+        measured(self._backend)  # discard what it measured in an evaluation, which belongs to no step
+        sampled = self._sample(step, prompts, clock)
+        return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})

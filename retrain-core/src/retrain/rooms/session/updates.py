@@ -1,0 +1,133 @@
+"""Several optimizer steps per batch of samples, each at the learning rate that `[optimizer]` sets for the step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
+from retrain.rooms.session.interrupts import Interrupts
+
+LOG = logging.getLogger("retrain")
+
+
+def learning_rate(config: Config, step: int) -> float | None:
+    """The rate of a step, lr (f (1 - min_lr_ratio) + min_lr_ratio); None where it is always `[training] lr`.
+
+    With N = `max_steps` and W = `warmup_steps`, f = (step + 1) / W in the first W steps. Then constant: 1; linear:
+    (N - step) / (N - W); cosine: (1 + cos(pi (step - W) / (N - W))) / 2.
+    """
+    course, total = config.optimizer, config.training.max_steps
+    if course.schedule == "constant" and not course.warmup_steps:
+        return None
+    done = (step - course.warmup_steps) / max(total - course.warmup_steps, 1)
+    after = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2.0}[course.schedule]
+    factor = (step + 1) / course.warmup_steps if step < course.warmup_steps else after
+    return float(config.training.lr * (factor * (1.0 - course.min_lr_ratio) + course.min_lr_ratio))
+
+
+class Updates:
+    """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
+
+    A group stays in one minibatch; which groups share one is drawn anew for every step and epoch, and within a
+    minibatch rows keep the order of the step. With one update nothing is drawn, and the backend gets the step as it is.
+    """
+
+    def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
+        self._config, self._backend, self._seeds, self._stops = config, backend, seeds, stops
+        self._is_told = False
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """All updates of the step; the errors of the first one, which leave everything as it was.
+
+        A later update that is not finite ends the step there. From the second one on no stop interrupts the step.
+        """
+        first, *others = self._minibatches(batch)
+        done, rejected = [self._backend.train(first)], ""
+        self._refuse_other_rate(first, done[0])
+        with self._stops.held():
+            for minibatch in others:
+                try:
+                    done.append(self._backend.train(minibatch))
+                except NonFiniteError as error:
+                    rejected = f"update {minibatch.update + 1} of {minibatch.updates}: {error.problems[0].what}"
+                    break
+                except OutOfMemoryError as error:
+                    raise BackendError(*error.problems) from error  # too late to try the step again with less
+        minibatches = first.updates // self._config.training.epochs
+        return combined(done, minibatches, rejected=rejected) if others else done[0]
+
+    def _minibatches(self, batch: TrainBatch) -> list[TrainBatch]:
+        batch = replace(batch, lr=learning_rate(self._config, batch.step))
+        groups = sorted({row.group for row in batch.rows if row.action_T.any()})
+        training = self._config.training
+        parts = max(1, min(training.minibatches, len(groups)))
+        if parts < training.minibatches and not self._is_told:
+            self._is_told = True
+            told = "Step %d has %d groups to train on, for minibatches = %d: one minibatch per group, here and later."
+            LOG.warning(told, batch.step, len(groups), training.minibatches)
+        updates = parts * training.epochs
+        if updates == 1:
+            return [batch]
+        batch = replace(batch, rows=self._with_trainer_logprobs(batch), updates=updates)
+        found: list[TrainBatch] = []
+        for epoch in range(training.epochs):
+            order = self._seeds.stream("minibatches", batch.step, epoch).permutation(groups)
+            for part, chosen in enumerate(np.array_split(order, parts)):
+                rows = tuple(row for row in batch.rows if row.group in chosen)
+                masked = batch.num_masked // parts + (part < batch.num_masked % parts)
+                found.append(replace(batch, rows=rows, num_masked=masked, update=len(found)))
+        return found
+
+    def _with_trainer_logprobs(self, batch: TrainBatch) -> tuple[TrainRow, ...]:
+        """With an importance weight, the rows with the trainer's log-probabilities before the first update.
+
+        The loss's ratio is relative to those, and the weight compares them with the sampler's.
+        """
+        if not self._config.algorithm.tis_cap:
+            return batch.rows
+        found = self._backend.logprobs(batch.rows, batch.temperature)
+        return tuple(
+            replace(
+                row,
+                logprobs_T=logprobs_T,
+                engine_logprobs_T=row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T,
+            )
+            for row, logprobs_T in zip(batch.rows, found, strict=True)
+        )
+
+    def _refuse_other_rate(self, batch: TrainBatch, report: TrainReport) -> None:
+        if batch.lr in (None, report.lr):
+            return
+        what = f"backend {self._config.backend.backend!r} does not train at the learning rate of [optimizer] schedule"
+        fix = 'remove schedule and warmup_steps, or use backend = "local"'
+        raise BackendError(Problem(where=self._config.place("optimizer.schedule"), what=what, fix=fix))
+
+
+def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str = "") -> TrainReport:
+    """The report of a step from those of its updates, `minibatches` of which see each token once.
+
+    Loss and clip fraction are means over the action tokens of all updates, the gradient norm over the updates.
+    """
+    tokens = [report.num_tokens for report in reports]
+    clips = tuple(each.clip_fraction for each in reports if each.clip_fraction is not None)
+    norms = [each.grad_norm for each in reports if each.grad_norm is not None]
+    is_clipped = len(clips) == len(reports)
+    return replace(
+        reports[0],
+        loss=float(np.average([each.loss for each in reports], weights=tokens)),
+        grad_norm=float(np.mean(norms)) if norms else None,
+        num_tokens=sum(tokens[:minibatches]),
+        clip_fraction=float(np.average(clips, weights=tokens)) if is_clipped else None,
+        updates=len(reports),
+        clip_fractions=clips if is_clipped else (),
+        rejected=rejected,
+    )
