@@ -54,7 +54,9 @@ def reports_what_it_did(bench: Bench) -> None:
     for field in fields(TrainReport):
         value = getattr(report, field.name)
         # a remote trainer may report nothing, and a service that reports its loss may omit the gradient norm
-        if value is None and (report.loss_is_placeholder or field.name == "grad_norm"):
+        if value is None and (report.loss_is_placeholder or field.name in ("grad_norm", "lr")):
+            continue
+        if isinstance(value, str | tuple):  # for a step of several updates, which the run puts together
             continue
         expect(
             value is not None and math.isfinite(value),
@@ -133,6 +135,23 @@ def credits_single_tokens(bench: Bench) -> None:
         "nothing changed after a step whose advantages are +1 and -1 in turn",
         why="a backend that gives each row its mean advantage turns every token transform into none",
         fix="multiply each token by its own advantage, or declare preserves_token_advantages = False",
+    )
+
+
+def trains_at_the_rate_it_is_given(bench: Bench) -> None:
+    """A step at `TrainBatch.lr` = 0 leaves the policy unchanged, if the backend reports a learning rate."""
+    subject = open_subject(bench)
+    before = _drawn(bench, subject)
+    _, report = _trained(bench, subject, lr=0.0)
+    if report.lr is None:
+        return
+    subject.part.publish()
+    is_same = not subject.is_repeatable or _is_close(before, _drawn(bench, subject))
+    expect(
+        report.lr == 0.0 and is_same,
+        f"a step at learning rate 0 reports {report.lr} and {'keeps' if is_same else 'changes'} the policy",
+        why="[optimizer] schedule sets the rate of every step",
+        fix="use batch.lr where it is not None and report it as lr, or report None",
     )
 
 
@@ -237,7 +256,12 @@ def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
 
 
 def _trained(
-    bench: Bench, subject: Subject, *, credit: float | None = 1.0, temperature: float = 1.0
+    bench: Bench,
+    subject: Subject,
+    *,
+    credit: float | None = 1.0,
+    temperature: float = 1.0,
+    lr: float | None = None,
 ) -> tuple[TrainBatch, TrainReport]:
     """One step on completions of the policy; None credits +1 and -1 alternately, on an even number of tokens."""
     asked = requests(bench)
@@ -249,7 +273,7 @@ def _trained(
         even = len(sample.tokens_T) // 2 * 2
         return np.where(np.arange(len(sample.tokens_T)) < even, 1.0 - 2.0 * (np.arange(len(sample.tokens_T)) % 2), 0.0)
 
-    batch = batch_of(asked, samples, advantages, temperature=temperature)
+    batch = replace(batch_of(asked, samples, advantages, temperature=temperature), lr=lr)
     return batch, subject.part.train(batch)
 
 
@@ -290,6 +314,7 @@ TRAINING = (
     has_ratio_1_on_its_own_policy,
     changes_nothing_without_credit,
     credits_single_tokens,
+    trains_at_the_rate_it_is_given,
     publishes_when_asked,
     refuses_numbers_that_are_not_finite,
     leaves_batches_alone,

@@ -123,7 +123,7 @@ def batch_of(
 ) -> TrainBatch:
     """The rows of an optimizer step; `credit(sample)` is one advantage for all of its tokens, or one for each."""
     rows = []
-    for request, group in zip(asked, samples, strict=True):
+    for number, (request, group) in enumerate(zip(asked, samples, strict=True)):
         ahead = len(request.prompt_T)
         for sample in group:
             action_T = np.arange(ahead + len(sample.tokens_T)) >= ahead
@@ -135,6 +135,7 @@ def batch_of(
                     action_T=action_T,
                     logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
                     advantages_T=advantages_T,
+                    group=number,
                 )
             )
     return TrainBatch(step=step, rows=tuple(rows), temperature=temperature)

@@ -151,6 +151,11 @@ class Decays(Backend):
         return super().gradient(batch) - 0.1 * self.logits_V
 
 
+class FixedRate(Backend):
+    def rate(self, batch):
+        return super().rate(replace(batch, lr=None))
+
+
 class CountsCredited(Backend):
     def report(self, *arguments):
         return replace(super().report(*arguments), num_tokens=1)

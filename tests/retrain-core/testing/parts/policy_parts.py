@@ -93,9 +93,12 @@ class Backend:
         gaps_T = self.gaps(batch)
         gradient_V = self.gradient(batch)
         self.momentum_V = DECAY * self.momentum_V + gradient_V
-        self.logits_V = self.logits_V + RATE * self.momentum_V
+        self.logits_V = self.logits_V + self.rate(batch) * self.momentum_V
         self.trained += 1
         return self.report(batch, gradient_V, gaps_T)
+
+    def rate(self, batch):
+        return RATE if batch.lr is None else batch.lr
 
     def gaps(self, batch):
         logp_V = log_softmax(self.logits_V, batch.temperature)
@@ -114,6 +117,7 @@ class Backend:
             gap_max=float(np.abs(gaps_T).max()),
             k3=float((rho_T - 1 - gaps_T).mean()),
             ess_frac=float(rho_T.sum() ** 2 / (len(rho_T) * (rho_T**2).sum())),
+            lr=RATE if batch.lr is None else batch.lr,
         )
 
     def publish(self):
