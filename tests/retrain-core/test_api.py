@@ -15,7 +15,7 @@ EngineTraits Environment EpisodeResult Example Finding Floats Found Group Health
 LogprobRow Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message MetricSpec Needs NonFiniteError Observation
 OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError
 PluginSpec Plugins Policy Problem Publishing Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward
-RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds StopReason Table TableTraits
+RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds Shaper StopReason Table TableTraits
 TakesWeights TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server
 generator hookimpl install_line installed_dependents installed_version key load_plugins locate_adapter resolve
 """

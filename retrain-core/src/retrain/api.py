@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.serving import (
-        LogprobRow,
-        Measuring,
-        OverlapsTraining,
-        Policy,
-        Publishing,
-        SamplesAhead,
-        TakesWeights,
-    )
+    from retrain.kernel.contracts.serving import LogprobRow, Measuring, OverlapsTraining, Publishing, SamplesAhead
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -72,6 +65,7 @@ if TYPE_CHECKING:
     from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.health.contract import Finding, HealthMonitor
+    from retrain.rooms.inference.policy import Policy, TakesWeights
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
     from retrain.rooms.session.records.checkpoints import locate_adapter
@@ -164,6 +158,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Seeds",
+    "Shaper",
     "StopReason",
     "Table",
     "TableTraits",
@@ -216,6 +211,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
     "retrain.rooms.session.report_parts",
+    "retrain.rooms.inference.policy",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
 )

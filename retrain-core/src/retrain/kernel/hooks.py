@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from retrain.kernel.config.resolved import Config
-    from retrain.kernel.contracts.algorithm import Credit
+    from retrain.kernel.contracts.algorithm import Credit, Shaper
+    from retrain.kernel.contracts.backend import Backend
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
@@ -245,6 +246,14 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
     """The tasks of a run are loaded and their verifier is up; the model is not. Raise RewardError to refuse the run.
 
     Not called by commands that only look at the tasks, such as `retrain audit`.
+    """
+
+
+@hookspec
+def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
+    """What changes rewards between scoring and credit in this run; None = nothing. Once per run, all parts are built.
+
+    Shapers of several plugins work one after another; each sees what the previous one returned.
     """
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
-from retrain.kernel.types import Group, Outcome
+from retrain.kernel.types import Group, Outcome, Score
 
 
 class GroupStatus(StrEnum):
@@ -18,8 +19,8 @@ class GroupStatus(StrEnum):
 
 
 def verdicts(group: Group) -> list[float]:
-    """The scores of a group's completions that have one, in order."""
-    return [score.value for score in group.scores if score.outcome is Outcome.SCORED and score.value is not None]
+    """The raw scores of a group's completions that have one, in order."""
+    return _values(group.raw_scores or group.scores)
 
 
 def num_correct(group: Group) -> int:
@@ -28,8 +29,12 @@ def num_correct(group: Group) -> int:
 
 
 def group_status(group: Group) -> GroupStatus:
-    """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one."""
-    values = verdicts(group)
+    """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one.
+
+    Decided on raw scores, without those of completions that a shaper left without a verdict.
+    """
+    raw = zip(group.raw_scores or group.scores, group.scores, strict=True)
+    values = _values(score for score, shaped in raw if shaped.outcome is Outcome.SCORED)
     if len(values) < 2:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):
@@ -37,3 +42,7 @@ def group_status(group: Group) -> GroupStatus:
     if values[0] >= 1.0:
         return GroupStatus.ALL_RIGHT
     return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED
+
+
+def _values(scores: Iterable[Score]) -> list[float]:
+    return [score.value for score in scores if score.outcome is Outcome.SCORED and score.value is not None]

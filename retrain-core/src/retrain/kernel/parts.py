@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.algorithm import Algorithm, Credit
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt, Prompts, Rollouts
@@ -42,6 +42,7 @@ class Parts:
     pacer: Pacer
     train: Callable[[TrainBatch], TrainReport]
     overlap: type[Serial]
+    shapers: tuple[Shaper, ...] = ()
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""

@@ -41,16 +41,20 @@ class Step:
         groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
         view = GroupsView(step=step, groups=groups)
         run.notify("retrain_groups_scored", groups=view)
-        credit = parts.algorithm.assign(step, groups)
+        shaped, shaping = groups, Fields()
+        for shaper in parts.shapers:
+            shaped, added = shaper.shape(step, shaped)
+            shaping = merge_fields(shaping, added, source=f"shaper {type(shaper).__name__}")
+        credit = parts.algorithm.assign(step, shaped)
         with run.stops.shield():
             report, rejected = self._train(step, credit, clock, progress.example_idx + len(prompts))
             progress.count(groups)
             progress.example_idx += len(prompts)
             progress.is_overlapped = self.overlap.is_on and report is not None
-            line = self._line(step, sampled, credit, report)
+            line = merge_fields(self._line(step, sampled, credit, report), shaping, source="a shaper")
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
-            parts.algorithm.observe(step, groups, credit)
+            parts.algorithm.observe(step, shaped, credit)
             line |= staleness | clock.fields(overlapped=self.overlap.is_on)
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, len(prompts), has_trained=report is not None)

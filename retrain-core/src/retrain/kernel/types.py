@@ -7,7 +7,7 @@ Arrays are numpy and read-only by convention: to change a value, make a new arra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -161,12 +161,20 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """All completions of one prompt with their scores, in sampling order; scores above `correct_above` are correct."""
+    """All completions of one prompt with their scores, in sampling order; scores above `correct_above` are correct.
+
+    `raw_scores` are those before a `Shaper` changed them, empty if none did.
+    """
 
     example: Example
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
     correct_above: float = CORRECT_ABOVE
+    raw_scores: tuple[Score, ...] = ()
+
+    def shaped(self, scores: Sequence[Score]) -> Group:
+        """The group with other scores for credit; whether it is informative stays a matter of the raw ones."""
+        return replace(self, scores=tuple(scores), raw_scores=self.raw_scores or self.scores)
 
 
 class ActionRow(Protocol):

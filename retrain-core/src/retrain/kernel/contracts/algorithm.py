@@ -39,6 +39,17 @@ class Credit:
     memo: Any = None
 
 
+class Shaper(Protocol):
+    """Changes rewards between scoring and credit by what the completions are: their length, their divergence, ..."""
+
+    def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
+        """The same groups for credit, changed by `Group.shaped`, and fields for the step's line.
+
+        Records keep the raw scores. A completion without a verdict stays without one. It changes no state: after a step
+        ran out of memory, fewer groups are shaped again.
+        """
+
+
 class Algorithm(Protocol):
     """The one contract of credit: a run has one algorithm, and the kernel does not know how it works.
 

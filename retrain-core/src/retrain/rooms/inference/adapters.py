@@ -20,11 +20,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from retrain.kernel.contracts.serving import LogprobRow, Policy
+from retrain.kernel.contracts.serving import LogprobRow
 from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.types import Floats, Tokens
 from retrain.rooms.inference.caller import Caller
 from retrain.rooms.inference.client import Call, RefusedError
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
 from retrain.rooms.inference.probes import PROBE_TOKENS
 from retrain.rooms.session.logprob_gap import LogprobGap

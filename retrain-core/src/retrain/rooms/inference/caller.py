@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.types import Tokens
 from retrain.rooms.inference.answers import Completion, CompletionRequest, checked
 from retrain.rooms.inference.client import Call, Client
 from retrain.rooms.inference.dialect import Dialect, HttpRequest, ServedModel
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.rooms.inference import handshake
@@ -20,6 +19,7 @@ from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.caller import Caller, vocabulary_of
 from retrain.rooms.inference.client import Call, Client
 from retrain.rooms.inference.dialect import Dialect
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.probes import probe_prompts, write_probe_adapter
 from retrain.rooms.inference.recompute import Behaviour
 from retrain.rooms.inference.table import InferenceTable, Settings

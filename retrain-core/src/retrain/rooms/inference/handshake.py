@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import Tokens
 from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.caller import Caller
 from retrain.rooms.inference.client import Call, Client, RefusedError
 from retrain.rooms.inference.dialect import Dialect, ServedModel
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
 
 LOG = logging.getLogger("retrain")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.dialect import CommonRoutes, HttpRequest, ServedModel
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.mlx_adapter import convert
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.table import InferenceTable
 
 CONVERTED = "mlx"  # folder of the converted copy, inside that of the adapter

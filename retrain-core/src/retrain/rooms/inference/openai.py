@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.serving import Policy
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.dialect import HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
+from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.text_ids import TextIds
 from retrain.rooms.inference.vllm import VLLM
 

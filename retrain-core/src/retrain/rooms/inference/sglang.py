@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.serving import Policy
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
+from retrain.rooms.inference.policy import Policy
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:

@@ -171,6 +171,7 @@ def assemble(
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
         )
+        shaping = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
     parts = Parts(
         config=config,
         plugins=plugins,
@@ -183,6 +184,7 @@ def assemble(
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
         overlap=Overlapped if overlaps_training(backend) else Serial,
+        shapers=tuple(shaper for found in shaping for shaper in found or ()),
     )
     return Assembled(parts=parts, watchers=watchers)
 

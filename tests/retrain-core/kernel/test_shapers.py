@@ -1,0 +1,87 @@
+"""Shapers: what changes rewards between scoring and credit, and what stays raw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
+from retrain.kernel.types import Score
+from tests.overlapped import GENERATIONS, lines, steps
+
+Command = Callable[..., Any]
+
+SHAPERS = """
+from retrain.api import Score, hookimpl
+
+class Shaper:
+    def __init__(self, offsets):
+        self.offsets = offsets
+    def shape(self, step, groups):
+        return tuple(
+            group.shaped([Score.of(score.value + self.offsets[i % len(self.offsets)])
+                          for i, score in enumerate(group.scores)])
+            for group in groups
+        ), {f"shaped_{len(self.offsets)}": float(len(groups))}
+
+@hookimpl
+def retrain_shape_rewards(context, backend):
+    assert backend.capabilities and context.config
+    return [Shaper([1.0, -2.0]), Shaper([0.25])]
+"""
+
+
+def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
+    command: Command, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
+) -> None:
+    plain = [*toy_arguments, "--max-steps", "4", "--save-every", "0", "--batch-size", "6", "--group-size", "8"]
+    assert command(*plain, "--log-dir", "plain").code == 0
+    distribution("retrain-shaping", {"shaping": SHAPERS})
+    assert command(*plain, "--log-dir", "shaped").code == 0
+    before, after = steps(tmp_path / "plain"), steps(tmp_path / "shaped")
+    assert all(line["shaped_2"] == line["shaped_1"] == 6.0 for line in after)
+    assert not any("shaped_1" in line for line in before)
+    # The first step samples from the same policy, so its scores are the same; its gradient is not.
+    for field in ("mean_reward", "correct_rate", "useful_groups"):
+        assert after[0][field] == before[0][field], field
+    first = next(line["step"] for line in before if line["loss"] is not None)
+    assert after[first]["grad_norm"] != before[first]["grad_norm"]
+    assert {r["reward"] for r in lines(tmp_path / "shaped", GENERATIONS)} <= {0.0, 1.0}
+
+
+def test_a_shaper_that_raises_is_named_with_its_plugin(
+    command: Command, distribution: Callable[..., Path], toy_arguments: list[str]
+) -> None:
+    raising = SHAPERS.replace("assert backend.capabilities and context.config", "raise ValueError('no reference')")
+    distribution("retrain-shaping", {"shaping": raising})
+    result = command(*toy_arguments, "--max-steps", "1")
+    assert result.code == 1
+    assert "retrain_shape_rewards of retrain-shaping" in result.err
+    assert "no reference" in result.err
+
+
+@pytest.mark.parametrize(
+    ("raw", "shaped", "status"),
+    [
+        ([0.0, 0.0, 0.0], [0.0, -0.5, -1.0], GroupStatus.ALL_WRONG),  # shaping alone teaches nothing
+        ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0], GroupStatus.INFORMATIVE),
+        ([1.0, 0.0, 0.0], [None, 0.0, 0.0], GroupStatus.ALL_WRONG),  # the one that differed was left out
+        ([1.0, 0.0, 0.0], [1.0, None, None], GroupStatus.NO_VERDICT),
+        ([1.0, 0.0, 0.0], [None, None, None], GroupStatus.NO_VERDICT),
+        ([1.0, None, 0.0], [0.5, None, 0.5], GroupStatus.INFORMATIVE),
+    ],
+)
+def test_what_a_shaped_group_teaches_is_decided_on_the_raw_scores_of_what_is_left(
+    make_group: Any, raw: list[float | None], shaped: list[float | None], status: GroupStatus
+) -> None:
+    group = make_group(*raw)
+    once = group.shaped([Score.no_verdict("left out") if v is None else Score.of(v) for v in shaped])
+    twice = once.shaped(once.scores)
+    for each in (once, twice):
+        assert group_status(each) is status
+        assert verdicts(each) == verdicts(group) == [v for v in raw if v is not None]
+        assert num_correct(each) == num_correct(group)
+    assert [score.value for score in twice.raw_scores] == raw
