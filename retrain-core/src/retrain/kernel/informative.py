@@ -20,7 +20,7 @@ class GroupStatus(StrEnum):
 
 def verdicts(group: Group) -> list[float]:
     """The raw scores of a group's completions that have one, in order."""
-    return _values(group.raw_scores or group.scores)
+    return _values(group.raw_scores)
 
 
 def num_correct(group: Group) -> int:
@@ -33,8 +33,8 @@ def group_status(group: Group) -> GroupStatus:
 
     Decided on raw scores, without those of completions that a shaper left without a verdict.
     """
-    raw = zip(group.raw_scores or group.scores, group.scores, strict=True)
-    values = _values(score for score, shaped in raw if shaped.outcome is Outcome.SCORED)
+    pairs = zip(group.raw_scores, group.scores, strict=True)
+    values = _values(raw for raw, score in pairs if score.outcome is Outcome.SCORED)
     if len(values) < 2:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):

@@ -163,7 +163,7 @@ class Score:
 class Group:
     """All completions of one prompt with their scores, in sampling order; scores above `correct_above` are correct.
 
-    `raw_scores` are those before a `Shaper` changed them, empty if none did.
+    Credit uses `scores`, all else `raw_scores`: the same, unless a `Shaper` changed them (see `shaped`).
     """
 
     example: Example
@@ -172,9 +172,12 @@ class Group:
     correct_above: float = CORRECT_ABOVE
     raw_scores: tuple[Score, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "raw_scores", self.raw_scores or self.scores)
+
     def shaped(self, scores: Sequence[Score]) -> Group:
-        """The group with other scores for credit; whether it is informative stays a matter of the raw ones."""
-        return replace(self, scores=tuple(scores), raw_scores=self.raw_scores or self.scores)
+        """The group with other scores for credit; the raw ones stay."""
+        return replace(self, scores=tuple(scores))
 
 
 class ActionRow(Protocol):

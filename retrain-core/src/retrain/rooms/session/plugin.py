@@ -1,16 +1,52 @@
-"""Registers `[resume]`."""
+"""Registers `[resume]` and the keys of `[training]` about truncated completions and further rounds of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
 
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.algorithm import Shaper
+    from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.errors import Problem
+
+TABLES = "retrain.rooms.session.table"
+
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table that continues an earlier run."""
-    factory, traits = "retrain.rooms.session.table:ResumeTable", TableTraits(flag_prefix="resume_")
-    register(PluginSpec(name="resume", summary="Continue an earlier run.", factory=factory, traits=traits))
+    """The table that continues an earlier run, and the keys of a step's selection."""
+    traits, extends = TableTraits(flag_prefix="resume_"), TableTraits(extends=True)
+    summary = "Continue an earlier run."
+    register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
+    summary = "Truncated completions, and further rounds of prompts."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    """A soft zone that is longer than a completion."""
+    zone, limit = config.value("training.soft_overlong", 0), config.training.max_tokens
+    if zone <= limit:
+        return []
+    from retrain.kernel.errors import Problem  # only a faulty configuration needs it
+
+    what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
+    return [
+        Problem(where=config.place("training.soft_overlong"), what=what, fix=f"lower it, for example to {limit // 5}")
+    ]
+
+
+@hookimpl
+def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
+    """The soft punishment of long completions, where it is on."""
+    if not (zone := context.config.value("training.soft_overlong", 0)):
+        return ()
+    from retrain.rooms.credit.overlong import SoftPunishment  # only a run that punishes needs it
+
+    return (SoftPunishment(limit=context.config.training.max_tokens, zone=zone),)
