@@ -81,3 +81,19 @@ def test_rows_that_make_no_sense_are_refused(trained: LocalBackend) -> None:
     trained.close()
     with pytest.raises(BackendError, match="closed"):
         trained.logprobs([], 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_those_of_the_reference_are_the_base_models_bit_for_bit_however_long_one_trains(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, dtype: str
+) -> None:
+    backend = make_backend(dtype=dtype)
+    batch = roll(backend, requests)
+    base = backend.logprobs(batch.rows, 0.7)  # B is zero
+    for _ in range(2):
+        backend.train(batch)
+    trained = backend.logprobs(batch.rows, 0.7)
+    found = backend.reference_logprobs(batch.rows, 0.7)
+    assert all(np.array_equal(a, b) for a, b in zip(found, base, strict=True))
+    assert max(np.abs(a - b).max() for a, b in zip(trained, base, strict=True)) > 1e-2
+    assert all(np.array_equal(a, b) for a, b in zip(backend.logprobs(batch.rows, 0.7), trained, strict=True))

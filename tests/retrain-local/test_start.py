@@ -54,7 +54,10 @@ def test_a_run_starts_with_the_policy_of_the_adapter(
     assert any(a.logprobs_T.tolist() != b.logprobs_T.tolist() for a, b in zip(wanted[0], other[0], strict=True))
     assert got[0][0].policy_version == 0  # it is where this run begins
     batch = roll(before, requests, step=2)
+    begun = started.logprobs(batch.rows, 1.0)
     assert started.train(batch).ratio_mean == pytest.approx(1.0, abs=1e-5)
+    reference = started.reference_logprobs(batch.rows, 1.0)  # that of [kl]: what training began with
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(reference, begun, strict=True))
     (tmp_path / "next").mkdir()
     started.save_adapter(tmp_path / "next")
     moved, was = (load_file(at / "adapter_model.safetensors") for at in (tmp_path / "next", folder))

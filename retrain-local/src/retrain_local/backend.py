@@ -198,6 +198,12 @@ class LocalBackend:
         with self._training():
             return trainer.logprobs(rows, temperature)
 
+    def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Log-probabilities of the model that training began with, exactly; see `Trainer.logprobs`."""
+        _, trainer = self._open()
+        with self._training():
+            return trainer.reference_logprobs(rows, temperature)
+
     def publish(self) -> int:
         """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it."""
         pair, _ = self._open()

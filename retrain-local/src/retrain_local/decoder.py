@@ -6,6 +6,7 @@ every forward pass, decides which tokens a token attends to and where keys and v
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,6 +97,12 @@ class TrainedDecoder(Decoder, Protocol):
 
     recompute: bool
     is_ordered: bool
+
+    def keep_reference(self) -> None:
+        """Make the adapter as it is now the reference; without a call that is the base model."""
+
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Within the block the decoder computes the reference, bit for bit; take no gradient there."""
 
     def compile(self) -> None:
         """Fuse the operations between matrix products with torch.compile; ConfigError where that is not possible."""

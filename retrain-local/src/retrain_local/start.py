@@ -26,5 +26,6 @@ def load_start(pair: Pair, config: Config) -> None:
     if misfit := set_adapter(pair, tensors):
         fix = "start from an adapter of this model that has a matrix for every linear layer except the head"
         raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
+    pair.trained.keep_reference()
     pair.publish()
     log.info("Starting from the adapter in %s", file.parent)

@@ -96,7 +96,19 @@ def test_both_decoders_compute_what_peft_computes(
     assert isinstance(pair.trained, HfDecoder)
     with torch.no_grad():
         assert relative(logits_of(pair.sampler, ids_N), own_logits(model, ids_N)) < 1e-5
+        base = logits_of(pair.trained, ids_N)
     shaken(pair)
+    with torch.no_grad(), pair.trained.as_reference():
+        assert torch.equal(logits_of(pair.trained, ids_N), base)
+    with torch.no_grad():
+        started = logits_of(pair.trained, ids_N)
+        pair.trained.keep_reference()
+        for p in pair.parameters.values():
+            p.mul_(1.5)
+        with pair.trained.as_reference():
+            assert torch.equal(logits_of(pair.trained, ids_N), started)
+        assert not torch.equal(logits_of(pair.trained, ids_N), started)
+    pair.publish()
     pair.publish()
     (tmp_path / "adapter").mkdir()
     save_adapter(pair, tmp_path / "adapter")

@@ -57,7 +57,10 @@ WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend promises; the kernel refuses configurations that need more, before anything heavy loads."""
+    """What a backend promises; the kernel refuses configurations that need more, before anything heavy loads.
+
+    `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has.
+    """
 
     reports_sync_loss: bool
     preserves_token_advantages: bool
@@ -65,6 +68,7 @@ class Capabilities:
     checkpoint_resume_mode: CheckpointMode
     determinism: Determinism
     provides_entropy: bool
+    regularisers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

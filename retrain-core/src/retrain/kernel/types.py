@@ -99,7 +99,8 @@ class Completion:
     `Sample`) have the row's length and are meaningful at action tokens only (0 elsewhere). `text` is a view of the
     sampled tokens, never trained on. `starts` are the positions at which the policy got a fresh context: usually only
     0, and more when an episode rewrote its history. Tokens after a start were sampled without those before it, so each
-    part is trained as a row of its own. `turns` counts how often the policy was sampled.
+    part is trained as a row of its own. `turns` counts how often the policy was sampled. `reference_logprobs_T` and
+    `kl_coef` are set for a KL term of the loss (see `TrainRow`).
     """
 
     tokens_T: Tokens
@@ -112,6 +113,8 @@ class Completion:
     engine_logprobs_T: Floats | None = None
     starts: tuple[int, ...] = (0,)
     turns: int = 1
+    reference_logprobs_T: Floats | None = None
+    kl_coef: float = 0.0
 
     @property
     def num_actions(self) -> int:
@@ -198,7 +201,8 @@ class TrainRow:
 
     An action token with zero advantage still counts in the loss denominator. `logprobs_T` are the behaviour
     log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight.
-    `reference_logprobs_T` are those of the policy that a KL term compares with. A row is one sequence of the loss.
+    `reference_logprobs_T` are those of the policy that a KL term of weight `kl_coef` compares with. A row is one
+    sequence of the loss.
     `group` is the position of its group in the step, and `is_truncated` says that its completion was cut off.
     """
 
@@ -208,6 +212,7 @@ class TrainRow:
     advantages_T: Floats
     engine_logprobs_T: Floats | None = None
     reference_logprobs_T: Floats | None = None
+    kl_coef: float = 0.0
     group: int = 0
     is_truncated: bool = False
 

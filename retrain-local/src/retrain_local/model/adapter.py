@@ -45,6 +45,11 @@ class Adapter:
             found[f"{PREFIX}{name}.lora_B.{ADAPTER}.weight"] = b
         return found
 
+    def copied(self) -> Adapter:
+        """The same numbers in memory of their own, with no gradient."""
+        a, b = self.a.detach().clone(), self.b.detach().clone()
+        return replace(self, a=a, b=b, parts_a=a.split(self.rank), parts_b=b.split(self.linear.sizes))
+
     def holding(self, tensors: Mapping[str, Tensor]) -> Adapter:
         """The same adapter with other values, given by their names in adapter_model.safetensors."""
         parts_a = tuple(tensors[f"{PREFIX}{name}.lora_A.weight"] for name in self.linear.names)

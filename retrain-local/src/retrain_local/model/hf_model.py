@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -43,6 +44,7 @@ class HfDecoder:
         self._body = model.get_submodule(path)
         self._head = _replaced(model, path.split("."), _Given())
         self._recompute = False
+        self._reference: list[tuple[nn.ModuleDict, nn.ModuleDict]] = []
 
     @property
     def recompute(self) -> bool:
@@ -69,6 +71,28 @@ class HfDecoder:
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False}
         hidden_ND: Tensor = self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
         return hidden_ND
+
+    def keep_reference(self) -> None:
+        """See `TrainedDecoder`."""
+        self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """See `TrainedDecoder`."""
+        layers = self._adapted()
+        trained = [(layer.lora_A, layer.lora_B) for layer in layers]
+        try:
+            for layer in layers:
+                layer._disable_adapters = not self._reference  # PEFT's own switch also freezes the parameters
+            for layer, (a, b) in zip(layers, self._reference, strict=False):
+                layer.lora_A, layer.lora_B = a, b
+            yield
+        finally:
+            for layer, (a, b) in zip(layers, trained, strict=True):
+                layer.lora_A, layer.lora_B, layer._disable_adapters = a, b, False
+
+    def _adapted(self) -> list[LoraLayer]:
+        return [module for module in self._model.modules() if isinstance(module, LoraLayer)]
 
     def compile(self) -> None:
         """See `TrainedDecoder`."""

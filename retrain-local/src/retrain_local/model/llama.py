@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from retrain_local.model.decode_kernels import DecodeKernels, scratch_target
 from retrain_local.model.fused import fused_operations
 from retrain_local.model.operations import Operations, Turn, compiled
 from retrain_local.model.prepacked import Matrix
-from retrain_local.model.projection import Projection
+from retrain_local.model.projection import Projection, Trained
 from retrain_local.model.stacked import SampledInParts
 from retrain_local.model.weights import LayerWeights, Weights
 
@@ -31,6 +31,10 @@ class Projections:
     output: Projection
     gate_up: Projection
     down: Projection
+
+    def trained(self) -> Iterator[Trained]:
+        """Those with a trained adapter, and a reference."""
+        return (p for p in (self.qkv, self.output, self.gate_up, self.down) if isinstance(p, Trained))
 
 
 class LlamaDecoder:
@@ -67,6 +71,25 @@ class LlamaDecoder:
     def compile(self) -> None:
         """See `TrainedDecoder`."""
         self._operations = compiled()
+
+    def keep_reference(self) -> None:
+        """See `TrainedDecoder`."""
+        for projection in self._trained():
+            projection.keep_reference()
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """See `TrainedDecoder`."""
+        for projection in self._trained():
+            projection.is_reference = True
+        try:
+            yield
+        finally:
+            for projection in self._trained():
+                projection.is_reference = False
+
+    def _trained(self) -> Iterator[Trained]:
+        return (projection for layer in self._layers for projection in layer.projections.trained())
 
     def fuse(self) -> None:
         """Use fused kernels between the products where this device has them."""

@@ -28,30 +28,46 @@ class Sampled(Projection, Protocol):
         """Use these matrices from now on; copied in place, so that CUDA graphs see them."""
 
 
-class TrainedMerged:
-    """x (W + scale B A)^T. The gradients of A and B use products of their rank only."""
-
-    def __init__(self, adapter: Adapter) -> None:
-        self._adapter, self._bias = adapter, adapter.linear.bias
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
-        if not torch.is_grad_enabled():
-            weight = self._adapter.linear.weight
-            return functional.linear(x_NI, merge(self._adapter, weight, torch.empty_like(weight)), self._bias)
-        y_NO: Tensor = _Merged.apply(x_NI, self._adapter, *self._adapter.parts_a, *self._adapter.parts_b)
-        return y_NO
-
-
-class TrainedLowRank:
-    """x W^T + (x A^T) (scale B)^T in the dtype of W, which keeps an update that rounding of W + BA would lose."""
+class Trained:
+    """A projection with its adapter. `is_reference`: with the one kept as reference, or x W^T as if B were zero."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
+        self._reference: Adapter | None = None
+        self.is_reference = False
+
+    def keep_reference(self) -> None:
+        """Make the adapter as it is now the reference."""
+        self._reference = self._adapter.copied()
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See `Projection`."""
-        y_NO: Tensor = _LowRank.apply(x_NI, self._adapter, *self._adapter.parts_a, *self._adapter.parts_b)
+        adapter = self._reference if self.is_reference else self._adapter
+        if adapter is None:
+            linear = self._adapter.linear
+            return functional.linear(x_NI, linear.weight, linear.bias)
+        return self._adapted(x_NI, adapter)
+
+    def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
+        raise NotImplementedError
+
+
+class TrainedMerged(Trained):
+    """x (W + scale B A)^T. The gradients of A and B use products of their rank only."""
+
+    def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
+        if not torch.is_grad_enabled():
+            weight = adapter.linear.weight
+            return functional.linear(x_NI, merge(adapter, weight, torch.empty_like(weight)), adapter.linear.bias)
+        y_NO: Tensor = _Merged.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
+        return y_NO
+
+
+class TrainedLowRank(Trained):
+    """x W^T + (x A^T) (scale B)^T in the dtype of W, which keeps an update that rounding of W + BA would lose."""
+
+    def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
+        y_NO: Tensor = _LowRank.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
         return y_NO
 
 

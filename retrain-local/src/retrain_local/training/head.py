@@ -56,7 +56,7 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
             logprobs.append(found_M)
             if wanted:
                 with torch.enable_grad():
-                    seeded = _Seeded.apply(logits, slope_MV)
+                    seeded = Seeded.apply(logits, slope_MV)
                 slopes += torch.autograd.grad(seeded, chunk)
         if wanted:
             ctx.save_for_backward(torch.cat(slopes))
@@ -68,7 +68,7 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
         return (slopes_MD * gradients[0][:, None]).to(slopes_MD.dtype), None, None, None, None, None
 
 
-class _Seeded(torch.autograd.Function):  # type: ignore[misc]
+class Seeded(torch.autograd.Function):  # type: ignore[misc]
     """A zero whose gradient with respect to `logits` is `slope`.
 
     Passing `slope` to torch.autograd.grad would give the same result, but imports sympy: half a second in the first

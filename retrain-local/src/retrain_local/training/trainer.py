@@ -165,6 +165,11 @@ class Trainer:
                 found[number][asked[number].action_T] = values
         return found
 
+    def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """As `logprobs`, of the model that training began with, whose weights are not held twice."""
+        with self._decoder.as_reference():
+            return self.logprobs(rows, temperature)
+
     def _all_logprobs(self, rows: Sequence[TrainRow], temperature: float) -> list[tuple[Pack, Floats]]:
         packs = self._packs(rows)
         return list(zip(packs, self._each(packs, partial(self._pack_logprobs, temperature)), strict=True))

@@ -43,6 +43,9 @@ class Backend(Protocol):
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Optional: the log-probabilities that `train` computes for the rows' action tokens, 0 elsewhere; read-only."""
 
+    def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Optional, for `[kl]`: as `logprobs`, of the policy that training began with."""
+
     def publish(self) -> int:
         """Make the trained policy the one that `sample` uses; return its version, 0 before any training."""
 

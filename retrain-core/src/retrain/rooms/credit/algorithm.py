@@ -180,6 +180,10 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             logprobs_T=completion.logprobs_T[part],
             advantages_T=advantages_T[part],
             engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
+            reference_logprobs_T=None
+            if completion.reference_logprobs_T is None
+            else completion.reference_logprobs_T[part],
+            kl_coef=completion.kl_coef,
             group=group,
             is_truncated=completion.stop_reason is StopReason.LENGTH,
         )
