@@ -54,6 +54,11 @@ ALGORITHMS = (
     ("maxrl_gtpo_sepa", "maxrl with gtpo_sepa.", "MAXRL_GTPO_SEPA"),
 )
 
+RECIPES = (
+    ("dapo", "GRPO with a wider clip upwards: arXiv:2503.14476.", "DAPO"),
+    ("cispo", "GRPO's advantage, and a cap on the weight of a token instead of a clip: arXiv:2506.13585.", "CISPO"),
+)
+
 
 @hookimpl
 def retrain_register_config_tables(register: Register) -> None:
@@ -103,6 +108,12 @@ def retrain_register_uncertainties(register: Register) -> None:
 def retrain_register_algorithms(register: Register) -> None:
     for name, summary, attribute in ALGORITHMS:
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.transforms:{attribute}"))
+
+
+@hookimpl
+def retrain_register_recipes(register: Register) -> None:
+    for name, summary, attribute in RECIPES:
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.recipes:{attribute}"))
 
 
 @hookimpl

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     TRANSFORM = "transform"
     UNCERTAINTY = "uncertainty"
     ALGORITHM = "algorithm"
+    RECIPE = "recipe"
     PLANNING_DETECTOR = "planning detector"
     CONTROLLER = "controller"
     REWARD = "reward"

@@ -122,6 +122,11 @@ def retrain_register_algorithms(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_recipes(register: Register) -> None:
+    """Offer an `[algorithm] recipe`: `factory` is `{"table.key": value}`, defaults that any key that is set beats."""
+
+
+@hookspec
 def retrain_register_planning_detectors(register: Register) -> None:
     """Offer a `[planning] detector`: `factory(context) -> PlanningDetector`."""
 

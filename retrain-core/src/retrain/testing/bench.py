@@ -6,14 +6,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import tomli_w
 
-from retrain.kernel.config.load import load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError
@@ -23,7 +22,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import NOTHING, Kind
-from retrain.rooms.session.check import registered_tables, table_hint
+from retrain.rooms.session.check import read_config, registered_tables
 from retrain.testing.tokens import tokenizer_of, toy_model
 
 FILE = "conformance.toml"
@@ -32,6 +31,7 @@ KEY_OF_KIND = {
     Kind.TRANSFORM: "algorithm.transform_mode",
     Kind.UNCERTAINTY: "algorithm.uncertainty_kind",
     Kind.ALGORITHM: "algorithm.algorithm_mode",
+    Kind.RECIPE: "algorithm.recipe",
     Kind.DATA_SOURCE: "data.source",
     Kind.BACKEND: "backend.backend",
 }
@@ -99,7 +99,7 @@ class Bench:
         self._name_part(document, tables)
         file = self.folder / FILE
         file.write_text(tomli_w.dumps(document), encoding="utf-8")
-        config, problems = load_config(file, tables=tables, table_hint=partial(table_hint, self.plugins))
+        config, problems = read_config(file, self.plugins, tables)
         if problems:
             raise ConfigError(*problems)
         return config

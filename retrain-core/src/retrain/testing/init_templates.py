@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from functools import partial
 
-from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import registered_tables, table_hint
+from retrain.rooms.session.check import read_config, registered_tables
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
@@ -26,7 +24,7 @@ def is_a_valid_configuration(bench: Bench) -> None:
     file = bench.folder / "retrain.toml"
     file.write_text(_text(bench), encoding="utf-8")
     tables = registered_tables(bench.plugins)
-    config, problems = load_config(file, tables=tables, table_hint=partial(table_hint, bench.plugins))
+    config, problems = read_config(file, bench.plugins, tables)
     _, more = check(config, bench.plugins, tables)
     if problems or more:
         raise ConfigError(*problems, *more)

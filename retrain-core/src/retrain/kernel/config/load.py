@@ -1,4 +1,4 @@
-"""Layers defaults, file, environment and command line into one `Config`, and collects every problem it finds."""
+"""Layers defaults, recipe, file, environment and flags into one `Config`, and collects every problem it finds."""
 
 from __future__ import annotations
 
@@ -73,12 +73,14 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     table_hint: Callable[[str], str] = lambda table: "",
     settings: Sequence[Setting] = (),
+    recipe: Callable[[Mapping[str, Mapping[str, Any]]], tuple[list[Setting], list[Problem]]] | None = None,
 ) -> tuple[Config, list[Problem]]:
     """Resolve the configuration of one run.
 
-    `arguments` are command-line overrides; `settings` override everything else. `table_hint` says which distribution
-    would provide an unknown table, and what became of an unknown `table.key`. All problems are returned together; if
-    there are any, the config holds defaults in the tables concerned and must not be used for training.
+    `arguments` are command-line overrides; `settings` override everything else. `recipe` adds values to those given,
+    `values[table][key]`; of a key that was given it may return a table with more entries. `table_hint` says which
+    distribution would provide an unknown table, and what became of an unknown `table.key`. All problems are returned
+    together; if there are any, the config holds defaults in the tables concerned and must not be used for training.
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
@@ -91,6 +93,10 @@ def load_config(
             _apply(draft, override)
     for setting in settings:
         _set(draft, setting)
+    added, problems = recipe(draft.values) if recipe else ([], [])
+    draft.problems += problems
+    for setting in added:
+        draft.set(setting.path, setting.value, draft.origins.get(setting.path, setting.origin))
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
     foreign = frozenset(name for name, entry in tables.items() if entry.traits.pending or entry.traits.starts_runs)
     source = str(file) if file else ""

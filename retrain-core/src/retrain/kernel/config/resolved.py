@@ -19,6 +19,7 @@ class Layer(StrEnum):
     """Where a value can come from; a later layer overrides an earlier one."""
 
     DEFAULT = "default"
+    RECIPE = "recipe"
     FILE = "file"
     ENVIRONMENT = "environment"
     COMMAND_LINE = "command line"

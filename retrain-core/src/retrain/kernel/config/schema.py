@@ -35,6 +35,7 @@ class ModelTable(Table):
 class AlgorithmTable(Table):
     """How rewards become credit for tokens."""
 
+    recipe: str = key("", "Defaults under one name: {names} or a plugin. Keys that are set win.", names=Kind.RECIPE)
     algorithm_mode: str = key("", "Whole pipeline by name; overrides advantage and transform.", names=Kind.ALGORITHM)
     advantage_mode: str = key("", "Credit per completion: {names} or a plugin.", names=Kind.ADVANTAGE)
     transform_mode: str = key("", "Credit per token: {names} or a plugin.", names=Kind.TRANSFORM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,10 +12,10 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.errors import Problem
 from retrain.rooms.campaign.condition_lines import ConditionLines
+from retrain.rooms.credit.recipes import label_with
 from retrain.rooms.session.public_package import note_on_entry
-from retrain.rooms.text.secrets import hide
 
-MODES = ("advantage_mode", "transform_mode")
+MODES, RECIPE = ("advantage_mode", "transform_mode"), "recipe"
 FOREIGN_TABLES = ("campaign", "resume")
 FOREIGN_KEYS = {
     "training.seed": "seeds belong to [campaign] seeds",
@@ -27,19 +26,20 @@ FOREIGN_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What a condition sets: `settings` by path, `overrides` the same without the modes under their flat names."""
+    """What a condition sets: `settings` by path, `overrides` by flat name without what `base`, the label, names.
+
+    `base` is `advantage+transform`, or the name of a recipe.
+    """
 
     number: int
-    advantage_mode: str
-    transform_mode: str
+    base: str
     overrides: Mapping[str, Any]
     settings: tuple[Setting, ...]
 
     @property
     def label(self) -> str:
-        """`adv+transform`, and `~k=v,...` for the other keys; secrets are hidden, since folders are named after it."""
-        pairs = ",".join(f"{name}={_shown(value)}" for name, value in sorted(hide(self.overrides).items()))
-        return f"{self.advantage_mode}+{self.transform_mode}" + (f"~{pairs}" if pairs else "")
+        """`base`, and `~k=v,...` for the other keys; secrets are hidden, since folders are named after it."""
+        return label_with(self.base, self.overrides)
 
     def sets(self, path: str) -> bool:
         """Whether it sets `table.key` itself."""
@@ -71,6 +71,7 @@ def read_conditions(
 def _read(
     number: int, entries: Mapping[str, Any], names: _Names, lines: ConditionLines
 ) -> tuple[Condition, list[Problem]]:
+    named = (RECIPE,) if RECIPE in entries else MODES
     overrides: dict[str, Any] = {}
     settings: dict[str, Setting] = {}
     problems = []
@@ -87,12 +88,11 @@ def _read(
         if isinstance(content, Mapping) and key.path in settings:
             content = {**settings[key.path].value, **content}
         settings[key.path] = Setting(path=key.path, value=content, origin=origin)
-        if name not in MODES:
+        if name not in named:
             overrides |= names.flat(key, content)
     condition = Condition(
         number=number,
-        advantage_mode=str(entries["advantage_mode"]),
-        transform_mode=str(entries["transform_mode"]),
+        base="+".join(str(entries[name]) for name in named),
         overrides=overrides,
         settings=tuple(settings.values()),
     )
@@ -146,7 +146,3 @@ class _Names:
 
 def _flat_name(key: Key) -> str:
     return key.flag.replace("-", "_")
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from retrain.kernel.config.resolved import Layer
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
@@ -27,6 +27,9 @@ def warnings_of(campaign: Campaign) -> list[str]:
         found.append(f"{workers} runs at a time share {num_devices} devices")
     if campaign.config.origin("training.seed").layer is Layer.FILE:
         found.append("[training] seed is not used: seeds come from [campaign] seeds")
+    for each in campaign.conditions:
+        if each.beaten:
+            found.append(f"{each.label}: the campaign sets {', '.join(each.beaten)}, which its recipe has otherwise")
     return found
 
 
@@ -36,23 +39,38 @@ def workers_of(campaign: Campaign) -> int:
     return min(table.max_workers or campaign.num_runs, campaign.num_runs) if table.parallel else 1
 
 
+def recipes_of(campaign: Campaign) -> dict[str, Any]:
+    """The values that the recipe of each condition sets, with their origin; nothing without a recipe."""
+    found = {}
+    for each in campaign.conditions:
+        rows = value_rows(each.config)
+        if taken := {path: rows[path] for path in rows if each.config.origin(path).layer is Layer.RECIPE}:
+            found[each.label] = taken
+    return found
+
+
+def value_rows(config: Config) -> dict[str, dict[str, Any]]:
+    """Every value that is not a default, with its origin, by path."""
+    values, rows = config.as_dict(), {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        rows[path] = {"value": values[table].get(name), "origin": str(origin)}
+    return rows
+
+
 def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
     """What the campaign would run, as plain data."""
     campaign = load_campaign([argument for argument in arguments if argument not in FLAGS], plugins)
     config, table = campaign.config, campaign.table
     capabilities = declared_capabilities(config, plugins)
-    values = config.as_dict()
-    origins = {
-        path: {"value": values[path.partition(".")[0]].get(path.partition(".")[2]), "origin": str(origin)}
-        for path, origin in sorted(config.origins.items())
-        if path != "campaign.conditions"
-    }
+    origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
     return {
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
         "backend_capabilities": asdict(capabilities) if capabilities else {},
         "conditions": campaign.labels,
+        "recipes": recipes_of(campaign),
         "seeds": table.seeds,
         "max_steps": campaign.max_steps,
         "total_runs": campaign.num_runs,

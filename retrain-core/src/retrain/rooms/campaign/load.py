@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.load import TableEntry, all_keys, load_config
+from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -23,22 +22,27 @@ from retrain.rooms.campaign.conditions import Condition, read_conditions
 from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
 from retrain.rooms.campaign.table import CampaignTable
+from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.assemble import check, check_run
-from retrain.rooms.session.check import registered_tables, table_hint
+from retrain.rooms.session.check import read_config, registered_tables
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.session.records.manifest import public_values
-from retrain.rooms.text.secrets import LEARNED
 
 OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
+RECIPE = "algorithm.recipe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCondition:
-    """A condition and the configuration of its runs, without what differs between seeds."""
+    """A condition and the configuration of its runs, without what differs between seeds.
+
+    `beaten` are values of the campaign that its recipe has otherwise, by flat name.
+    """
 
     condition: Condition
     config: Config
+    beaten: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -98,27 +102,18 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     file, overrides = split_arguments(arguments)
 
     def load(condition: Condition | None = None) -> tuple[Config, list[Problem]]:
-        config, problems = load_config(
-            file,
-            tables=tables,
-            arguments=overrides,
-            environ=os.environ,
-            table_hint=partial(table_hint, plugins),
-            settings=condition.settings if condition else (),
-        )
-        LEARNED.learn_config(config.as_dict())
-        return config, problems
+        settings = condition.settings if condition else ()
+        return read_config(file, plugins, tables, arguments=overrides, environ=os.environ, settings=settings)
 
     config, problems = load()
     table = config.table("campaign", CampaignTable)
-    problems += _base_problems(config, table, plugins)
     conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
-    problems += found
+    problems += found + _base_problems(config, table, plugins, conditions)
     checked = []
     for condition in conditions:
         own, found = load(condition)
-        checked.append(CheckedCondition(condition=condition, config=own))
-        problems += found + _flow_problems(own, plugins, tables)
+        checked.append(CheckedCondition(condition=condition, config=own, beaten=_beaten(condition, own, plugins)))
+        problems += found + _flow_problems(own, plugins, tables) + _recipe_problems(checked[-1])
     campaign = Campaign(
         config=config,
         table=table,
@@ -133,12 +128,32 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     return campaign
 
 
-def _base_problems(config: Config, table: CampaignTable, plugins: Plugins) -> list[Problem]:
+def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str, Any]:
+    """Where the campaign's own values beat the recipe that a condition names."""
+    recipe = configured_recipe(config, plugins) if condition.sets(RECIPE) else None
+    found = departures(config, recipe, plugins) if recipe else {}
+    return {name: value for name, value in found.items() if name not in condition.overrides}
+
+
+def _recipe_problems(checked: CheckedCondition) -> list[Problem]:
+    """A base configuration that fixes what recipes are to vary: their conditions would differ in name alone."""
+    paths = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in checked.beaten]
+    what, fix = (
+        f"beats recipe {checked.config.algorithm.recipe!r} of a condition",
+        "remove it, or move it to a condition",
+    )
+    return [Problem(where=checked.config.place(path), what=what, fix=fix) for path in paths]
+
+
+def _base_problems(
+    config: Config, table: CampaignTable, plugins: Plugins, conditions: Sequence[Condition]
+) -> list[Problem]:
     problems = device_problems(config, table)
     if (origin := config.origin("training.seed")).layer in OVERRIDING:
         fix = f"remove {origin}, or give the seeds: --campaign-seeds 1,2,3"
         problems.append(Problem(where=str(origin), what="seeds belong to the campaign", fix=fix))
-    for path in SET_BY_CONDITIONS:
+    varied = (*SET_BY_CONDITIONS, RECIPE) if any(each.sets(RECIPE) for each in conditions) else SET_BY_CONDITIONS
+    for path in varied:
         if (origin := config.origin(path)).layer in OVERRIDING:
             what = f"every condition sets its own {path.partition('.')[2]}"
             fix = f"remove {origin}, or change [campaign] conditions"

@@ -99,8 +99,8 @@ def _entry(run: PlannedRun) -> dict[str, Any]:
     condition = run.condition.condition
     entry: dict[str, Any] = {
         "condition": condition.label,
-        "advantage_mode": condition.advantage_mode,
-        "transform_mode": condition.transform_mode,
+        "advantage_mode": run.condition.config.algorithm.advantage_mode,
+        "transform_mode": run.condition.config.algorithm.transform_mode,
         "overrides": hide(dict(condition.overrides)),
         "seed": run.seed,
         "run_name": run.name,

@@ -30,7 +30,7 @@ class CampaignTable(Table):
     max_workers: int = key(0, "With parallel: runs at a time; 0 = all.", ge=0, free_on_resume=True)
     stagger_seconds: float = key(0.0, "Delay between launches.", ge=0.0, free_on_resume=True)
     conditions: list[dict[str, Any]] = key(
-        CONDITIONS, "Conditions; each names advantage_mode and transform_mode, and may set any other key."
+        CONDITIONS, "Conditions; each names advantage_mode and transform_mode, or a recipe, and may set any key."
     )
     retries: int = key(1, "Further attempts of a run that failed.", ge=0, free_on_resume=True)
     launcher: str = key(
@@ -57,7 +57,7 @@ class CampaignTable(Table):
         if not conditions:
             raise ValueError("at least one condition is needed; omit the key for the five default ones")
         for number, condition in enumerate(conditions, start=1):
-            for name in ("advantage_mode", "transform_mode"):
+            for name in ("recipe",) if "recipe" in condition else ("advantage_mode", "transform_mode"):
                 if not isinstance(condition.get(name), str) or not condition[name]:
                     raise ValueError(f"condition {number} needs {name}")
         return conditions

@@ -52,6 +52,7 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
         click.echo(json.dumps(content, indent=2))
         return
     origins = content.pop("origins", {})
+    recipes = content.pop("recipes", {})
     warnings = content.pop("warnings", [])
     width = max(len(name) for name in content)
     for name, value in content.items():
@@ -59,6 +60,10 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, arguments: tuple[s
     if origins:
         click.echo("\nNon-default values and their origins:")
         for path, row in origins.items():
+            click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
+    for label, rows in recipes.items():
+        click.echo(f"\nValues that {label} takes from its recipe:")
+        for path, row in rows.items():
             click.echo(f"  {path:<{width}} = {toml_text(row['value'])}  ({row['origin']})")
     if warnings:
         click.echo("\nWarnings:")

@@ -197,7 +197,7 @@ def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     config = context.config
     mode = config.algorithm.algorithm_mode
     if flow.is_custom:
-        return build_custom(mode, context)
+        return build_custom(mode, context, flow.recipe)
     controller: Controller = NoController()
     if flow.controller:
         controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)

@@ -19,9 +19,10 @@ UNUSED_LABELS = ("advantage_mode", "transform_mode", "uncertainty_kind")  # labe
 class CustomAlgorithm:
     """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
 
-    def __init__(self, name: str, algorithm: Algorithm) -> None:
+    def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
         self.name = name
         self.algorithm = algorithm
+        self._condition = {CONDITION: condition} if condition else {}
 
     @property
     def needs(self) -> Needs:
@@ -31,7 +32,8 @@ class CustomAlgorithm:
     @property
     def labels(self) -> Mapping[str, str]:
         """The plugin's labels; those of the default algorithm's parts are empty unless the plugin sets them."""
-        return {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
+        labels = {"algorithm_mode": self.name, **dict.fromkeys(UNUSED_LABELS, ""), **self.algorithm.labels}
+        return labels | self._condition
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         """The plugin's credit, checked."""
@@ -55,8 +57,11 @@ class CustomAlgorithm:
         self.algorithm.restore(state)
 
 
-def build_custom(name: str, context: PluginContext) -> CustomAlgorithm:
-    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition."""
+def build_custom(name: str, context: PluginContext, condition: str = "") -> CustomAlgorithm:
+    """The algorithm that `[algorithm] algorithm_mode` names; PluginError unless its labels name the condition.
+
+    `condition`, the label of a recipe, replaces that one.
+    """
     params = context.config.algorithm.params
     algorithm = build_part(Kind.ALGORITHM, name, "algorithm.algorithm_mode", context, params, "algorithm.params")
     labels = getattr(algorithm, "labels", None)
@@ -64,7 +69,7 @@ def build_custom(name: str, context: PluginContext) -> CustomAlgorithm:
         what = f"algorithm {name!r} has no label {CONDITION!r}, which names the run in its records"
         where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
         raise PluginError(Problem(where=where, what=what, fix=fix))
-    return CustomAlgorithm(name, algorithm)
+    return CustomAlgorithm(name, algorithm, condition)
 
 
 def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
@@ -14,6 +14,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import Found, resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.credit.forms import as_advantage, as_algorithm, as_transform, as_uncertainty
+from retrain.rooms.credit.recipes import recipe_label
 from retrain.rooms.credit.specs import AdvantageSpec, AlgorithmSpec, CreditStage, TransformSpec, UncertaintySpec
 from retrain.rooms.credit.stages import CARRIERS, GTPO, HICRA, TOP_RHO, find_stage, optional_stage
 
@@ -26,7 +27,7 @@ class CreditFlow:
 
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
     installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
-    flow only `condition` and `needs_entropy` are used then.
+    flow only `condition` and `needs_entropy` are used then. `recipe` is the label of a run with a recipe.
     """
 
     advantage: AdvantageSpec
@@ -41,10 +42,16 @@ class CreditFlow:
     advantage_params: Mapping[str, Any] = field(default_factory=dict)
     transform_params: Mapping[str, Any] = field(default_factory=dict)
     is_custom: bool = False
+    recipe: str = ""
 
     @property
     def condition(self) -> str:
-        """Label of the run in records and on the console: `advantage+transform`, or the algorithm's name."""
+        """Label of the run in records and on the console: `advantage+transform`, or that of algorithm or recipe."""
+        return self.recipe or self.name
+
+    @property
+    def name(self) -> str:
+        """`advantage+transform`, or the algorithm's name."""
         return self.algorithm.name if self.algorithm else f"{self.advantage.name}+{self.transform.name}"
 
     @property
@@ -66,6 +73,10 @@ class CreditFlow:
 
 def build_flow(config: Config, plugins: Plugins) -> CreditFlow:
     """The flow that `[algorithm]` names; every problem with names and parameters in one error."""
+    return replace(_build(config, plugins), recipe=recipe_label(config, plugins))
+
+
+def _build(config: Config, plugins: Plugins) -> CreditFlow:
     problems: list[Problem] = []
     modes = {"advantage_mode": config.algorithm.advantage_mode, "transform_mode": config.algorithm.transform_mode}
     places = {name: config.place(f"algorithm.{name}") for name in (*modes, "algorithm_mode")}

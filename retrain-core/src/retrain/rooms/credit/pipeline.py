@@ -57,7 +57,7 @@ def assign_credit(
     group, completion and position.
     """
     if flow.is_custom:
-        what = f"algorithm {flow.condition!r} assigns credit itself: it has no stages to compute"
+        what = f"algorithm {flow.name!r} assigns credit itself: it has no stages to compute"
         raise CreditError(Problem(what=what, fix="choose an algorithm that is made of stages"))
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
@@ -132,9 +132,7 @@ def _credit_group(
     compute = custom or flow.transform.compute_context
     if compute is not None:
         context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
-        return _run_context(
-            compute, context, f"{group.name}: {'algorithm' if custom else 'transform'} {flow.condition!r}"
-        )
+        return _run_context(compute, context, f"{group.name}: {'algorithm' if custom else 'transform'} {flow.name!r}")
     advs_G = tuple(
         _spread(float(a), u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
         for i, (a, u, p) in enumerate(zip(advantages_G, pooled_G, group.planning_G, strict=True))

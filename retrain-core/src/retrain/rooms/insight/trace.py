@@ -72,7 +72,7 @@ def trace_flow(config: Config, plugins: Plugins, flow: CreditFlow | None, proble
     results: dict[float, CreditResult] = {}
     lambdas = LAMBDAS if flow and not flow.is_custom else ()
     if flow and flow.is_custom:
-        message = f"algorithm {flow.condition!r} assigns credit itself: its conformance suite tries it, this does not"
+        message = f"algorithm {flow.name!r} assigns credit itself: its conformance suite tries it, this does not"
         issues.append(Issue(severity=WARNING, category="probe", message=message))
     for sepa_lambda in lambdas:
         try:

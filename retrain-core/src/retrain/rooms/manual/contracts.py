@@ -21,6 +21,7 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
         *("AlgorithmSpec", "TransformContext", "TransformOutput"),
         *("Algorithm", "Needs", "Credit", "TokenCredit"),
     ),
+    Kind.RECIPE: (),
     Kind.PLANNING_DETECTOR: ("PlanningDetector",),
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),

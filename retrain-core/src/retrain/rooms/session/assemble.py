@@ -25,6 +25,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Kind, SamplingParams
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
+from retrain.rooms.credit.recipes import mode_problems, with_owner
 from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.check import backend_options, check_clips, check_names, check_options, declared_capabilities
 from retrain.rooms.session.interrupts import Interrupts
@@ -82,13 +83,14 @@ def check(
 ) -> tuple[CreditFlow | None, list[Problem]]:
     """The credit flow, if it can be built, and every problem found without data, model or heavy imports."""
     problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config)
+    problems += mode_problems(config, plugins)
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
         problems += found or ()
     try:
         flow = build_flow(config, plugins)
     except RetrainError as error:
-        return None, [*problems, *_with_notes(error.problems, config, plugins)]
-    return flow, problems + _check_entropy(config, plugins, flow)
+        return None, with_owner([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
+    return flow, with_owner(problems + _check_entropy(config, plugins, flow), config, plugins)
 
 
 def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:

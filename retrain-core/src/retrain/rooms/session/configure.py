@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.load import TableEntry, all_keys, load_config
+from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -17,8 +16,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import ConfigClaim
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.session.assemble import check, check_run
-from retrain.rooms.session.check import registered_tables, table_hint
-from retrain.rooms.text.secrets import LEARNED
+from retrain.rooms.session.check import read_config, registered_tables
 
 DEFAULT_FILE = Path("retrain.toml")
 
@@ -56,9 +54,7 @@ def _load(
     arguments: Sequence[str], plugins: Plugins, tables: Mapping[str, TableEntry]
 ) -> tuple[Config, CreditFlow | None, list[Problem]]:
     file, overrides = split_arguments(arguments)
-    hint = partial(table_hint, plugins)
-    config, problems = load_config(file, tables=tables, arguments=overrides, environ=os.environ, table_hint=hint)
-    LEARNED.learn_config(config.as_dict())
+    config, problems = read_config(file, plugins, tables, arguments=overrides, environ=os.environ)
     flow, more = check(config, plugins, tables)
     return config, flow, [*problems, *more]
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
 from retrain.kernel.config.keys import TableTraits
-from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.load import Setting, TableEntry, load_config
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import install_line, left_out, promised_names, provider
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
+from retrain.rooms.credit.recipes import recipe_layer, with_owner
 from retrain.rooms.session.public_package import note_on
+from retrain.rooms.text.secrets import LEARNED
 
 NAMES = "{names}"  # in the description of a key: the registered names of its kind
 
@@ -28,6 +33,29 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
         if model is not None and entry.spec.name not in tables:
             tables[entry.spec.name] = _extended(entry, model, plugins)
     return tables
+
+
+def read_config(
+    file: Path | None,
+    plugins: Plugins,
+    tables: Mapping[str, TableEntry],
+    *,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    settings: Sequence[Setting] = (),
+) -> tuple[Config, list[Problem]]:
+    """`load_config` with the recipes and the hints of these plugins; the secrets in it are hidden from then on."""
+    config, problems = load_config(
+        file,
+        tables=tables,
+        arguments=arguments,
+        environ=environ,
+        table_hint=partial(table_hint, plugins),
+        settings=settings,
+        recipe=recipe_layer(plugins, tables),
+    )
+    LEARNED.learn_config(config.as_dict())
+    return config, with_owner(problems, config, plugins)
 
 
 def table_hint(plugins: Plugins, table: str) -> str:
