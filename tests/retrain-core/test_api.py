@@ -20,9 +20,10 @@ TakesWeights TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload
 generator hookimpl install_line installed_dependents installed_version key load_plugins locate_adapter resolve
 """
 ADVANTAGES = """
-AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs TokenCredit
-TransformContext TransformOutput TransformSpec UncertaintyContext UncertaintySpec amplify_planning
-compute_composable_advantages group_status gtpo_weights top_rho_threshold train_rows
+AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs
+StepAdvantageContext TokenCredit TransformContext TransformOutput TransformSpec UncertaintyContext
+UncertaintySpec amplify_planning compute_composable_advantages group_status gtpo_weights top_rho_threshold
+train_rows
 """
 
 

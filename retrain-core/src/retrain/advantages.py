@@ -1,9 +1,9 @@
 """The public credit API: the building blocks of advantage, transform, uncertainty and algorithm plugins.
 
-Credit flows in one direction. The episode advantage sees only the rewards of a group; the token transform sees only
-uncertainty and planning mask, and decides how much of that advantage each token receives:
+Credit flows in one direction. The episode advantage sees only rewards, those of a group or of the whole step; the token
+transform decides how much of that advantage each token receives, by uncertainty, planning mask and, if asked for, text:
 
-    A_i = advantage(rewards_G)                       one number per completion
+    A_i = advantage(rewards_G)                       one number per completion; then batch_norm, advantage_clip
     U_T = uncertainty(log-probabilities, entropies)  one number >= 0 per action token
     U_T = entropy_transform(U_T, planning_T, lambda) e.g. SEPA pooling
     w_T = max(0, 1 + beta (U_T / mean U - 1))        GTPO weight, 1 when `use_gtpo` is off
@@ -27,6 +27,7 @@ from retrain.rooms.credit.specs import (
     AdvantageSpec,
     AlgorithmSpec,
     CreditStage,
+    StepAdvantageContext,
     TransformContext,
     TransformOutput,
     TransformSpec,
@@ -43,6 +44,7 @@ __all__ = [
     "CreditStage",
     "GroupStatus",
     "Needs",
+    "StepAdvantageContext",
     "TokenCredit",
     "TransformContext",
     "TransformOutput",

@@ -43,6 +43,14 @@ def grpo_advantages(rewards_G: Floats, *, scale: str = "", ddof: int = 0) -> Flo
     return centred_G
 
 
+def rloo_advantages(rewards_G: Floats) -> Floats:
+    """REINFORCE leave-one-out: A_i = r_i - mean of the others = G/(G-1) (r_i - mean r), `[G]` (arXiv:2402.14740).
+
+    Zeros for one member or equal rewards.
+    """
+    return grpo_advantages(rewards_G) * (rewards_G.size / max(rewards_G.size - 1, 1))
+
+
 def maxrl_advantages(rewards_G: Floats, *, eps: float = MAXRL_EPS) -> Floats:
     """Maximum-likelihood RL: A_i = (r_i - m) / (m + eps), m = mean r, `[G]` (arXiv:2602.02710).
 
@@ -80,3 +88,5 @@ def _grpo(ctx: AdvantageContext) -> Floats:
 
 
 GRPO = AdvantageSpec(name="grpo", compute=_grpo, needs_group=True)
+RLOO = AdvantageSpec(name="rloo", compute=lambda ctx: rloo_advantages(ctx.rewards_G), needs_group=True)
+DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.rewards_G), needs_group=True)

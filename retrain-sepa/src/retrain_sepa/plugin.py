@@ -20,6 +20,40 @@ TABLES = (
 )
 # What [algorithm] says when nobody says otherwise: the condition of the paper.
 DEFAULTS = {"advantage_mode": "maxrl", "transform_mode": "gtpo_sepa", "uncertainty_kind": "surprisal"}
+ADVANTAGES = (
+    (
+        "grpo",
+        'Reward minus the group\'s mean; `scale = "std"` divides by the standard deviation.',
+        "advantages:GRPO",
+        "advantages:GrpoParams",
+    ),
+    (
+        "maxrl",
+        "Reward minus the group's mean, over that mean: hard prompts weigh more.",
+        "advantages:maxrl",
+        "advantages:MaxrlParams",
+    ),
+    ("rloo", "Reward minus the mean of the group's other completions.", "advantages:RLOO", ""),
+    ("dr_grpo", 'Reward minus the group\'s mean; Dr. GRPO with aggregation = "constant".', "advantages:DR_GRPO", ""),
+    (
+        "reinforce_pp",
+        "Reward normalised over the step, without a group baseline (REINFORCE++).",
+        "step_advantages:REINFORCE_PP",
+        "",
+    ),
+    (
+        "reinforce_pp_baseline",
+        "Reward minus the group's mean, normalised over the step.",
+        "step_advantages:REINFORCE_PP_BASELINE",
+        "step_advantages:BaselineParams",
+    ),
+    (
+        "gdpo",
+        "Several rewards, each normalised within its group before they are summed (GDPO).",
+        "step_advantages:GDPO",
+        "step_advantages:GdpoParams",
+    ),
+)
 TRANSFORMS = (
     ("none", "Every token receives the advantage of its completion.", "NONE"),
     ("gtpo", "Tokens are weighted by their uncertainty.", "GTPO"),
@@ -73,22 +107,9 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_advantages(register: Register) -> None:
-    register(
-        PluginSpec(
-            name="grpo",
-            summary='Reward minus the group\'s mean; `scale = "std"` divides by the standard deviation.',
-            factory="retrain_sepa.advantages:GRPO",
-            params="retrain_sepa.advantages:GrpoParams",
-        )
-    )
-    register(
-        PluginSpec(
-            name="maxrl",
-            summary="Reward minus the group's mean, over that mean: hard prompts weigh more.",
-            factory="retrain_sepa.advantages:maxrl",
-            params="retrain_sepa.advantages:MaxrlParams",
-        )
-    )
+    for name, summary, factory, params in ADVANTAGES:
+        model = f"retrain_sepa.{params}" if params else None
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_sepa.{factory}", params=model))
 
 
 @hookimpl

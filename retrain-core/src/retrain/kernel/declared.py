@@ -96,12 +96,13 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm requires of the sampler, known before anything loads.
+    """What an algorithm requires of the sampler, and whether it takes `Completion.rewards_T`.
 
-    As `traits` of a `PluginSpec` it also declares that the factory returns a whole `Algorithm`.
+    As `traits` of a `PluginSpec`, known before anything loads, it says that the factory returns a whole `Algorithm`.
     """
 
     entropy: bool = False
+    token_rewards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

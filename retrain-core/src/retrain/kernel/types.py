@@ -26,7 +26,6 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 MAX_LOG_RATIO = 20.0
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, with `tool_calls` where tools are used
-
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -98,9 +97,9 @@ class Completion:
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
     `Sample`) have the row's length and are meaningful at action tokens only (0 elsewhere). `text` is a view of the
     sampled tokens, never trained on. `starts` are the positions at which the policy got a fresh context: usually only
-    0, and more when an episode rewrote its history. Tokens after a start were sampled without those before it, so each
-    part is trained as a row of its own. `turns` counts how often the policy was sampled. `reference_logprobs_T` and
-    `kl_coef` are set for a KL term of the loss (see `TrainRow`).
+    0, and more when an episode rewrote its history; each part is trained as a row of its own. `turns` counts how often
+    the policy was sampled. `rewards_T` are rewards of single tokens beside the score, for a transform that takes them.
+    `reference_logprobs_T` and `kl_coef` are set for a KL term of the loss (see `TrainRow`).
     """
 
     tokens_T: Tokens
@@ -111,6 +110,7 @@ class Completion:
     policy_version: int
     entropies_T: Floats | None = None
     engine_logprobs_T: Floats | None = None
+    rewards_T: Floats | None = None
     starts: tuple[int, ...] = (0,)
     turns: int = 1
     reference_logprobs_T: Floats | None = None
@@ -134,8 +134,7 @@ class Outcome(StrEnum):
 class Score:
     """The verdict on one completion: a finite `value`, or none and the reason in `detail`.
 
-    `parts` are the rewards whose weighted sum is `value`, or further measurements of an environment; they are logged
-    and used for nothing else.
+    `parts` are the rewards whose weighted sum is `value`, or further measurements of an environment, by name.
     """
 
     outcome: Outcome
@@ -200,10 +199,9 @@ class TrainRow:
     """One row with its credit; all arrays have the row's length, `advantages_T` is 0 where `action_T` is False.
 
     An action token with zero advantage still counts in the loss denominator. `logprobs_T` are the behaviour
-    log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight.
-    `reference_logprobs_T` are those of the policy that a KL term of weight `kl_coef` compares with. A row is one
-    sequence of the loss.
-    `group` is the position of its group in the step, and `is_truncated` says that its completion was cut off.
+    log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight. A KL term of
+    weight `kl_coef` compares with `reference_logprobs_T`. A row is one sequence of the loss. `group` is the position of
+    its group in the step, and `is_truncated` says that its completion was cut off.
     """
 
     tokens_T: Tokens

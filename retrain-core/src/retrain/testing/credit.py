@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.kernel.types import Floats, Kind
+from retrain.rooms.credit.episode import step_advantages
 from retrain.rooms.credit.flow import CreditFlow, build_flow
-from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
+from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
 from retrain.testing.algorithms import WHOLE_ALGORITHM, build, expect_untouched_groups, token_advantages
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
-from retrain.testing.toy_groups import LAMBDAS, REWARDS, groups
+from retrain.testing.toy_groups import LAMBDAS, groups, reordered, rewarded_steps
 
 Arrays = Sequence[Sequence[Floats]]
 
@@ -21,44 +22,61 @@ Arrays = Sequence[Sequence[Floats]]
 def gives_one_finite_number_per_completion(bench: Bench) -> None:
     """Every group gets one finite advantage per completion, even for equal, single, negative, huge, graded rewards."""
     flow = build_flow(bench.config, bench.plugins)
-    for name, rewards_G in REWARDS.items():
-        episode_advantages(rewards_G.copy(), flow, name=name)
+    for step in rewarded_steps(whole=_sees_steps(flow)):
+        _advantages(step, flow)
 
 
 def follows_the_order_of_completions(bench: Bench) -> None:
     """The completions of a group have no order: permuting them permutes their advantages alike."""
     flow = build_flow(bench.config, bench.plugins)
-    for name, rewards_G in REWARDS.items():
-        plain_G = episode_advantages(rewards_G.copy(), flow, name=name)
-        order = np.roll(np.arange(len(rewards_G))[::-1], 1)
-        moved_G = episode_advantages(rewards_G[order].copy(), flow, name=f"{name}, in another order")
-        expect(
-            np.allclose(moved_G, plain_G[order], rtol=1e-6, atol=1e-9),
-            f"{name}: {_show(rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order {_show(order)}",
-            why="an advantage that does not stay with its completion rewards the wrong text",
-            fix="return the advantages in the order of the rewards; do not sort",
-        )
+    for step in rewarded_steps(whole=_sees_steps(flow)):
+        orders = [np.roll(np.arange(len(group.rewards_G))[::-1], 1) for group in step]
+        moved_PG = _advantages([reordered(group, order) for group, order in zip(step, orders, strict=True)], flow)
+        for group, order, plain_G, moved_G in zip(step, orders, _advantages(step, flow), moved_PG, strict=True):
+            expect(
+                np.allclose(moved_G, plain_G[order], rtol=1e-6, atol=1e-9),
+                f"{group.name}: {_show(group.rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order "
+                f"{_show(order)}",
+                why="an advantage that does not stay with its completion rewards the wrong text",
+                fix="return the advantages in the order of the rewards; do not sort",
+            )
+
+
+def follows_the_order_of_groups(bench: Bench) -> None:
+    """The groups of a step have no order: an advantage that sees the whole step gives each the same in any."""
+    flow = build_flow(bench.config, bench.plugins)
+    for step in rewarded_steps(whole=True) if _sees_steps(flow) else ():
+        backwards_PG = _advantages(step[::-1], flow)[::-1]
+        for group, plain_G, moved_G in zip(step, _advantages(step, flow), backwards_PG, strict=True):
+            expect(
+                np.allclose(moved_G, plain_G, rtol=1e-6, atol=1e-9),
+                f"{group.name}: gets {_show(plain_G)}, and {_show(moved_G)} when the groups of the step are reversed",
+                why="an advantage that does not stay with its group rewards the answers to another prompt",
+                fix="return one array per group, in the order of step.rewards_PG; do not sort",
+            )
 
 
 def leaves_rewards_alone(bench: Bench) -> None:
     """It does not modify the rewards."""
     flow = build_flow(bench.config, bench.plugins)
-    for name, rewards_G in REWARDS.items():
-        given_G = rewards_G.copy()
-        episode_advantages(given_G, flow, name=name)
-        expect(
-            np.array_equal(given_G, rewards_G),
-            f"{name}: rewards {_show(rewards_G)} are {_show(given_G)} after the call",
-            why="the same array is recorded, and read by every other part of the step",
-            fix="make a new array in place of writing into ctx.rewards_G",
-        )
+    pairs = zip(rewarded_steps(whole=_sees_steps(flow)), rewarded_steps(whole=_sees_steps(flow)), strict=True)
+    for step, before in pairs:
+        _advantages(step, flow)
+        for group, was in zip(step, before, strict=True):
+            named = [(group.named_rewards[name], given_G) for name, given_G in was.named_rewards.items()]
+            expect(
+                all(np.array_equal(now_G, given_G) for now_G, given_G in [(group.rewards_G, was.rewards_G), *named]),
+                f"{group.name}: rewards {_show(was.rewards_G)} are {_show(group.rewards_G)} after the call",
+                why="the same array is recorded, and read by every other part of the step",
+                fix="make a new array in place of writing into those of the context",
+            )
 
 
 def repeats_its_advantages(bench: Bench) -> None:
     """The same rewards get the same advantages, whatever came before, and in a new process too."""
 
     def prepare(flow: CreditFlow) -> Callable[[], Arrays]:
-        return lambda: [[episode_advantages(r.copy(), flow, name=n)] for n, r in REWARDS.items()]
+        return lambda: [_advantages(step, flow) for step in rewarded_steps(whole=_sees_steps(flow))]
 
     _expect_repeated(bench, prepare)
 
@@ -149,6 +167,14 @@ def names_a_controller_that_exists(bench: Bench) -> None:
     )
 
 
+def _sees_steps(flow: CreditFlow) -> bool:
+    return flow.advantage.compute_step is not None
+
+
+def _advantages(step: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
+    return step_advantages(step, flow, [True] * len(step))
+
+
 def _credit(bench: Bench, flow: CreditFlow) -> Callable[[Sequence[CreditGroup], float], Arrays]:
     """`f(groups, lambda)`: token advantages by the flow, or by the plugin's own algorithm, which has no lambda."""
     if not flow.is_custom:
@@ -191,6 +217,7 @@ def _show(values: Floats | NDArray[np.int64]) -> str:
 ADVANTAGE = (
     gives_one_finite_number_per_completion,
     follows_the_order_of_completions,
+    follows_the_order_of_groups,
     leaves_rewards_alone,
     repeats_its_advantages,
 )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Floats, Group, Score, StopReason
@@ -28,6 +32,7 @@ REWARDS: dict[str, Floats] = {
     "nearly equal": np.array([0.5, 0.5 + 1e-12, 0.5]),
     "128 completions": np.array([float(number % 3 == 0) for number in range(128)]),
 }
+TEXTS = ("Wait", ",", " 2", "+", "", "3", " é", "\n", "<|end|>")  # one token may hold part of a character, so no text
 LENGTHS: dict[str, tuple[int, ...]] = {
     "usual lengths": (6, 9, 4, 12),
     "an empty and a single-token completion": (0, 1, 5, 2),
@@ -43,6 +48,27 @@ def groups(*, entropies: bool = True) -> list[CreditGroup]:
     rewarded = [(f"rewards: {name}", r, (usual * len(r))[: len(r)]) for name, r in REWARDS.items() if len(r) <= 4]
     made = [_group(name, rewards_G, lengths, entropies) for name, rewards_G, lengths in (*shaped, *rewarded)]
     return [*made, *_extremes(entropies)]
+
+
+def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
+    """Fresh steps: every reward pattern as a step of one group; with `whole` also all of them as one step, and none."""
+    lengths = LENGTHS["usual lengths"]
+    alone = [[_group(name, r, tuple(np.resize(lengths, len(r))), False)] for name, r in REWARDS.items()]
+    if not whole:
+        return alone
+    together = [_group(name, r, tuple(np.resize(lengths, len(r))), False) for name, r in REWARDS.items()]
+    return [*alone, together, []]
+
+
+def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
+    """The group with its completions in another order."""
+    return replace(
+        group,
+        rewards_G=group.rewards_G[order],
+        named_rewards={name: rewards_G[order] for name, rewards_G in group.named_rewards.items()},
+        logprobs_G=[group.logprobs_G[number] for number in order],
+        planning_G=[group.planning_G[number] for number in order],
+    )
 
 
 def scored_groups(credit_groups: Sequence[CreditGroup]) -> list[Group]:
@@ -80,8 +106,19 @@ def _group(name: str, rewards_G: Floats, lengths: tuple[int, ...], entropies: bo
         logprobs_G=[-stream.exponential(0.6, size=length) for length in lengths],
         planning_G=[stream.random(length) < 0.25 for length in lengths],
         entropies_G=[stream.exponential(0.8, size=length) for length in lengths] if entropies else None,
+        named_rewards={"a": rewards_G.copy(), "b": -0.5 * rewards_G},
+        **_asked_for(lengths),
         name=name,
     )
+
+
+def _asked_for(lengths: Sequence[int]) -> dict[str, Any]:
+    """Ids, texts and rewards of single tokens, which the flow passes on to a part that asks for them."""
+    return {
+        "tokens_G": [np.arange(length) for length in lengths],
+        "texts_G": [list(islice(cycle(TEXTS), length)) for length in lengths],
+        "token_rewards_G": [np.linspace(-0.1, 0.1, length) for length in lengths],
+    }
 
 
 def _extremes(entropies: bool) -> list[CreditGroup]:
@@ -95,6 +132,7 @@ def _extremes(entropies: bool) -> list[CreditGroup]:
             logprobs_G=[certain_T.copy(), impossible_T.copy(), mixed_T.copy()],
             planning_G=[np.full(5, is_planning) for _ in range(3)],
             entropies_G=[np.zeros(5), np.full(5, 12.0), np.array([0.0, 1e-12, 12.0, 0.0, 1.0])] if entropies else None,
+            **_asked_for((5, 5, 5)),
             name=f"extreme log-probabilities, {'every' if is_planning else 'no'} token planning",
         )
         for is_planning in (True, False)

@@ -16,10 +16,12 @@ from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, StopReason, TrainRow
 from retrain.rooms.credit.checks import refusal
 from retrain.rooms.credit.custom import build_custom
+from retrain.rooms.credit.episode import CreditGroup, named_rewards
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
-from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
+from retrain.rooms.credit.pipeline import CreditResult, assign_credit
 from retrain.rooms.credit.token_metrics import concatenated, execution_variance, token_metrics
+from retrain.rooms.text.token_text import token_texts
 
 
 class NoController:
@@ -55,12 +57,13 @@ class CreditAlgorithm:
     flow: CreditFlow
     mode: str = ""  # the text of `[algorithm] algorithm_mode`
     detector: PlanningDetector | None = None
+    tokenizer: Any = None  # decodes the tokens for a transform that asks for their text
     controller: Controller = field(default_factory=NoController)
 
     @property
     def needs(self) -> Needs:
-        """Entropies, when the flow uses them."""
-        return Needs(entropy=self.flow.needs_entropy)
+        """Entropies and rewards of single tokens, when the flow uses them."""
+        return Needs(entropy=self.flow.needs_entropy, token_rewards=self.flow.needs_token_rewards)
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -74,7 +77,7 @@ class CreditAlgorithm:
         }
 
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
-        """Token advantages for every judged completion, and the rows of the informative groups.
+        """Token advantages for every judged completion, and the rows of the groups to train (see `assign_credit`).
 
         A completion without a verdict is neither trained nor part of its group's statistics.
         """
@@ -82,12 +85,12 @@ class CreditAlgorithm:
         judged_P = [_judged(group) for group in groups]
         planning_P = self._planning(judged_P)
         sepa_lambda = self.controller.value(step)
-        trained_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
+        informative_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
         credit_groups = [
-            _credit_group(f"step {step} group {number} (example {group.example.id})", group, judged, planning_G)
+            self._credit_group(f"step {step} group {number} (example {group.example.id})", group, judged, planning_G)
             for number, (group, judged, planning_G) in enumerate(zip(groups, judged_P, planning_P, strict=True))
         ]
-        result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=trained_P)
+        result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=informative_P)
         planning_A = concatenated((mask for planning_G in planning_P for mask in planning_G), np.bool_)
         return Credit(
             statuses_P=statuses_P,
@@ -98,7 +101,7 @@ class CreditAlgorithm:
             rows=tuple(
                 row
                 for number, judged in enumerate(judged_P)
-                if trained_P[number]
+                if result.trained[number]
                 for completion, advs_A in zip(judged, result.token_advs[number], strict=True)
                 for row in train_rows(completion, advs_A, group=number)
             ),
@@ -124,6 +127,25 @@ class CreditAlgorithm:
             return [tuple(np.zeros(c.num_actions, np.bool_) for c in judged) for judged in judged_P]
         masks = iter(self.detector.masks([c.tokens_T[c.action_T] for judged in judged_P for c in judged]))
         return [tuple(next(masks) for _ in judged) for judged in judged_P]
+
+    def _credit_group(
+        self, name: str, group: Group, judged: Sequence[Completion], planning_G: Sequence[Mask]
+    ) -> CreditGroup:
+        """The judged completions of a group, with what the flow asks for."""
+        entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
+        tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
+        scores = [score for score in group.scores if _is_judged(score)]
+        return CreditGroup(
+            rewards_G=np.asarray([score.value for score in scores], dtype=np.float64),
+            logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
+            planning_G=planning_G,
+            entropies_G=entropies if len(entropies) == len(judged) else None,
+            named_rewards=named_rewards([score.parts for score in scores]),
+            tokens_G=tokens_G,
+            texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
+            token_rewards_G=[_token_rewards(c) for c in judged] if self.flow.needs_token_rewards else None,
+            name=name,
+        )
 
     def _token_credits(
         self, group: Group, planning_G: Sequence[Mask], advs_G: Sequence[Floats]
@@ -201,7 +223,8 @@ def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     controller: Controller = NoController()
     if flow.controller:
         controller = build_part(Kind.CONTROLLER, flow.controller, "algorithm.transform_mode", context)
-    return CreditAlgorithm(flow=flow, mode=mode, detector=build_detector(flow, context), controller=controller)
+    detector = build_detector(flow, context)
+    return CreditAlgorithm(flow=flow, mode=mode, detector=detector, tokenizer=context.tokenizer, controller=controller)
 
 
 def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector | None:
@@ -221,12 +244,7 @@ def _judged(group: Group) -> tuple[Completion, ...]:
     return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if _is_judged(score))
 
 
-def _credit_group(name: str, group: Group, judged: Sequence[Completion], planning_G: Sequence[Mask]) -> CreditGroup:
-    entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
-    return CreditGroup(
-        rewards_G=np.asarray([score.value for score in group.scores if _is_judged(score)], dtype=np.float64),
-        logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
-        planning_G=planning_G,
-        entropies_G=entropies if len(entropies) == len(judged) else None,
-        name=name,
-    )
+def _token_rewards(completion: Completion) -> Floats:
+    if completion.rewards_T is None:
+        return np.zeros(completion.num_actions)
+    return completion.rewards_T[completion.action_T]

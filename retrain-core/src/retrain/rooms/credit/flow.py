@@ -27,7 +27,8 @@ class CreditFlow:
 
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
     installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: of the
-    flow only `condition` and `needs_entropy` are used then. `recipe` is the label of a run with a recipe.
+    flow only `condition` and `needs_entropy` are used then. `reward_weights` are those of `[reward.weights]`; `recipe`
+    is the label of a run with a recipe.
     """
 
     advantage: AdvantageSpec
@@ -38,6 +39,9 @@ class CreditFlow:
     gtpo_beta: float | None = None
     hicra_alpha: float | None = None
     mask_rho: float = 0.0
+    batch_norm: bool = False
+    advantage_clip: float = 0.0
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     advantage_params: Mapping[str, Any] = field(default_factory=dict)
     transform_params: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +67,16 @@ class CreditFlow:
     def needs_entropy(self) -> bool:
         """Whether the sampler must return entropies."""
         return self.uncertainty.needs_entropy or bool(self.algorithm and self.algorithm.needs_entropy)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether tokens and their texts must be given."""
+        return self.transform.needs_text or bool(self.algorithm and self.algorithm.needs_text)
+
+    @property
+    def needs_token_rewards(self) -> bool:
+        """Whether rewards of single tokens must be given."""
+        return self.transform.needs_token_rewards or bool(self.algorithm and self.algorithm.needs_token_rewards)
 
     @property
     def controller(self) -> str:
@@ -119,6 +133,9 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
         gtpo_beta=stages[GTPO].strength(config) if GTPO in stages else None,
         hicra_alpha=stages[HICRA].strength(config) if HICRA in stages else None,
         mask_rho=config.algorithm.surprisal_mask_rho,
+        batch_norm=config.value("algorithm.batch_norm", False),
+        advantage_clip=config.value("algorithm.advantage_clip", 0.0),
+        reward_weights=config.value("reward.weights", {}),
         params=config.algorithm.params,
         advantage_params=advantage_params,
         transform_params=transform_params,

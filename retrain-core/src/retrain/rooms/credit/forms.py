@@ -13,18 +13,24 @@ from retrain.rooms.text.raised_at import raised_at
 
 
 def as_advantage(found: Found) -> AdvantageSpec:
-    """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`."""
+    """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`, `f(step)`."""
     target = _spec_or_callable(found, AdvantageSpec, "advantage")
     if isinstance(target, AdvantageSpec):
+        if (target.compute is None) == (target.compute_step is None):
+            given = "neither compute nor compute_step" if target.compute is None else "both compute and compute_step"
+            raise _wrong_shape(found, "advantage", f"has {given}", "an AdvantageSpec with one of them")
         return target
     names = _positional(target)
+    if names == ["step"]:
+        return AdvantageSpec(name=found.name, compute_step=target)
     if names[:1] in (["ctx"], ["context"]):
         return AdvantageSpec(name=found.name, compute=target)
     if len(names) == 1:
         return AdvantageSpec(name=found.name, compute=lambda ctx: target(ctx.rewards_G))
     if len(names) == 2:
         return AdvantageSpec(name=found.name, compute=_with_params(target))
-    raise _wrong_shape(found, "advantage", f"takes {len(names)} arguments", "(rewards), (rewards, params) or (ctx)")
+    forms = "(rewards), (rewards, params), (ctx) or (step)"
+    raise _wrong_shape(found, "advantage", f"takes {len(names)} arguments", forms)
 
 
 def as_transform(found: Found) -> TransformSpec:

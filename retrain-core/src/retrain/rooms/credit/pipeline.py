@@ -14,31 +14,26 @@ import numpy as np
 from retrain.kernel.errors import CreditError, Problem
 from retrain.kernel.types import Floats, Mask
 from retrain.rooms.credit.checks import as_numbers, call_part, check_count, refusal
+from retrain.rooms.credit.episode import CreditGroup as CreditGroup
+from retrain.rooms.credit.episode import step_advantages
 from retrain.rooms.credit.flow import CreditFlow
-from retrain.rooms.credit.specs import AdvantageContext, TransformContext, TransformOutput, UncertaintyContext
+from retrain.rooms.credit.specs import TransformContext, TransformOutput, UncertaintyContext
 from retrain.rooms.credit.stages import GTPO, HICRA, TOP_RHO
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CreditGroup:
-    """One group as credit sees it: ragged arrays over action tokens only."""
-
-    rewards_G: Floats
-    logprobs_G: Sequence[Floats]
-    planning_G: Sequence[Mask]
-    entropies_G: Sequence[Floats] | None = None
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditResult:
-    """Token advantages per group and completion, uncertainties before and after pooling, and metrics to log."""
+    """Token advantages per group and completion, uncertainties before and after pooling, and metrics to log.
+
+    `trained[p]` says whether group p is to be trained.
+    """
 
     token_advs: tuple[Arrays, ...]
     uncertainties: tuple[Arrays, ...]
     pooled: tuple[Arrays, ...]
+    trained: tuple[bool, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -52,7 +47,8 @@ def assign_credit(
     """Token advantages for the groups of a step.
 
     Uncertainty is measured and pooled for every group; advantages are spread over the `trained` ones (all by
-    default) and are zero elsewhere. The top-rho threshold is taken over all action tokens of the trained groups.
+    default), and over those to which an advantage that sees the whole step gives any; they are zero elsewhere. The
+    top-rho threshold is taken over all action tokens of the trained groups.
     CreditError for numbers that are not finite, and for plugin outputs of the wrong count or length; it names plugin,
     group, completion and position.
     """
@@ -62,13 +58,18 @@ def assign_credit(
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
+    episode_PG: Sequence[Floats] = [group.rewards_G for group in groups]
+    if not (flow.algorithm and flow.algorithm.compute_context):
+        episode_PG = step_advantages(groups, flow, chosen)
+        if flow.advantage.compute_step is not None:
+            chosen = [is_trained or bool(advs_G.any()) for is_trained, advs_G in zip(chosen, episode_PG, strict=True)]
     token_advs: list[Arrays] = []
     extras: list[Mapping[str, float]] = []
-    for group, raw_G, pooled_G, is_trained in zip(groups, measured, pooled, chosen, strict=True):
+    for group, episode_G, raw_G, pooled_G, is_trained in zip(groups, episode_PG, measured, pooled, chosen, strict=True):
         if not is_trained:
             token_advs.append(tuple(np.zeros(u.shape) for u in raw_G))
             continue
-        advs_G, extra = _credit_group(group, raw_G, pooled_G, flow, sepa_lambda)
+        advs_G, extra = _credit_group(group, episode_G, raw_G, pooled_G, flow, sepa_lambda)
         token_advs.append(advs_G)
         extras.append(extra)
     metrics = _average(extras)
@@ -78,7 +79,11 @@ def assign_credit(
         token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics
     return CreditResult(
-        token_advs=tuple(token_advs), uncertainties=tuple(measured), pooled=tuple(pooled), metrics=metrics
+        token_advs=tuple(token_advs),
+        uncertainties=tuple(measured),
+        pooled=tuple(pooled),
+        trained=tuple(chosen),
+        metrics=metrics,
     )
 
 
@@ -114,21 +119,12 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     return tuple(measured)
 
 
-def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -> Floats:
-    """One advantage per completion of a group, checked."""
-    rewards_G = as_numbers(rewards_G, len(rewards_G), what=f"{name}: reward")
-    what = f"{name}: advantage {flow.advantage.name!r}"
-    context = AdvantageContext(rewards_G=rewards_G, params=flow.advantage_params)
-    return as_numbers(call_part(flow.advantage.compute, context, what), len(rewards_G), what=what)
-
-
 def _credit_group(
-    group: CreditGroup, raw_G: Arrays, pooled_G: Arrays, flow: CreditFlow, sepa_lambda: float
+    group: CreditGroup, episode_G: Floats, raw_G: Arrays, pooled_G: Arrays, flow: CreditFlow, sepa_lambda: float
 ) -> tuple[Arrays, Mapping[str, float]]:
     """Token advantages and extra metrics of one group."""
     custom = flow.algorithm.compute_context if flow.algorithm else None
-    rewards_G = as_numbers(group.rewards_G, len(group.rewards_G), what=f"{group.name}: reward")
-    advantages_G = rewards_G if custom else episode_advantages(rewards_G, flow, name=group.name)
+    advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward") if custom else episode_G
     compute = custom or flow.transform.compute_context
     if compute is not None:
         context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
@@ -198,6 +194,9 @@ def _context(
         uncertainties_G=uncertainties_G,
         planning_masks_G=[np.asarray(planning, dtype=np.bool_) for planning in group.planning_G],
         entropies_G=group.entropies_G,
+        tokens_G=group.tokens_G if flow.needs_text else None,
+        texts_G=group.texts_G if flow.needs_text else None,
+        token_rewards_G=group.token_rewards_G if flow.needs_token_rewards else None,
         sepa_lambda=sepa_lambda,
         params=flow.params if flow.algorithm else flow.transform_params,
         **{name: value for name, value in strengths.items() if value is not None},

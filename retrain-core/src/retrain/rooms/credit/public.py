@@ -43,11 +43,16 @@ def compute_composable_advantages(
     advantage_params: Mapping[str, Any] = NOTHING,
     transform_params: Mapping[str, Any] = NOTHING,
     entropies_G: Sequence[Numbers] | None = None,
+    batch_norm: bool = False,
+    advantage_clip: float = 0.0,
+    named_rewards: Mapping[str, Numbers] | None = None,
+    texts_G: Sequence[Sequence[str]] | None = None,
 ) -> ComposableAdvantages:
-    """Token advantages of one group under any installed advantage and transform.
+    """Token advantages of one group under any installed advantage and transform; the group is the whole step.
 
-    `rewards_G` [G]; `logprobs_G`, `planning_masks_G` and `entropies_G` hold one sequence of action tokens per
-    completion. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
+    `rewards_G` [G]; `logprobs_G`, `planning_masks_G`, `entropies_G` and `texts_G` (for a transform that asks for text)
+    hold one sequence of action tokens per completion, `named_rewards` [G] under each name the rewards behind
+    `rewards_G`. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
     """
     algorithm = AlgorithmTable(
         advantage_mode=advantage_mode,
@@ -58,13 +63,16 @@ def compute_composable_advantages(
         transform_params=dict(transform_params),
     )
     flow = build_flow(Config(tables={"algorithm": algorithm}), installed_plugins())
-    flow = replace(flow, gtpo_beta=gtpo_beta, hicra_alpha=hicra_alpha)
+    strengths: dict[str, Any] = {"gtpo_beta": gtpo_beta, "hicra_alpha": hicra_alpha}
+    flow = replace(flow, **strengths, batch_norm=batch_norm, advantage_clip=advantage_clip)
     masks = planning_masks_G if planning_masks_G is not None else [np.zeros(len(lp), np.bool_) for lp in logprobs_G]
     group = CreditGroup(
         rewards_G=np.asarray(rewards_G, dtype=np.float64),
         logprobs_G=[np.asarray(logprobs, dtype=np.float64) for logprobs in logprobs_G],
         planning_G=[np.asarray(mask, dtype=np.bool_) for mask in masks],
         entropies_G=None if entropies_G is None else [np.asarray(e, dtype=np.float64) for e in entropies_G],
+        named_rewards={name: np.asarray(rewards, dtype=np.float64) for name, rewards in (named_rewards or {}).items()},
+        texts_G=texts_G,
         name="group 0",
     )
     result = assign_credit([group], flow, sepa_lambda=sepa_lambda)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.types import Floats, Mask
+from retrain.kernel.types import Floats, Mask, Tokens
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -23,17 +23,38 @@ class AdvantageContext:
     params: Params = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepAdvantageContext:
+    """Input of an advantage that sees the whole step: every judged completion, group by group, and its own parameters.
+
+    `rewards_PG[p]` are the rewards of group p; groups of one and those whose rewards are all equal are included, and a
+    group without a verdict is an empty array. `lengths_PG[p]` are the sampled tokens of each completion.
+    `named_rewards_PG[p]` holds, by name, the unweighted rewards or measurements that every completion of the group has
+    (`Score.parts`). `reward_weights` are those of `[reward.weights]`.
+    """
+
+    rewards_PG: Sequence[Floats]
+    lengths_PG: Sequence[Tokens]
+    named_rewards_PG: Sequence[Mapping[str, Floats]]
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec:
-    """An episode advantage: `compute(ctx)` returns one finite number per completion of the group.
+    """An episode advantage, by one of two functions.
 
+    `compute(ctx)` sees one group and returns one finite number per completion; it is called for informative groups.
+    `compute_step(step)` sees the whole step (`StepAdvantageContext`) and returns one such array per group; a group
+    without information of its own (all rewards equal) is trained, too, where its numbers are not all 0.
     With `needs_group`, which says that it compares the completions of a group, a run with `group_size = 1` is refused
     before anything loads.
     """
 
     name: str
-    compute: Callable[[AdvantageContext], Numbers]
+    compute: Callable[[AdvantageContext], Numbers] | None = None
     needs_group: bool = False
+    compute_step: Callable[[StepAdvantageContext], Sequence[Numbers]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +84,8 @@ class TransformContext:
     """Input of a whole-transform function `f(ctx)`: one group, one array per completion.
 
     `advantages_G` are the episode advantages, `uncertainties_G` the configured uncertainty before any pooling.
+    `tokens_G` and `texts_G` (one text per sampled token; they join to that of the completion) are there with
+    `needs_text`, `token_rewards_G` with `needs_token_rewards`: 0 for tokens that got no reward of their own.
     """
 
     advantages_G: Floats
@@ -71,6 +94,9 @@ class TransformContext:
     uncertainties_G: Sequence[Floats]
     planning_masks_G: Sequence[Mask]
     entropies_G: Sequence[Floats] | None = None
+    tokens_G: Sequence[Tokens] | None = None
+    texts_G: Sequence[Sequence[str]] | None = None
+    token_rewards_G: Sequence[Floats] | None = None
     sepa_lambda: float = 0.0
     gtpo_beta: float = 0.1
     hicra_alpha: float = 0.2
@@ -106,8 +132,10 @@ class TransformSpec:
     planning_T, params)` returns new advantages, after HICRA if `apply_hicra`. `compute_context(ctx)` replaces all
     stages by one function of the group. `use_gtpo` and `apply_hicra` switch on the stages `gtpo` and `hicra`, which
     retrain-sepa provides. `needs_planning` asks for planning masks (all False otherwise); `uses_sepa_controller` asks
-    the controller named `controller` for lambda (0 otherwise). `params` is passed to `post_process` and
-    `compute_context`. `stages` are those that this transform's distribution provides to every transform, by name.
+    the controller named `controller` for lambda (0 otherwise). `needs_text` gives `compute_context` ids and text of the
+    tokens, which are decoded for this alone; `needs_token_rewards` the rewards of single tokens. `params` is passed to
+    `post_process` and `compute_context`. `stages` are those that this transform's distribution provides to every
+    transform, by name.
     """
 
     name: str
@@ -119,6 +147,8 @@ class TransformSpec:
     post_process: Callable[[Floats, Mask, Params], Numbers] | None = None
     compute_context: Callable[[TransformContext], TransformOutput | Sequence[Numbers]] | None = None
     controller: str = "sepa"
+    needs_text: bool = False
+    needs_token_rewards: bool = False
     stages: Mapping[str, CreditStage] = field(default_factory=dict)
 
 
@@ -126,7 +156,7 @@ class TransformSpec:
 class AlgorithmSpec:
     """A whole pipeline under one name: a fixed pair of modes, or `compute_context(ctx)` in place of everything.
 
-    With `compute_context`, `ctx.advantages_G` holds the raw rewards.
+    With `compute_context`, `ctx.advantages_G` holds the raw rewards; the `needs_` fields are those of `TransformSpec`.
     """
 
     name: str
@@ -136,3 +166,5 @@ class AlgorithmSpec:
     needs_planning: bool = False
     uses_sepa_controller: bool = False
     needs_entropy: bool = False
+    needs_text: bool = False
+    needs_token_rewards: bool = False

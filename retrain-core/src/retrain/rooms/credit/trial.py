@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.seeding import Seeds
+from retrain.rooms.credit.episode import step_advantages
 from retrain.rooms.credit.flow import CreditFlow, uncertainty_name
-from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, episode_advantages, measure_uncertainty
+from retrain.rooms.credit.pipeline import CreditGroup, assign_credit, measure_uncertainty
 
 PROBE_SEED = 0
 REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
 LENGTHS = ((6, 9, 4, 12), (5, 1, 8, 7))
+TEXTS = ("Wait", ",", " 2", "+", "3", " is", " 5", ".", "\n")
 LAMBDAS = (0.0, 1.0)  # the ends of what a controller may say
 WHY = "it was tried on synthetic groups, before data and model load"
 FIX = "correct it; `retrain trace` tries the same without a run"
 
 
 def synthetic_groups(size: int = 4) -> list[CreditGroup]:
-    """Two groups of `size` completions with seeded log-probabilities, entropies and planning marks; rewards 0 and 1.
+    """Two groups of `size` completions with rewards 0 and 1 and everything that a flow may ask for, seeded.
 
     Each group of two or more has both rewards.
     """
@@ -33,6 +36,9 @@ def synthetic_groups(size: int = 4) -> list[CreditGroup]:
             logprobs_G=[-stream.exponential(0.6, size=length) for length in lengths],
             planning_G=[stream.random(length) < 0.25 for length in lengths],
             entropies_G=[stream.exponential(0.8, size=length) for length in lengths],
+            tokens_G=[np.arange(length) for length in lengths],
+            texts_G=[list(islice(cycle(TEXTS), length)) for length in lengths],
+            token_rewards_G=[np.linspace(-0.1, 0.1, length) for length in lengths],
             name=f"probe group {number}",
         )
         for number, (rewards, lengths) in enumerate(
@@ -91,8 +97,7 @@ def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> s
             measure_uncertainty(group, flow)
         place = config.place(algorithm or "algorithm.advantage_mode")
         if not (flow.algorithm and flow.algorithm.compute_context):
-            for group in groups:
-                episode_advantages(group.rewards_G, flow, name=group.name)
+            step_advantages(groups, flow, [True] * len(groups))
     except RetrainError:
         return place
     return config.place(algorithm or "algorithm.transform_mode")

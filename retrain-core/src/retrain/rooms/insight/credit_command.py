@@ -19,9 +19,9 @@ from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
 from retrain.rooms.insight.stored import StoredCompletion, read_step, replay
-from retrain.rooms.insight.token_text import token_texts
 from retrain.rooms.session.configure import Checked, load_checked
 from retrain.rooms.session.records.files import write_text
+from retrain.rooms.text.token_text import token_texts
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
 MOST = 4
@@ -94,7 +94,8 @@ def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
     ]
     tokenizer = load_tokenizer(checked[0].config, plugins)
     replays = [
-        replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda) for each in checked
+        replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda, tokenizer=tokenizer)
+        for each in checked
     ]
     # planning marks are those of the first flow that needs them
     marked = next(

@@ -11,11 +11,13 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Mask
+from retrain.rooms.credit.episode import named_rewards
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.credit.pipeline import CreditGroup, CreditResult, assign_credit
 from retrain.rooms.session.records.reading import Record, parse_record, parsed_lines, read_steps
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens
+from retrain.rooms.text.token_text import token_texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,12 +53,21 @@ def read_step(run: Path, step: int | None) -> StoredStep:
 
 
 def replay(
-    stored: StoredStep, flow: CreditFlow, detector: PlanningDetector | None, *, sepa_lambda: float
+    stored: StoredStep,
+    flow: CreditFlow,
+    detector: PlanningDetector | None,
+    *,
+    sepa_lambda: float,
+    tokenizer: Any = None,
 ) -> tuple[list[list[StoredCompletion]], tuple[tuple[Mask, ...], ...], CreditResult]:
     """Credit of the step's judged completions under `flow`: completions, planning masks and result, group by group.
 
-    Uninformative groups are included, to show the credit that they would have got.
+    Uninformative groups are included, to show the credit that they would have got. `tokenizer` decodes the tokens for a
+    transform that asks for their text. ConfigError when one asks for rewards of single tokens, which are not stored.
     """
+    if flow.needs_token_rewards:
+        what = f"{flow.condition} takes rewards of single tokens, which a run does not store"
+        raise ConfigError(Problem(where=f"step {stored.step}", what=what, fix="choose another --transform"))
     judged = [[c for c in group if c.record["reward"] is not None] for group in stored.groups]
     judged = [group for group in judged if group]
     masks = tuple(_masks(group, detector) for group in judged)
@@ -66,6 +77,9 @@ def replay(
             logprobs_G=[c.tokens.logprobs_T for c in group],
             planning_G=planning,
             entropies_G=_entropies(group),
+            named_rewards=named_rewards([c.record.get("reward_parts") or {} for c in group]),
+            tokens_G=[c.tokens.tokens_T for c in group] if flow.needs_text else None,
+            texts_G=[token_texts(tokenizer, c.tokens.tokens_T.tolist()) for c in group] if flow.needs_text else None,
             name=f"step {stored.step} group {group[0].record['group']}",
         )
         for group, planning in zip(judged, masks, strict=True)

@@ -132,7 +132,7 @@ def _compatibility(
         issues.append(Issue(severity=ERROR, category="dep", message=message))
     if problem := group_problem(config, flow):
         issues.append(Issue(severity=ERROR, category="config", message=str(problem)))
-    elif config.training.group_size == 1:
+    elif config.training.group_size == 1 and not flow.advantage.compute_step:
         message = "group_size = 1: no group can be informative, so nothing would be trained"
         issues.append(Issue(severity=WARNING, category="config", message=message))
     return issues

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
 from retrain.kernel.types import Group
+from retrain.rooms.credit.flow import build_flow
 from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
@@ -23,10 +24,10 @@ LOG = logging.getLogger("retrain")
 
 ANSWER_CHARS = 40
 QUANTILES = ("p10", "p50", "p90")
-_SKIPPED = {
-    GroupStatus.ALL_RIGHT: "skipped (all correct)",
-    GroupStatus.ALL_WRONG: "skipped (all wrong)",
-    GroupStatus.NO_VERDICT: "skipped (no verdict)",
+_CAUSES = {
+    GroupStatus.ALL_RIGHT: "all correct",
+    GroupStatus.ALL_WRONG: "all wrong",
+    GroupStatus.NO_VERDICT: "no verdict",
 }
 _OTHERS = {
     "all wrong": "all_wrong_groups",
@@ -43,6 +44,7 @@ class RunLines:
         self._progress = ProgressLines(context)
         self._running_rate = 0.0
         self._last_adapter: Path | None = None
+        self._may_train_any = build_flow(context.config, context.plugins).advantage.compute_step is not None
 
     @hookimpl
     def retrain_run_start(self) -> None:
@@ -57,7 +59,7 @@ class RunLines:
     @hookimpl
     def retrain_groups_scored(self, groups: GroupsView) -> None:
         """A line per group."""
-        for line in group_lines(groups.groups):
+        for line in group_lines(groups.groups, may_train_any=self._may_train_any):
             LOG.log(GROUP_LEVEL, "%s", line)
 
     @hookimpl
@@ -89,8 +91,11 @@ class RunLines:
                 LOG.log(OUTCOME_LEVEL, "Trained on %s: %s", devices["used"], devices["why"])
 
 
-def group_lines(groups: Sequence[Group]) -> list[str]:
-    """A line per group, and below it the reason if the group is not trained."""
+def group_lines(groups: Sequence[Group], *, may_train_any: bool = False) -> list[str]:
+    """A line per group, and below it why it has no information of its own, for which it is skipped.
+
+    `may_train_any`: the advantage sees the whole step and may give credit to such a group, too.
+    """
     rows = []
     for group in groups:
         status = group_status(group)
@@ -98,9 +103,12 @@ def group_lines(groups: Sequence[Group]) -> list[str]:
         shown = answer if len(answer) <= ANSWER_CHARS else answer[: ANSWER_CHARS - 3] + "..."
         rows.append(f"  group: {num_correct(group)}/{len(group.completions)} correct | answer={shown}")
         if status is GroupStatus.TIED:
-            rows.append(f"    -> skipped (all same, reward={verdicts(group)[0]})")
+            cause = f"all same, reward={verdicts(group)[0]}"
         elif status is not GroupStatus.INFORMATIVE:
-            rows.append(f"    -> {_SKIPPED[status]}")
+            cause = _CAUSES[status]
+        else:
+            continue
+        rows.append(f"    -> {cause}" if may_train_any else f"    -> skipped ({cause})")
     return rows
 
 

@@ -29,12 +29,15 @@ def generation_records(
 ) -> list[dict[str, Any]]:
     """One record per completion, trained or not, in sampling order; texts are never shortened.
 
-    `is_trained`: the step trained its informative groups.
+    `is_trained`: the step trained its groups.
     """
     records = []
-    for number, (prompt, group, status) in enumerate(zip(prompts, groups, credit.statuses_P, strict=True)):
+    for number, (prompt, group, status, tokens_G) in enumerate(
+        zip(prompts, groups, credit.statuses_P, credit.tokens_PG, strict=True)
+    ):
         text = _prompt_text(prompt)
-        is_group_trained = is_trained and status is GroupStatus.INFORMATIVE
+        has_credit = any(tokens.advantages_A.any() for tokens in tokens_G)  # an advantage of steps may give some to any
+        is_group_trained = is_trained and (status is GroupStatus.INFORMATIVE or has_credit)
         for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
             records.append(
                 {

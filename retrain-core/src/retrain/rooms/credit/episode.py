@@ -1,0 +1,104 @@
+"""Episode advantages of a step: by group or over the whole step, then normalised over the step and clipped.
+
+`_PG` one array per group, with one entry per judged completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.rooms.credit.checks import as_numbers, call_part, refusal
+from retrain.rooms.credit.specs import AdvantageContext, StepAdvantageContext
+
+if TYPE_CHECKING:
+    from retrain.rooms.credit.flow import CreditFlow
+
+NORM_EPS = 1e-8
+ROUNDING = 1e-12  # of the largest number: a mean below it is 0 up to rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditGroup:
+    """One group as credit sees it: ragged arrays over action tokens only.
+
+    `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them.
+    `tokens_G`, `texts_G` and `token_rewards_G` are there when the flow asks for them.
+    """
+
+    rewards_G: Floats
+    logprobs_G: Sequence[Floats]
+    planning_G: Sequence[Mask]
+    entropies_G: Sequence[Floats] | None = None
+    named_rewards: Mapping[str, Floats] = field(default_factory=dict)
+    tokens_G: Sequence[Tokens] | None = None
+    texts_G: Sequence[Sequence[str]] | None = None
+    token_rewards_G: Sequence[Floats] | None = None
+    name: str = ""
+
+
+def named_rewards(parts_G: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
+    """One array per name, of the names that every completion has."""
+    shared = [name for name in (parts_G[0] if parts_G else ()) if all(name in parts for parts in parts_G)]
+    return {name: np.array([parts[name] for parts in parts_G], dtype=np.float64) for name in shared}
+
+
+def step_advantages(groups: Sequence[CreditGroup], flow: CreditFlow, trained: Sequence[bool]) -> list[Floats]:
+    """One checked array of advantages per group.
+
+    An advantage of groups is asked about the `trained` ones; the others get zeros. One of steps is asked about all.
+    """
+    if flow.advantage.compute_step is None:
+        advs_PG = [
+            episode_advantages(group.rewards_G, flow, name=group.name) if is_trained else np.zeros(len(group.rewards_G))
+            for group, is_trained in zip(groups, trained, strict=True)
+        ]
+    else:
+        advs_PG = _from_step(groups, flow)
+    if flow.batch_norm:
+        advs_PG = normalised(advs_PG)
+    if flow.advantage_clip > 0.0:
+        advs_PG = [np.clip(advs_G, -flow.advantage_clip, flow.advantage_clip) for advs_G in advs_PG]
+    return advs_PG
+
+
+def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -> Floats:
+    """One advantage per completion of a group, by an advantage that sees one group, checked."""
+    rewards_G = as_numbers(rewards_G, len(rewards_G), what=f"{name}: reward")
+    what = f"{name}: advantage {flow.advantage.name!r}"
+    context = AdvantageContext(rewards_G=rewards_G, params=flow.advantage_params)
+    return as_numbers(call_part(flow.advantage.compute, context, what), len(rewards_G), what=what)
+
+
+def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
+    """(x - mean) / (std + 1e-8) over all completions of the step, std with ddof 0; zeros when all are equal."""
+    flat = np.concatenate([np.zeros(0), *values_PG])
+    if not flat.size or flat.min() == flat.max():
+        return [np.zeros(values_G.shape) for values_G in values_PG]
+    mean = float(flat.mean())
+    if abs(mean) <= ROUNDING * np.abs(flat).max():
+        mean = 0.0  # centred already: a residue would give groups without information some credit
+    return [(values_G - mean) / (flat.std() + NORM_EPS) for values_G in values_PG]
+
+
+def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
+    context = StepAdvantageContext(
+        rewards_PG=[as_numbers(g.rewards_G, len(g.rewards_G), what=f"{g.name}: reward") for g in groups],
+        lengths_PG=[np.array([len(logprobs) for logprobs in g.logprobs_G], dtype=np.int64) for g in groups],
+        named_rewards_PG=[g.named_rewards for g in groups],
+        reward_weights=flow.reward_weights,
+        params=flow.advantage_params,
+    )
+    what = f"advantage {flow.advantage.name!r}"
+    advs_PG = call_part(flow.advantage.compute_step, context, what)
+    if not hasattr(advs_PG, "__len__") or len(advs_PG) != len(groups):
+        got = f"{len(advs_PG)} entries" if hasattr(advs_PG, "__len__") else type(advs_PG).__name__
+        raise refusal(f"{what} returned {got}, expected {len(groups)}, one per group")
+    return [
+        as_numbers(advs_G, len(group.rewards_G), what=f"{group.name}: {what}")
+        for group, advs_G in zip(groups, advs_PG, strict=True)
+    ]
