@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
-from retrain.rooms.session.check import declared_capabilities
+from retrain.rooms.session.check import declared_capabilities, shown_capabilities
 
 FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
 
@@ -68,7 +67,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
-        "backend_capabilities": asdict(capabilities) if capabilities else {},
+        "backend_capabilities": shown_capabilities(capabilities),
         "conditions": campaign.labels,
         "recipes": recipes_of(campaign),
         "seeds": table.seeds,

@@ -16,6 +16,7 @@ from retrain.kernel.plugins.first_party import install_line, promised_names, pro
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
 from retrain.rooms.cli.plugins import short_file
+from retrain.rooms.session.check import shown_capabilities
 from retrain.rooms.session.locate import part_file
 from retrain.rooms.session.packages import required_packages
 from retrain.rooms.text.terminal_text import printable
@@ -88,7 +89,7 @@ def _row(entry: Registered) -> dict[str, Any]:
             "packages": [asdict(package) for package in packages],
             "hint": "" if importable else install_line(entry.owner.distribution),
         },
-        "capabilities": asdict(traits) if isinstance(traits, Capabilities) else {},
+        "capabilities": shown_capabilities(traits if isinstance(traits, Capabilities) else None),
         **_options(entry.spec),
     }
 
@@ -138,7 +139,8 @@ def _print(console: Console, content: dict[str, Any]) -> None:
             what = f"lacks {', '.join(missing)}" if missing else "its module is missing"
             _line(console, Text(f"  not usable    {what}: {row['dependency']['hint']}", style="red"))
         for name, value in row["capabilities"].items():
-            shown = {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+            shown = {"True": "yes", "False": "no"}.get(str(value), str(value))
+            shown = (", ".join(value) or "none") if isinstance(value, list) else shown
             _line(console, Text(f"  {name:<28}{shown}"))
         _print_options(console, row)
     for row in content["promised"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,8 +12,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.types import Capabilities
-from retrain.rooms.session.check import declared_capabilities, registered_tables
+from retrain.rooms.session.check import declared_capabilities, registered_tables, shown_capabilities
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.text.secrets import hide
 
@@ -96,7 +94,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "model": config.model.model,
         "backend": config.backend.backend,
         "backend_options": config.backend.options,
-        "backend_capabilities": _capabilities(declared_capabilities(config, plugins)),
+        "backend_capabilities": shown_capabilities(declared_capabilities(config, plugins)),
         "condition": flow.condition,
         "algorithm_mode": config.algorithm.algorithm_mode,
         "advantage_mode": flow.advantage.name,
@@ -140,10 +138,6 @@ def _warnings(config: Config) -> list[str]:
     if training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found
-
-
-def _capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
-    return asdict(capabilities) if capabilities else {}
 
 
 def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:

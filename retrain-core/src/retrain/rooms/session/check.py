@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
@@ -122,6 +123,12 @@ def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | No
     engines = plugins.find(Kind.INFERENCE_ENGINE, config.value("inference.engine", ""))
     traits = engines[0].spec.traits if engines else None
     return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
+
+
+def shown_capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
+    """Capabilities as JSON has them, sets as sorted lists; empty when none are known."""
+    found = asdict(capabilities) if capabilities else {}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
 
 
 def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
