@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import Config
+from retrain.api import Config, load_plugins
 from retrain.kernel.config import schema
 from retrain_tinker.losses import PolicyLoss
+from tests.scored_tokens import scored
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
 local = pytest.importorskip("retrain_local.training.loss", reason="the losses are compared with those of retrain-local")
+PLUGINS = load_plugins()
 NUMBERS = st.floats(-3.0, 0.0)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(-2.0, 2.0)), min_size=1, max_size=12)
 
@@ -37,7 +39,8 @@ def test_a_loss_is_the_one_of_the_local_backend(algorithm: dict[str, object], to
     factors, cut = loss.importance(new, old)
     terms, clipped = loss.terms(new, new if loss.tis_cap else old, advantages * factors)
     tensors = [torch.tensor(values, dtype=torch.float64) for values in (new, old, advantages)]
-    wanted, wanted_clipped = local.policy_loss(*tensors, len(new), local.LossSettings.of(config(**algorithm)))
+    pack = scored(*tensors[1:])
+    wanted, wanted_clipped = local.PolicyLoss.of(config(**algorithm), PLUGINS).of_pack(tensors[0], pack, len(new))
     assert terms.mean() == pytest.approx(float(wanted), abs=1e-9)
     assert int((cut | clipped).sum()) == int(wanted_clipped)
 

@@ -28,9 +28,10 @@ from retrain.api import (
 )
 from retrain.kernel.config import schema
 from retrain_local.plugin import BUILTIN_MODELS
-from retrain_local.training.loss import LossSettings, policy_loss
+from retrain_local.training.loss import PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
+from tests.scored_tokens import scored
 from tests.servers.skyrl import SkyRL, tiny_server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
@@ -170,13 +171,13 @@ def test_an_optimizer_step_is_that_of_the_mean_over_action_tokens(
     for number in (1, 2):  # in the second step A has a gradient too
         rows = rows_of(made, count=3, first_seed=10 * number)
         model = in_peft(before, trainable=True)
-        settings, total = LossSettings(), sum(int(row.action_T.sum()) for row in rows)
+        total = sum(int(row.action_T.sum()) for row in rows)
         for row in rows:
             at = row.action_T[1:]
             old, credit = (
                 torch.tensor(values[1:][at], dtype=torch.float32) for values in (row.logprobs_T, row.advantages_T)
             )
-            policy_loss(logprobs(model, row.tokens_T)[at], old, credit, total, settings)[0].backward()
+            PolicyLoss().of_pack(logprobs(model, row.tokens_T)[at], scored(old, credit), total)[0].backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:

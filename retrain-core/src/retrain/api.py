@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
     from retrain.kernel.contracts.serving import LogprobRow, Measuring, OverlapsTraining, Publishing, SamplesAhead
-    from retrain.kernel.declared import EngineTraits, Needs
+    from retrain.kernel.declared import EngineTraits, LossTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     )
     from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+    from retrain.rooms.credit.forms import find_loss
+    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms
     from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.health.contract import Finding, HealthMonitor
@@ -119,6 +121,11 @@ __all__ = [
     "Launcher",
     "LoadedData",
     "LogprobRow",
+    "LossClip",
+    "LossContext",
+    "LossSpec",
+    "LossTerms",
+    "LossTraits",
     "Mask",
     "Measuring",
     "MemoryEstimate",
@@ -172,6 +179,7 @@ __all__ = [
     "Workload",
     "diagnose_extra",
     "diagnose_server",
+    "find_loss",
     "generator",
     "hookimpl",
     "install_line",
@@ -204,6 +212,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.tasks.contracts",
+    "retrain.rooms.credit.losses",
     "retrain.rooms.credit.parts",
     "retrain.rooms.recorders.contract",
     "retrain.rooms.health.contract",
@@ -214,6 +223,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.inference.policy",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
+    "retrain.rooms.credit.forms",
 )
 
 if not TYPE_CHECKING:  # type checkers read the imports above and so find misspelt names

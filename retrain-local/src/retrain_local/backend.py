@@ -49,6 +49,7 @@ from retrain_local.split import create_engine, find_engine, sample_with
 from retrain_local.start import load_start
 from retrain_local.torch_modes import threads_for, training_threads
 from retrain_local.training.budget import is_short
+from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")
@@ -63,6 +64,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
     config = context.config
     devices = choose_devices(config)
     found = find_engine(context, devices)
+    loss = PolicyLoss.of(config, context.plugins)
     source = find_model(config, context.plugins)
     pair = create_pair(
         config,
@@ -83,6 +85,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         pair.trained,
         pair.parameters,
         config,
+        loss=loss,
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
         progress=context.training_progress,

@@ -12,4 +12,5 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
     regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
+    losses=frozenset(),  # all are registered, as those of a plugin are
 )

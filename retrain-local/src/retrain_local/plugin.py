@@ -10,6 +10,7 @@ from retrain.api import (
     ConfigError,
     Determinism,
     EngineTraits,
+    LossTraits,
     PluginSpec,
     Problem,
     TableTraits,
@@ -20,6 +21,12 @@ from retrain_local.capabilities import CAPABILITIES
 if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis, MemoryModel, MetricSpec, Plugins
 
+LOSSES = (
+    ("importance_sampling", "The ratio times the advantage, without a clip."),
+    ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip)."),
+    ("cispo", "The clipped ratio as a weight: clipped tokens keep their gradient."),
+    ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
+)
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
@@ -61,6 +68,15 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
             ),
         )
     )
+
+
+@hookimpl
+def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
+    """The losses of `[algorithm] loss`, through the door that plugins use."""
+    for name, summary in LOSSES:
+        factory = f"retrain_local.training.losses:{name.upper()}"
+        traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo")
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
 @hookimpl

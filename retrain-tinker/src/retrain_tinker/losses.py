@@ -8,7 +8,7 @@ import numpy as np
 
 from retrain.api import Config, Floats, Mask
 
-CISPO_WEIGHT = 4.0
+CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,11 @@ class PolicyLoss:
     def of(cls, config: Config) -> PolicyLoss:
         """The loss of `[algorithm]`; cispo bounds its weight only from above."""
         algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
-        standard = CISPO_WEIGHT if is_cispo else 1.0 + algorithm.clip_eps
-        given = algorithm.clip_eps_high if is_cispo else 1.0 + algorithm.clip_eps_high
+        eps = algorithm.clip_eps or CLIP_EPS
         return cls(
             kind=algorithm.loss,
-            low=0.0 if is_cispo else 1.0 - algorithm.clip_eps,
-            high=given if algorithm.clip_eps_high > 0.0 else standard,
+            low=0.0 if is_cispo else 1.0 - eps,
+            high=algorithm.clip_eps_high or CISPO_WEIGHT if is_cispo else 1.0 + (algorithm.clip_eps_high or eps),
             tis_cap=algorithm.tis_cap,
         )
 

@@ -20,6 +20,7 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.NONE,
     provides_entropy=False,
+    losses=frozenset({"importance_sampling", "ppo", "cispo"}),
 )
 
 

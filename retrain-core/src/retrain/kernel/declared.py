@@ -21,6 +21,7 @@ class Kind(StrEnum):
     UNCERTAINTY = "uncertainty"
     ALGORITHM = "algorithm"
     RECIPE = "recipe"
+    LOSS = "loss"
     PLANNING_DETECTOR = "planning detector"
     CONTROLLER = "controller"
     REWARD = "reward"
@@ -58,9 +59,10 @@ WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend promises; the kernel refuses configurations that need more, before anything heavy loads.
+    """What a backend promises; configurations that need more are refused before anything heavy loads.
 
-    `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has.
+    `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has,
+    `losses` those that it applies by itself; registered ones that name it (`LossTraits`) come on top.
     """
 
     reports_sync_loss: bool
@@ -70,6 +72,7 @@ class Capabilities:
     determinism: Determinism
     provides_entropy: bool
     regularisers: frozenset[str] = frozenset()
+    losses: frozenset[str] = frozenset({"importance_sampling"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,14 @@ class EngineTraits:
             determinism=min(capabilities.determinism, self.determinism, key=WEAKEST_FIRST.index),
             provides_entropy=capabilities.provides_entropy and self.provides_entropy,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTraits:
+    """The backends that can apply a loss, and whether it heeds `dual_clip`; `traits` of its `PluginSpec`."""
+
+    backends: frozenset[str]
+    dual_clip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

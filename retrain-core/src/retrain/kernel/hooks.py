@@ -127,6 +127,14 @@ def retrain_register_recipes(register: Register) -> None:
 
 
 @hookspec
+def retrain_register_losses(register: Register) -> None:
+    """Offer an `[algorithm] loss`: a `LossSpec` or `f(ctx) -> one term per token`; `traits` are its `LossTraits`.
+
+    `params` is the model of `[algorithm.loss_params]`.
+    """
+
+
+@hookspec
 def retrain_register_planning_detectors(register: Register) -> None:
     """Offer a `[planning] detector`: `factory(context) -> PlanningDetector`."""
 

@@ -32,12 +32,14 @@ KEY_OF_KIND = {
     Kind.UNCERTAINTY: "algorithm.uncertainty_kind",
     Kind.ALGORITHM: "algorithm.algorithm_mode",
     Kind.RECIPE: "algorithm.recipe",
+    Kind.LOSS: "algorithm.loss",
     Kind.DATA_SOURCE: "data.source",
     Kind.BACKEND: "backend.backend",
 }
 OPTIONS_OF_KIND = {
     Kind.ADVANTAGE: "algorithm.advantage_params",
     Kind.TRANSFORM: "algorithm.transform_params",
+    Kind.LOSS: "algorithm.loss_params",
     Kind.DATA_SOURCE: "data.options",
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",

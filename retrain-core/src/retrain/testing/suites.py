@@ -19,6 +19,7 @@ SUITES: Mapping[Kind, str] = {
     Kind.UNCERTAINTY: "retrain.testing.credit:UNCERTAINTY",
     Kind.ALGORITHM: "retrain.testing.credit:ALGORITHM",
     Kind.RECIPE: "retrain.testing.recipes:RECIPE",
+    Kind.LOSS: "retrain.testing.losses:LOSS",
     Kind.REWARD: "retrain.testing.rewards:REWARD",
     Kind.DATA_SOURCE: "retrain.testing.data_sources:DATA_SOURCE",
     Kind.ENVIRONMENT: "retrain.testing.environments:ENVIRONMENT",

@@ -1,73 +1,171 @@
-"""The policy losses over log-probabilities of the sampled tokens."""
+"""The loss of an optimizer step: the policy loss of `[algorithm]`, weighted and averaged over the whole step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from retrain.api import Config
+from retrain.api import (
+    Config,
+    LossClip,
+    LossContext,
+    LossSpec,
+    LossTerms,
+    PluginError,
+    Plugins,
+    Problem,
+    TrainBatch,
+    find_loss,
+)
+from retrain_local.training.losses import IMPORTANCE_SAMPLING, MAX_LOG_RATIO
 
-MAX_LOG_RATIO = 20.0
-CISPO_WEIGHT = 4.0
+
+class ScoredTokens(Protocol):
+    """The action tokens of a pack with their numbers, row by row; each row is one sequence of the loss."""
+
+    @property
+    def behaviour_logprobs_M(self) -> Tensor:
+        """Those that the policy sampled with, or the trainer's own before the step."""
+
+    @property
+    def engine_logprobs_M(self) -> Tensor:
+        """Those that the sampler itself reported."""
+
+    @property
+    def advantages_M(self) -> Tensor:
+        """Credit of each token."""
+
+    @property
+    def sequences_M(self) -> Tensor:
+        """Index of each token's row in the pack."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of the pack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSettings:
-    """`[algorithm] loss` and its numbers: the ratio's bounds (ppo), the largest weight (cispo), the cap (0 = off)."""
+class Mismatch:
+    """How the mismatch with the sampler is weighted: w = exp(log p_trainer,before the step - log p_sampler).
 
-    kind: str = "importance_sampling"
-    low: float = 0.8
-    high: float = 1.2
-    tis_cap: float = 0.0
+    `level` token: each by itself; sequence: the product over the sequence; geometric: its T-th root. Outside
+    [`low`, `high`], `mode` truncate moves w to the bound and mask makes it 0, which changes no denominator.
+    """
+
+    level: str = "token"
+    mode: str = "truncate"
+    low: float = 0.0
+    high: float = float("inf")
+
+    def weights(self, before_M: Tensor, pack: ScoredTokens) -> tuple[Tensor, Tensor]:
+        """Weight of each token, and whether it was outside the bounds; without gradient."""
+        logs_M = before_M - pack.engine_logprobs_M
+        if self.level != "token":
+            zeros_S = logs_M.new_zeros(len(pack.rows))
+            sums_S = zeros_S.index_add(0, pack.sequences_M, logs_M)
+            if self.level == "geometric":
+                sums_S = sums_S / zeros_S.index_add(0, pack.sequences_M, torch.ones_like(logs_M))
+            logs_M = sums_S[pack.sequences_M]
+        weights_M = logs_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        outside_M = (weights_M < self.low) | (weights_M > self.high)
+        if self.mode == "mask":
+            return weights_M.masked_fill(outside_M, 0.0), outside_M
+        return weights_M.clamp(self.low, self.high), outside_M
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """A loss with the numbers of `[algorithm]`; `mismatch` None leaves the mismatch with the sampler in the ratio."""
+
+    spec: LossSpec = IMPORTANCE_SAMPLING
+    clip: LossClip = field(default_factory=LossClip)
+    aggregation: str = "token_mean"
+    mismatch: Mismatch | None = None
+    max_tokens: int = 1
+    params: Any = None
 
     @classmethod
-    def of(cls, config: Config) -> LossSettings:
-        """The settings of `[algorithm]`."""
+    def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
+        """The loss that `[algorithm]` names, imported now; PluginError when it is none."""
         algorithm = config.algorithm
-        standard = CISPO_WEIGHT if algorithm.loss == "cispo" else 1.0 + algorithm.clip_eps
-        given = algorithm.clip_eps_high if algorithm.loss == "cispo" else 1.0 + algorithm.clip_eps_high
-        high = given if algorithm.clip_eps_high > 0.0 else standard
-        return cls(kind=algorithm.loss, low=1.0 - algorithm.clip_eps, high=high, tis_cap=algorithm.tis_cap)
+        spec, params = find_loss(config, plugins)
+        dual = config.value("algorithm.dual_clip", 0.0)
+        return cls(
+            spec=spec,
+            clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, dual),
+            aggregation=config.value("algorithm.aggregation", "") or spec.aggregation,
+            mismatch=_mismatch(config),
+            max_tokens=config.training.max_tokens,
+            params=params,
+        )
+
+    def denominator(self, batch: TrainBatch) -> int:
+        """By what the step's sum is divided: its action tokens, its sequences, or those times `max_tokens`.
+
+        Sequences that were masked count in the last two.
+        """
+        if self.aggregation == "token_mean":
+            return batch.num_actions
+        sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
+        return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
+
+    def of_pack(
+        self, new_M: Tensor, pack: ScoredTokens, denominator: int, *, is_fixed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a pack, -sum_m weight_m factor_m term_m, and how many of its tokens were clipped.
+
+        weight = 1 / denominator, and for `sequence_mean` also 1 / (tokens of the sequence); factor = the weight of
+        `mismatch`, 1 without. The losses of the packs add up to that of the step, however it was cut. With `is_fixed`
+        the pack's behaviour log-probabilities are the trainer's own before the first of several updates.
+        """
+        terms_M, clipped_M = self._terms(new_M, pack, is_fixed=is_fixed)
+        if self.aggregation == "sequence_mean":
+            terms_M = terms_M / torch.bincount(pack.sequences_M)[pack.sequences_M]
+        return -terms_M.sum() / denominator, clipped_M.sum()
+
+    def _terms(self, new_M: Tensor, pack: ScoredTokens, *, is_fixed: bool) -> tuple[Tensor, Tensor]:
+        """Term times factor of each token, and whether it was clipped."""
+        old_M = pack.behaviour_logprobs_M
+        factor_M, outside_M = torch.ones_like(old_M), torch.zeros_like(old_M, dtype=torch.bool)
+        if self.mismatch is not None:
+            old_M = old_M if is_fixed else new_M.detach()
+            factor_M, outside_M = self.mismatch.weights(old_M, pack)
+        context = LossContext(
+            new_M=new_M,
+            old_M=old_M,
+            ratios_M=(new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
+            advantages_M=pack.advantages_M,
+            sequences_M=pack.sequences_M,
+            num_sequences=len(pack.rows),
+            clip=self.clip,
+            params=self.params,
+        )
+        found = self._checked(self.spec.compute(context), new_M)
+        clipped_M = outside_M if found.clipped_M is None else outside_M | found.clipped_M
+        return factor_M * found.terms_M, clipped_M
+
+    def _checked(self, found: Any, new_M: Tensor) -> LossTerms:
+        """What a loss returned, as `LossTerms`; PluginError unless there is one number per token."""
+        terms = found if isinstance(found, LossTerms) else LossTerms(terms_M=found)
+        for what, values_M in (("terms", terms.terms_M), ("clipped tokens", terms.clipped_M)):
+            if values_M is None and what != "terms":
+                continue
+            if not isinstance(values_M, Tensor) or values_M.shape != new_M.shape:
+                got = f"shape {tuple(values_M.shape)}" if isinstance(values_M, Tensor) else type(values_M).__name__
+                told = f"loss {self.spec.name!r} returned {what} of {got}, expected {tuple(new_M.shape)}"
+                fix = "return one number per token of the pack, not summed or averaged"
+                raise PluginError(Problem(where="[algorithm] loss", what=told, fix=fix))
+        return terms
 
 
-def policy_loss(
-    new_N: Tensor,
-    behaviour_N: Tensor,
-    advantages_N: Tensor,
-    denominator: int,
-    settings: LossSettings,
-    engine_N: Tensor | None = None,
-    *,
-    is_fixed: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Loss of a micro-batch, -(1 / denominator) sum_t term_t, and how many of its tokens were clipped.
-
-    With rho = exp(clamp(new - behaviour, -20, 20)), sg = no gradient: importance_sampling: rho A; ppo: min(rho A,
-    clip(rho, low, high) A); cispo: sg(min(rho, high)) A new. `tis_cap` > 0 splits rho in two: the ratio is relative to
-    the trainer's own log-probabilities before the step (so it is 1 where the gradient is taken), and the mismatch with
-    the sampler becomes the factor sg(min(rho, tis_cap)). Where `behaviour` was recomputed with the training model,
-    `engine_N` are the sampler's own, and the mismatch is relative to those. With `is_fixed`, `behaviour` are
-    the trainer's own before the first of several updates, and the mismatch stays that of this moment. `denominator` is
-    the number of action tokens of the whole optimizer step, so that the losses of its micro-batches add up to the token
-    mean however it was split. PPO: arXiv:1707.06347; CISPO: arXiv:2506.13585; truncation as in IMPALA.
-    """
-    sampler_N = behaviour_N if engine_N is None else engine_N
-    trainer_N = behaviour_N if is_fixed else new_N.detach()
-    mismatch_N = (trainer_N - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    factor_N, clipped_N = torch.ones_like(mismatch_N), torch.zeros_like(mismatch_N, dtype=torch.bool)
-    if settings.tis_cap > 0.0:
-        factor_N, clipped_N = mismatch_N.clamp(max=settings.tis_cap), mismatch_N > settings.tis_cap
-        behaviour_N = trainer_N
-    ratios_N = (new_N - behaviour_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    terms_N = ratios_N * advantages_N
-    if settings.kind == "ppo":
-        bounded_N = ratios_N.clamp(settings.low, settings.high) * advantages_N
-        clipped_N = clipped_N | (bounded_N < terms_N)
-        terms_N = torch.minimum(terms_N, bounded_N)
-    elif settings.kind == "cispo":
-        weights_N = ratios_N.detach()
-        clipped_N = clipped_N | (weights_N > settings.high)
-        terms_N = weights_N.clamp(max=settings.high) * advantages_N * new_N
-    return -(factor_N * terms_N).sum() / denominator, clipped_N.sum()
+def _mismatch(config: Config) -> Mismatch | None:
+    """The weights of `tis_cap` or `is_bounds`; None when both are off."""
+    cap, bounds = config.algorithm.tis_cap, list[float](config.value("algorithm.is_bounds", []))
+    if cap <= 0.0 and not bounds:
+        return None
+    level, mode = config.value("algorithm.is_level", "token"), config.value("algorithm.is_mode", "truncate")
+    low, high = bounds or (0.0, cap)
+    return Mismatch(level=level, mode=mode, low=low, high=high)

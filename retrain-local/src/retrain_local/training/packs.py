@@ -19,9 +19,9 @@ class Pack:
     """N packed tokens of several rows, and the M action tokens that they predict, row by row.
 
     Action m is `tokens_M[m]`, predicted from position `sources.index_M[m]` of the pack; the first actions of a group
-    are all predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step,
-    `longest` the length of the longest. `engine_logprobs_M` equal `behaviour_logprobs_M` unless the rows distinguish
-    them.
+    are all predicted from the last token of its shared prompt. `rows` are the indices of the rows in the step, and
+    `sequences_M` numbers them from 0 in this pack; `longest` is the length of the longest. `engine_logprobs_M` equal
+    `behaviour_logprobs_M` unless the rows distinguish them.
     """
 
     rows: tuple[int, ...]
@@ -31,6 +31,7 @@ class Pack:
     positions_N: Tensor
     sources: Picks
     tokens_M: Tensor
+    sequences_M: Tensor
     behaviour_logprobs_M: Tensor
     engine_logprobs_M: Tensor
     advantages_M: Tensor
@@ -147,6 +148,7 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
         positions_N=moved([spans.positions()], torch.int64),
         sources=Picks(np.concatenate(places), spans.num_tokens, device),
         tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
+        sequences_M=moved([np.full(row.action_T.sum(), number) for number, row in enumerate(rows)], torch.int64),
         behaviour_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
         engine_logprobs_M=moved([_engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
         advantages_M=moved([row.advantages_T[row.action_T] for row in rows], torch.float32),

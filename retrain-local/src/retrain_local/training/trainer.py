@@ -37,7 +37,7 @@ from retrain_local.torch_modes import deterministic, pack_workers, packs_at_a_ti
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import selected_logprobs, softmax_of
-from retrain_local.training.loss import LossSettings, policy_loss
+from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.packs import Pack, check_rows, pack_rows
 
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class Trainer:
         parameters: Mapping[str, nn.Parameter],
         config: Config,
         *,
+        loss: PolicyLoss,
         options: LocalOptions | None = None,
         check_stop: Callable[[], None] = lambda: None,
         progress: PhaseProgress | None = None,
@@ -92,7 +93,7 @@ class Trainer:
         self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
-        self._loss = LossSettings.of(config)
+        self._loss = loss
         self._clip = config.optimizer.grad_clip_norm
         self.optimizer = AdamW(
             self.parameters.values(),
@@ -199,9 +200,8 @@ class Trainer:
 
     def _gradients(self, batch: TrainBatch, pack: Pack) -> _PackResult:
         new_M = self._logprobs(pack, batch.temperature)
-        is_fixed = batch.updates > 1 and self._loss.tis_cap > 0.0
-        given = pack.behaviour_logprobs_M, pack.advantages_M, batch.num_actions, self._loss, pack.engine_logprobs_M
-        loss, clipped = policy_loss(new_M, *given, is_fixed=is_fixed)
+        is_fixed = batch.updates > 1 and self._loss.mismatch is not None
+        loss, clipped = self._loss.of_pack(new_M, pack, self._loss.denominator(batch), is_fixed=is_fixed)
         gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()

@@ -122,7 +122,7 @@ def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded: Call
     assert (found.default, found.names, found.flag) == ("mine", Kind.ALGORITHM, "algorithm-mode")
 
 
-@pytest.mark.parametrize("name", ["transform_mode", "clip_eps"])
+@pytest.mark.parametrize("name", ["transform_mode", "loss"])
 def test_one_default_is_not_supplied_twice(name: str, loaded: Callable[..., Any]) -> None:
     _, tables = extended(extension("algorithm", defaults={name: "mine"}))
     problems = loaded(tables)[1]

@@ -47,11 +47,9 @@ class AlgorithmTable(Table):
         le=1.0,
         aliases=("entropy_mask_rho",),
     )
-    loss: Literal["importance_sampling", "ppo", "cispo"] = key(
-        "importance_sampling", "importance_sampling (no clip), ppo (clipped ratio) or cispo (clipped weight)."
-    )
-    clip_eps: float = key(0.2, "ppo: the ratio counts from 1 - clip_eps up to 1 + clip_eps.", gt=0.0, lt=1.0)
-    clip_eps_high: float = key(0.0, "ppo: upper clip; cispo: largest weight; 0 = clip_eps, 4 for cispo.", ge=0.0)
+    loss: str = key("importance_sampling", "Policy loss: {names} or a plugin.", names=Kind.LOSS, min_length=1)
+    clip_eps: float = key(0.0, "The ratio counts from 1 - clip_eps; 0 = the loss's own (ppo: 0.2).", ge=0.0, lt=1.0)
+    clip_eps_high: float = key(0.0, "It counts up to 1 + this; cispo: largest weight; 0 = the loss's own.", ge=0.0)
     tis_cap: float = key(0.0, "Truncate the trainer/sampler importance weight at this value; 0 = off.", ge=0.0)
     params: dict[str, Any] = key({}, "Parameters of the algorithm plugin.", flag="algorithm_params")
     advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.")

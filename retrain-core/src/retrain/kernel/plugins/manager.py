@@ -27,6 +27,7 @@ HOOK_OF_KIND = {
     Kind.UNCERTAINTY: "retrain_register_uncertainties",
     Kind.ALGORITHM: "retrain_register_algorithms",
     Kind.RECIPE: "retrain_register_recipes",
+    Kind.LOSS: "retrain_register_losses",
     Kind.PLANNING_DETECTOR: "retrain_register_planning_detectors",
     Kind.CONTROLLER: "retrain_register_controllers",
     Kind.RECORDER: "retrain_register_recorders",

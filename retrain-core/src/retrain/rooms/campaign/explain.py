@@ -10,7 +10,8 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
-from retrain.rooms.session.check import declared_capabilities, shown_capabilities
+from retrain.rooms.session.check import declared_capabilities
+from retrain.rooms.session.check_loss import capability_fields
 
 FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
 
@@ -67,7 +68,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "mode": "campaign",
         "config": config.source,
         "backend": config.backend.backend,
-        "backend_capabilities": shown_capabilities(capabilities),
+        "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
         "conditions": campaign.labels,
         "recipes": recipes_of(campaign),
         "seeds": table.seeds,

@@ -16,7 +16,7 @@ from retrain.kernel.plugins.first_party import install_line, promised_names, pro
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
 from retrain.rooms.cli.plugins import short_file
-from retrain.rooms.session.check import shown_capabilities
+from retrain.rooms.session.check_loss import capability_fields
 from retrain.rooms.session.locate import part_file
 from retrain.rooms.session.packages import required_packages
 from retrain.rooms.text.terminal_text import printable
@@ -54,7 +54,7 @@ def command(plugins: Plugins, as_json: bool) -> None:
 
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
     """Every registered backend, as plain data."""
-    return [_row(entry) for entry in plugins.registered(Kind.BACKEND)]
+    return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
 
 def promised(plugins: Plugins) -> list[dict[str, Any]]:
@@ -72,8 +72,8 @@ def promised(plugins: Plugins) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(entry: Registered) -> dict[str, Any]:
-    traits = entry.spec.traits
+def _row(entry: Registered, plugins: Plugins) -> dict[str, Any]:
+    capabilities = entry.spec.traits if isinstance(entry.spec.traits, Capabilities) else None
     packages = required_packages(entry.owner.distribution)
     missing = [package for package in packages if not package.is_met]
     file = part_file(entry.spec)
@@ -89,7 +89,7 @@ def _row(entry: Registered) -> dict[str, Any]:
             "packages": [asdict(package) for package in packages],
             "hint": "" if importable else install_line(entry.owner.distribution),
         },
-        "capabilities": shown_capabilities(traits if isinstance(traits, Capabilities) else None),
+        "capabilities": capability_fields(capabilities, entry.spec.name, plugins),
         **_options(entry.spec),
     }
 

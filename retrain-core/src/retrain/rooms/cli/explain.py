@@ -12,7 +12,8 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.session.check import declared_capabilities, registered_tables, shown_capabilities
+from retrain.rooms.session.check import declared_capabilities, registered_tables
+from retrain.rooms.session.check_loss import capability_fields
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.text.secrets import hide
 
@@ -94,7 +95,9 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "model": config.model.model,
         "backend": config.backend.backend,
         "backend_options": config.backend.options,
-        "backend_capabilities": shown_capabilities(declared_capabilities(config, plugins)),
+        "backend_capabilities": capability_fields(
+            declared_capabilities(config, plugins), config.backend.backend, plugins
+        ),
         "condition": flow.condition,
         "algorithm_mode": config.algorithm.algorithm_mode,
         "advantage_mode": flow.advantage.name,

@@ -6,8 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from retrain.kernel.errors import PluginError, Problem, RetrainError
-from retrain.kernel.plugins.resolve import Found
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.kernel.plugins.build import validated_params
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.resolve import Found, resolve
+from retrain.rooms.credit.losses import AGGREGATIONS, LossSpec
 from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
 from retrain.rooms.text.raised_at import raised_at
 
@@ -64,6 +69,30 @@ def as_algorithm(found: Found) -> AlgorithmSpec:
     if len(_positional(target)) != 1:
         raise _wrong_shape(found, "algorithm", "is not a function of one context", "f(ctx) -> TransformOutput")
     return AlgorithmSpec(name=found.name, compute_context=target, needs_planning=True, uses_sepa_controller=True)
+
+
+def as_loss(found: Found) -> LossSpec:
+    """A `LossSpec`, from a spec, a factory of one, or `f(ctx) -> one term per token`."""
+    target = _spec_or_callable(found, LossSpec, "loss")
+    if isinstance(target, LossSpec):
+        if target.aggregation not in AGGREGATIONS:
+            what = f"averages by {target.aggregation!r}"
+            raise _wrong_shape(found, "loss", what, "one of: " + ", ".join(AGGREGATIONS))
+        return target
+    if len(_positional(target)) != 1:
+        raise _wrong_shape(found, "loss", "is not a function of one context", "f(ctx) -> one term per token")
+    return LossSpec(name=found.name, compute=target)
+
+
+def find_loss(config: Config, plugins: Plugins) -> tuple[LossSpec, Any]:
+    """The loss that `[algorithm]` names, imported now, and its parameters: as its model, or as given if it has none."""
+    name, given = config.algorithm.loss, dict[str, Any](config.value("algorithm.loss_params", {}))
+    where, paths = config.place("algorithm.loss"), config.plugins.search_paths
+    found = resolve(plugins, Kind.LOSS, name, where=where, search_paths=paths)
+    params, problems = validated_params(found.params, given, where=config.place("algorithm.loss_params"))
+    if problems:
+        raise ConfigError(*problems)
+    return as_loss(found), given if params is None else params
 
 
 def _spec_or_callable(found: Found, spec: type, kind: str) -> Any:

@@ -22,6 +22,7 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
         *("Algorithm", "Needs", "Credit", "TokenCredit"),
     ),
     Kind.RECIPE: (),
+    Kind.LOSS: ("LossSpec", "LossContext", "LossTerms", "LossClip", "LossTraits"),
     Kind.PLANNING_DETECTOR: ("PlanningDetector",),
     Kind.CONTROLLER: ("Controller", "ControllerView"),
     Kind.REWARD: ("Reward", "Score"),

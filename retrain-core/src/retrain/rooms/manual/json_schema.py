@@ -29,6 +29,7 @@ PARAMS = (
     ("algorithm", "algorithm_mode", "params", Kind.ALGORITHM),
     ("algorithm", "advantage_mode", "advantage_params", Kind.ADVANTAGE),
     ("algorithm", "transform_mode", "transform_params", Kind.TRANSFORM),
+    ("algorithm", "loss", "loss_params", Kind.LOSS),
 )
 Schema = dict[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,10 +25,11 @@ from retrain.rooms.session.tables import table_hint as table_hint
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
+CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
-    """Kind and name of each part that the configuration selects, by its key, except those of the credit flow."""
+    """Kind and name of each part that the configuration selects, by its key, except loss and credit flow."""
     wanted: dict[str, tuple[Kind, str]] = {}
     for path, kind in ALWAYS.items():
         wanted[path] = (kind, chosen_name(config, path, kind))
@@ -38,7 +38,7 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
             value = config.value(key.path, "")
             named = value or key.default  # empty is a choice only where the default is empty too
             is_set = isinstance(value, list) or config.origin(key.path) != DEFAULT_ORIGIN  # a list is all used
-            if key.names and key.names not in CREDIT_KINDS and named and is_set:
+            if key.names and key.names not in CHECKED_ELSEWHERE and named and is_set:
                 for name in [value] if isinstance(value, str) else value:  # one name, or names with their weights
                     wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
             if key.selects and value:
@@ -53,7 +53,7 @@ def chosen_name(config: Config, path: str, kind: Kind) -> str:
 
 
 def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """A problem for every name in the configuration that no plugin provides, except those of the credit flow."""
+    """A problem for every name in the configuration that no plugin provides, except loss and credit flow."""
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
@@ -123,12 +123,6 @@ def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | No
     engines = plugins.find(Kind.INFERENCE_ENGINE, config.value("inference.engine", ""))
     traits = engines[0].spec.traits if engines else None
     return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
-
-
-def shown_capabilities(capabilities: Capabilities | None) -> dict[str, Any]:
-    """Capabilities as JSON has them, sets as sorted lists; empty when none are known."""
-    found = asdict(capabilities) if capabilities else {}
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
 
 
 def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:

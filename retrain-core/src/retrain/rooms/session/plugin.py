@@ -1,4 +1,4 @@
-"""Registers `[resume]` and the keys of `[training]` about truncated completions and further rounds of prompts."""
+"""Registers `[resume]`, and keys about truncated completions, further rounds of prompts and the loss."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ TABLES = "retrain.rooms.session.table"
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The table that continues an earlier run, and the keys of a step's selection."""
+    """The table that continues an earlier run, and the keys of a step's selection and of the loss."""
     traits, extends = TableTraits(flag_prefix="resume_"), TableTraits(extends=True)
     summary = "Continue an earlier run."
     register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
     summary = "Truncated completions, and further rounds of prompts."
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
+    keys, summary = "retrain.rooms.session.loss_keys:LossKeys", "How the loss averages and weighs."
+    register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
 
 
 @hookimpl

@@ -12,6 +12,8 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
 from retrain.rooms.session.check import chosen_name, place_of, wanted_names
+from retrain.rooms.session.check_loss import KEY as LOSS
+from retrain.rooms.session.check_loss import selected_loss
 from retrain.rooms.session.locate import module_file, part_file
 from retrain.rooms.session.public_package import missing_name
 
@@ -45,6 +47,8 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted["algorithm.algorithm_mode"] = (Kind.ALGORITHM, mode)
     else:
         wanted |= {path: (kind, chosen_name(config, path, kind)) for path, kind in CREDIT.items()}
+    if loss := selected_loss(config, plugins):
+        wanted[LOSS] = (Kind.LOSS, loss)
     if engine := config.value("inference.engine", ""):
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
     if config.value("environment.provider", ""):  # brings tasks and scoring of its own

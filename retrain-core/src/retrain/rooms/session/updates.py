@@ -92,7 +92,7 @@ class Updates:
 
         The loss's ratio is relative to those, and the weight compares them with the sampler's.
         """
-        if not self._config.algorithm.tis_cap:
+        if not self._config.algorithm.tis_cap and not self._config.value("algorithm.is_bounds", []):
             return batch.rows
         found = self._backend.logprobs(batch.rows, batch.temperature)
         return tuple(

@@ -1,0 +1,86 @@
+"""What a policy loss is: the specs and contexts of `retrain_register_losses`; public as part of `retrain.api`.
+
+Tensors are those of the backend that applies the loss (torch on `local`), so that nothing here imports a library.
+Shape suffix `_M`: one entry per action token of a pack, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossClip:
+    """Where a loss clips: the ratio counts from 1 - `eps` up to 1 + `eps_high`, or whatever the loss makes of them.
+
+    As `LossSpec.clip` these are the defaults of `[algorithm] clip_eps` and `clip_eps_high`; `eps_high` = 0 stands for
+    `eps`. `dual` bounds the terms of negative advantages; 0 = off.
+    """
+
+    eps: float = 0.0
+    eps_high: float = 0.0
+    dual: float = 0.0
+
+    def resolved(self, eps: float, eps_high: float, dual: float) -> LossClip:
+        """With the keys of `[algorithm]` over these defaults; a key of 0 is not set."""
+        low = eps or self.eps
+        return LossClip(eps=low, eps_high=eps_high or self.eps_high or low, dual=dual or self.dual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossContext:
+    """The action tokens of one pack, as a loss sees them.
+
+    `new_M` are the log-probabilities that carry the gradient, `old_M` those of the policy that the ratio is relative
+    to, and `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the
+    pack, from 0 to `num_sequences` - 1; no sequence is cut. `params` are `[algorithm.loss_params]` as the loss's model
+    of them, or as a mapping if it declares none.
+    """
+
+    new_M: Any
+    old_M: Any
+    ratios_M: Any
+    advantages_M: Any
+    sequences_M: Any
+    num_sequences: int
+    clip: LossClip
+    params: Any = None
+
+    def sequence_mean(self, values_M: Any) -> Any:
+        """For each token the mean of `values_M` over its sequence; the gradient flows through it."""
+        sums_S = values_M.new_zeros(self.num_sequences).index_add(0, self.sequences_M, values_M)
+        counts_S = values_M.new_zeros(self.num_sequences).index_add(
+            0, self.sequences_M, values_M.new_ones(len(values_M))
+        )
+        return (sums_S / counts_S)[self.sequences_M]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossTerms:
+    """What a loss makes of a pack: a term per token, of which the backend takes minus the mean; and what was clipped.
+
+    `clipped_M` (boolean) counts for `clip_fraction`; None = nothing.
+    """
+
+    terms_M: Any
+    clipped_M: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """A policy loss: `compute(ctx)` returns `LossTerms`, or the bare terms, one finite number per token.
+
+    The terms are summed with weights of the whole optimizer step: divide by nothing in here. `clip` and `aggregation`
+    (`token_mean`, `sequence_mean` or `constant`) are its defaults. `stops_gradient` says that it detaches the ratios,
+    as CISPO does: its gradient is then that of its terms with the ratios held fixed.
+    """
+
+    name: str
+    compute: Callable[[LossContext], LossTerms | Any]
+    clip: LossClip = LossClip()
+    aggregation: str = "token_mean"
+    stops_gradient: bool = False
