@@ -52,7 +52,10 @@ def capability_fields(capabilities: Capabilities | None, backend: str, plugins: 
     """A backend's capabilities as JSON, with every loss that it can apply; empty when they are not known."""
     if capabilities is None:
         return {}
-    return {**asdict(capabilities), "losses": applicable_losses(plugins, backend)}
+    fields = {
+        name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(capabilities).items()
+    }
+    return {**fields, "losses": applicable_losses(plugins, backend)}
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:
