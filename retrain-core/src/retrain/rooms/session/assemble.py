@@ -46,7 +46,7 @@ TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assembled:
-    """The parts of a run, and the objects that watch it."""
+    """The parts of a run, and the objects that watch it: a shaper may implement their hooks too."""
 
     parts: Parts
     watchers: tuple[object, ...]
@@ -190,7 +190,7 @@ def assemble(
         overlap=Overlapped if overlaps_training(backend) else Serial,
         shapers=tuple(shaper for found in shaping for shaper in found or ()),
     )
-    return Assembled(parts=parts, watchers=watchers)
+    return Assembled(parts=parts, watchers=(*watchers, *parts.shapers))
 
 
 def _pacer(context: PluginContext) -> Pacer:
