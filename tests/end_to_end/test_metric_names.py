@@ -25,6 +25,7 @@ EVERYTHING = (
 CUT_OFF = (
     *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
     *("--health-steps", "1", "--health-truncation", "0"),
+    *("--kl-coef", "0.01", "--kl-where", "reward"),
 )
 # Described, and not to be seen in these runs; each has a test where it comes about.
 ELSEWHERE = {

@@ -266,8 +266,8 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
     """What changes rewards between scoring and credit in this run; None = nothing. Once per run, all parts are built.
 
-    Shapers of several plugins work one after another; each sees what the previous one returned. A shaper is a watcher
-    too (see `retrain_watch_run`): with hooks of its own it keeps state and adds fields.
+    Shapers of several plugins work one after another; each sees what the previous one returned. A shaper with
+    hooks of its own is a watcher too (see `retrain_watch_run`): it may keep state and add fields.
     """
 
 

@@ -190,7 +190,8 @@ def assemble(
         overlap=Overlapped if overlaps_training(backend) else Serial,
         shapers=tuple(shaper for found in shaping for shaper in found or ()),
     )
-    return Assembled(parts=parts, watchers=(*watchers, *parts.shapers))
+    watching = (shaper for shaper in parts.shapers if any(name.startswith("retrain_") for name in dir(shaper)))
+    return Assembled(parts=parts, watchers=(*watchers, *watching))
 
 
 def _pacer(context: PluginContext) -> Pacer:
