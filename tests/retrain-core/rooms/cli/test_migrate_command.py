@@ -231,7 +231,7 @@ def test_loading_an_old_file_shows_the_block_that_migration_writes(old: Path, co
 
 PUBLIC = """\
 [algorithm]
-advantage_mode = "reinforce_pp"
+transform_mode = "entropy_mask"
 
 [training]
 batch_size = 4
@@ -247,9 +247,9 @@ def test_names_of_the_public_package_are_told_by_cause_and_fail_the_check(tmp_pa
     assert (result.code, result.out) == (0, "")
     first, where, *rest = result.err.splitlines()
     assert first.startswith(
-        "public.toml: a name of the public retrain package, not built yet here: reinforce_pp_baseline"
+        'public.toml: a name of the public retrain package; here it is transform_mode = "gtpo" with'
     )
-    assert where == "    line 2 algorithm.advantage_mode"
+    assert where == "    line 2 algorithm.transform_mode"
     assert rest[1] == "    line 6 training.clip_ratio_c"
     assert rest[3] == "    line 7 training.tl_grpo, 8 training.tl_grpo_branch_size"
     checked = command("migrate-config", "public.toml", "--check")

@@ -110,6 +110,7 @@ transform_mode = "delight"
 [training]
 tl_grpo = true
 clip_eps = 0.2
+batch_advantage_norm = true
 
 [backend]
 backend = "unsloth"
@@ -130,6 +131,7 @@ seeds = [1, 2]
 [[campaign.conditions]]
 advantage_mode = "reinforce_pp"
 transform_mode = "hard_delight"
+batch_advantage_norm = true
 clip_ratio_c = 3.0
 echo_weight = 0.1
 """
@@ -186,13 +188,15 @@ def test_the_loader_tells_each(installed: Plugins, tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
     file.write_text(OLD, encoding="utf-8")
     told = {p.where.removeprefix(f"{file}:"): p.fix for p in load_with_problems([str(file)], installed)[2]}
-    assert told["3 [algorithm] advantage_mode"].startswith(PREFIXES["later"] + "reinforce_pp_baseline")
+    assert "3 [algorithm] advantage_mode" not in told  # a name here, too, for another thing: the next note says so
+    assert told["9 [training] batch_advantage_norm"].startswith(PREFIXES["renamed"] + "[algorithm] batch_norm")
+    assert 'write "reinforce_pp_baseline" here' in told["9 [training] batch_advantage_norm"]
     assert told["4 [algorithm] transform_mode"].startswith(PREFIXES["none"])
     assert told["7 [training] tl_grpo"].startswith(PREFIXES["none"])
     assert told["8 [training] clip_eps"].startswith(PREFIXES["renamed"] + "[algorithm] clip_eps")
-    assert told["11 [backend] backend"].startswith(PREFIXES["none"])
-    assert told["17 [inference] engine"].startswith(PREFIXES["none"])
-    assert told["19 [echo]"].startswith(PREFIXES["none"])
+    assert told["12 [backend] backend"].startswith(PREFIXES["none"])
+    assert told["18 [inference] engine"].startswith(PREFIXES["none"])
+    assert told["20 [echo]"].startswith(PREFIXES["none"])
 
 
 def test_an_option_of_the_other_local_backend_is_told(installed: Plugins, tmp_path: Path) -> None:
@@ -212,16 +216,16 @@ def test_a_condition_tells_each_under_its_flat_name(installed: Plugins, tmp_path
     told = {p.where.partition("condition 1 ")[2]: p.fix for p in caught.value.problems}
     assert told["clip_ratio_c"] == note_on("training.clip_ratio_c") != ""
     assert told["echo_weight"] == note_on("echo") != ""
-    assert told["[algorithm] advantage_mode"] == note_on("advantage reinforce_pp")
+    assert told["batch_advantage_norm"] == note_on("training.batch_advantage_norm") != ""
     assert note_on_entry("no_such_key") == ""
 
 
 def test_names_in_a_document(installed: Plugins, tmp_path: Path) -> None:
     keys = all_keys(registered_tables(installed))
     assert [path for path, _ in names_in(tomllib.loads(OLD + CAMPAIGN), keys, installed)] == [
-        *("algorithm.advantage_mode", "algorithm.transform_mode", "training.tl_grpo", "training.clip_eps"),
+        *("algorithm.transform_mode", "training.tl_grpo", "training.clip_eps", "training.batch_advantage_norm"),
         *("backend.backend", "backend.options.liger_kernel", "inference.engine", "echo"),
-        *("condition 1 advantage_mode", "condition 1 transform_mode", "condition 1 clip_ratio_c"),
+        *("condition 1 transform_mode", "condition 1 batch_advantage_norm", "condition 1 clip_ratio_c"),
         "condition 1 echo_weight",
     ]
     config, problems = load_config(None, tables=registered_tables(installed))
