@@ -77,7 +77,7 @@ class ToyBackend:
             np.add.at(gradient_V, actions, credit)
             gradient_V -= credit.sum() * probabilities_V
         gradient_V /= batch.num_actions
-        self.logits_V += self.step_size * gradient_V
+        self.logits_V += (self.step_size if batch.lr is None else batch.lr) * gradient_V
         self.trained += 1
         return TrainReport(
             loss=0.0,
@@ -90,6 +90,7 @@ class ToyBackend:
             gap_max=0.0,
             k3=0.0,
             ess_frac=1.0,
+            lr=batch.lr,
         )
 
     def publish(self):

@@ -28,12 +28,15 @@ SAME_WORK = (
     ("training", "batch_size"),
     ("training", "group_size"),
     ("training", "max_tokens"),
+    ("training", "minibatches"),
+    ("training", "epochs"),
     ("inference", "engine"),
     ("inference", "dtype"),
     ("inference", "kv_cache_dtype"),
     ("model", "dtype"),
 )
-ADDED_LATER = {("model", "dtype"): "auto"}  # keys that the oldest runs lack, and what those did
+# Keys that the oldest runs lack, and what those did.
+ADDED_LATER = {("model", "dtype"): "auto", ("training", "minibatches"): 1, ("training", "epochs"): 1}
 SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
 
 

@@ -27,7 +27,14 @@ from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.recipes import mode_problems, with_owner
 from retrain.rooms.credit.trial import group_problem, try_flow
-from retrain.rooms.session.check import backend_options, check_clips, check_names, check_options, declared_capabilities
+from retrain.rooms.session.check import (
+    backend_options,
+    check_clips,
+    check_names,
+    check_options,
+    check_schedule,
+    declared_capabilities,
+)
 from retrain.rooms.session.check_loss import check_loss
 from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.overlapped import Overlapped
@@ -86,6 +93,7 @@ def check(
     problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config)
     problems += mode_problems(config, plugins)
     problems += check_loss(config, plugins)
+    problems += check_schedule(config)
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
         problems += found or ()
     try:

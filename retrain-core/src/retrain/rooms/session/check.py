@@ -114,6 +114,15 @@ def check_clips(config: Config) -> list[Problem]:
     return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
 
 
+def check_schedule(config: Config) -> list[Problem]:
+    """A problem with a floor of the learning rate that nothing lowers."""
+    course, path = config.optimizer, "optimizer.min_lr_ratio"
+    if not course.min_lr_ratio or course.schedule != "constant" or course.warmup_steps:
+        return []
+    what = "has no effect: the learning rate is constant, without warm-up"
+    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" beside it, or remove it')]
+
+
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
     """What the configured backend promises with the configured engine, without importing either; None = unknown."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)

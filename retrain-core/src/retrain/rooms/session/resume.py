@@ -23,6 +23,9 @@ from retrain.rooms.session.records.manifest import LIBRARIES, public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.text.terminal_text import printable
 
+STEPS = "training.max_steps"
+COURSE = "with schedule = {!r} the learning rate of every step, of those behind too, depends on it"
+NOT_THE_SAME = "the run would not be the one that was stopped"
 NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
 
 
@@ -34,6 +37,7 @@ class Difference:
     before: Any
     now: Any
     place: str = ""
+    why: str = ""  # if it is not plain
 
     def __str__(self) -> str:
         return f"{self.path} was {self.before!r} and is now {self.now!r}"
@@ -152,10 +156,10 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
     """
     if anyway or not plan.accepted:
         return
-    why, fix = "the run would not be the one that was stopped", "take it back, or insist with --resume-anyway"
+    why, fix = NOT_THE_SAME, "take it back, or insist with --resume-anyway"
     found = [
-        Problem(where=f"[resume] {plan.run}", what=f"{difference} ({difference.place})", why=why, fix=fix)
-        for difference in plan.differences
+        Problem(where=f"[resume] {plan.run}", what=f"{each} ({each.place})", why=each.why or why, fix=fix)
+        for each in plan.differences
     ]
     found += [
         Problem(where=f"[resume] {plan.run}", what=printable(str(change)), why=why, fix=fix) for change in plan.refused
@@ -182,13 +186,16 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
     before, now = manifest.get("config", {}), public_values(config)
     found = []
     for key in keys:
-        if key.free_on_resume or key.table not in now:
+        # a falling learning rate was that of a share of the steps: another number of steps changes the past
+        is_course = key.path == STEPS and config.optimizer.schedule != "constant"
+        if (key.free_on_resume and not is_course) or key.table not in now:
             continue
         old = before.get(key.table, {}).get(key.name, key.default)
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
         if old != new:
-            found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path)))
+            why = COURSE.format(config.optimizer.schedule) if is_course else ""
+            found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
     return found
 
 

@@ -34,6 +34,12 @@ def learning_rate(config: Config, step: int) -> float | None:
     return float(config.training.lr * (factor * (1.0 - course.min_lr_ratio) + course.min_lr_ratio))
 
 
+def endless_warmup(config: Config) -> str:
+    """The warning that the rate never reaches `[training] lr`; empty if it does."""
+    warmup, steps = config.optimizer.warmup_steps, config.training.max_steps
+    return f"warmup_steps = {warmup}, max_steps = {steps}: the learning rate never reaches lr" if warmup > steps else ""
+
+
 class Updates:
     """Trains a step: `[training] epochs` passes over its groups, in `minibatches` optimizer steps each.
 
@@ -44,6 +50,8 @@ class Updates:
     def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
         self._config, self._backend, self._seeds, self._stops = config, backend, seeds, stops
         self._is_told = False
+        if endless := endless_warmup(config):
+            LOG.warning("%s", endless)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """All updates of the step; the errors of the first one, which leave everything as it was.
@@ -94,7 +102,13 @@ class Updates:
         """
         if not self._config.algorithm.tis_cap and not self._config.value("algorithm.is_bounds", []):
             return batch.rows
-        found = self._backend.logprobs(batch.rows, batch.temperature)
+        measure = getattr(self._backend, "logprobs", None)
+        found = measure(batch.rows, batch.temperature) if measure else None
+        if found is None:
+            name = self._config.backend.backend
+            what = f"backend {name!r} gives no log-probabilities, which tis_cap needs with several updates per step"
+            fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
+            raise BackendError(Problem(where=self._config.place("algorithm.tis_cap"), what=what, fix=fix))
         return tuple(
             replace(
                 row,
