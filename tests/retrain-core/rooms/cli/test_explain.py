@@ -76,7 +76,7 @@ def test_keys_list_every_flag(command: Command) -> None:
         "key": "training.lr",
         "flag": "--lr",
         "default": 4e-5,
-        "description": "AdamW learning rate, constant.",
+        "description": "AdamW learning rate; the highest one with a schedule.",
         "pending": "",
     }
     text = command("explain", "--keys").out
@@ -125,3 +125,21 @@ def test_plugins_show_what_failed_and_what_clashes(command: Command, distributio
     text = command("plugins").out
     assert "failed to load: bad-one 1.0 (bad_one): ZeroDivisionError" in text
     assert text.count("CLASH: two owners") == 2
+
+
+def test_updates_and_the_course_of_the_learning_rate(command: Command) -> None:
+    plain = explained(command, "--seed", "1")
+    assert (plain["updates_per_step"], plain["lr_schedule"], plain["warnings"]) == (1, "constant", [])
+    course = ("--optim-schedule", "cosine", "--optim-warmup-steps", "5", "--optim-min-lr-ratio", "0.1")
+    content = explained(command, "--lr", "1e-3", "--max-steps", "20", "--minibatches", "4", "--epochs", "2", *course)
+    assert content["updates_per_step"] == 8
+    assert content["lr_schedule"] == "cosine, from 0.001 down to 0.0001 within 20 steps, after 5 steps of warm-up"
+    endless = explained(command, "--max-steps", "4", *course)["warnings"]
+    assert endless == ["warmup_steps = 5, max_steps = 4: the learning rate never reaches lr"]
+    floor = command("explain", "--optim-min-lr-ratio", "0.1")
+    assert floor.code == 2
+    assert "has no effect: the learning rate is constant, without warm-up" in floor.err
+    prime = command("explain", "--backend", "prime_rl", "--backend-opt", "output_dir=x", *course)
+    for key in ("schedule", "warmup_steps", "min_lr_ratio"):
+        assert f"{key} = " in prime.err
+    assert prime.err.count("would have no effect: the trainer is configured elsewhere") == 3

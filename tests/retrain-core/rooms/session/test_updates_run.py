@@ -1,4 +1,4 @@
-"""Runs of the toys with several updates per step or a schedule: their lines, stops and faults within a step, resumes."""
+"""Runs of toys with several updates per step or a schedule: their lines, stops and faults within a step, resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.errors import NonFiniteError, Problem
+from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from tests.overlapped import GENERATIONS, lines, outcome, steps
 
 Command = Callable[..., Any]
@@ -63,21 +63,21 @@ def test_a_stop_within_a_step_lets_it_end_and_resumes_as_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
-def test_a_killed_run_repeats_its_step(
+def test_a_run_broken_within_a_step_repeats_it(
     run_overlapped: Run, command: Command, disturbed: Any, overlaps: bool, tmp_path: Path
 ) -> None:
     arguments = (*MANY, *COURSE, "--save-every", "2")
     assert run_overlapped("--log-dir", "never", *arguments).code == 0
 
-    def die(backend: Any, batch: Any) -> None:
+    def fail(backend: Any, batch: Any) -> None:
         if (batch.step, batch.update) == (3, 2):
-            raise RuntimeError("gone")
+            raise BackendError(Problem(what="the device is gone"))
 
-    disturbed.train = die
-    assert run_overlapped("--log-dir", "killed", *arguments).code == 1
+    disturbed.train = fail
+    assert run_overlapped("--log-dir", "broken", *arguments).code == 1
     disturbed.train = lambda backend, batch: None
-    assert command("--resume", "killed").code == 0
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "never")
+    assert command("--resume", "broken").code == 0
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "never")
 
 
 def test_an_update_that_is_not_finite_ends_its_step_and_says_so(

@@ -136,7 +136,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
 def _course(config: Config) -> str:
     """`cosine, from 0.003 down to 0.0003 within 70 steps, after 10 steps of warm-up`; `constant`."""
     course, lr = config.optimizer, config.training.lr
-    parts = [course.schedule]
+    parts: list[str] = [course.schedule]
     if course.schedule != "constant":
         lowest, steps = lr * course.min_lr_ratio, config.training.max_steps
         parts.append(f"from {lr:g} down to {lowest:g} within {steps} steps")
