@@ -12,13 +12,13 @@ API = """
 Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
 Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
 EngineTraits Environment EpisodeResult Example Finding Floats Found Group HealthMonitor Job Kind Launcher LoadedData
-LogprobRow LossClip LossContext LossSpec LossTerms LossTraits Mask Measuring MemoryEstimate MemoryModel MemoryPhase
-Message MetricSpec Needs NonFiniteError Observation
-OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError
-PluginSpec Plugins Policy Problem Publishing Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward
-RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds Shaper StopReason Table TableTraits
-TakesWeights TensorSize Throttle Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server
-find_loss generator hookimpl install_line installed_dependents installed_version key load_plugins locate_adapter resolve
+LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring MemoryEstimate
+MemoryModel MemoryPhase Message MetricSpec Needs NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining
+PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError PluginSpec Plugins Policy Problem Publishing
+Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
+SamplesAhead SamplingParams Score Seeds Shaper StopReason Table TableTraits TakesWeights TensorSize Throttle Tokens
+TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server find_loss generator hookimpl install_line
+installed_dependents installed_version key load_plugins locate_adapter resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs

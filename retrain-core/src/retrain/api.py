@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.credit.forms import find_loss
-    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms
+    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms, LossTrial, LossValue
     from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.health.contract import Finding, HealthMonitor
@@ -126,6 +126,8 @@ __all__ = [
     "LossSpec",
     "LossTerms",
     "LossTraits",
+    "LossTrial",
+    "LossValue",
     "Mask",
     "Measuring",
     "MemoryEstimate",

@@ -19,7 +19,7 @@ from retrain.api import (
 from retrain_local.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis, MemoryModel, MetricSpec, Plugins
+    from retrain.api import Config, Diagnosis, LossTrial, LossValue, MemoryModel, MetricSpec, Plugins
 
 LOSSES = (
     ("importance_sampling", "The ratio times the advantage, without a clip."),
@@ -77,6 +77,16 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
         factory = f"retrain_local.training.losses:{name.upper()}"
         traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo")
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue | None:
+    """As the trainer computes it, but for the dtype."""
+    if config.backend.backend != "local":
+        return None
+    from retrain_local.training.evaluate_loss import evaluate_loss
+
+    return evaluate_loss(config, plugins, trial)
 
 
 @hookimpl

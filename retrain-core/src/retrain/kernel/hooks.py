@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from retrain.kernel.plugins.spec import ConfigClaim, MetricSpec, PluginSpec
     from retrain.kernel.types import Score, TrainReport
     from retrain.rooms.capacity.estimate import MemoryModel
+    from retrain.rooms.credit.losses import LossTrial, LossValue
     from retrain.rooms.doctor.diagnosis import Diagnosis
     from retrain.rooms.session.report_parts import ReportSection
     from retrain.rooms.tasks.contracts import LoadedTasks
@@ -236,6 +237,11 @@ def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) ->
     capacity`, `retrain explain` and at the start of a run: read headers of weights if needed, import nothing heavy.
     ConfigError when the sizes of the model cannot be read.
     """
+
+
+@hookspec(firstresult=True)
+def retrain_evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue | None:
+    """Value and gradient of `[algorithm] loss` in float64, for the tests of losses; None = another plugin's backend."""
 
 
 @hookspec(firstresult=True)

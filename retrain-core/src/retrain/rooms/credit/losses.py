@@ -6,9 +6,12 @@ Shape suffix `_M`: one entry per action token of a pack, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrain.kernel.types import Floats, TrainBatch
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
@@ -84,3 +87,24 @@ class LossSpec:
     clip: LossClip = LossClip()
     aggregation: str = "token_mean"
     stops_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossTrial:
+    """A step to try a loss on, without a model.
+
+    `logprobs` are the trainer's, an array of each row's length, and `packs` are the rows of each pack, in order.
+    """
+
+    batch: TrainBatch
+    logprobs: Sequence[Floats]
+    packs: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossValue:
+    """The loss of a step, its derivative by every log-probability (0 where nothing was sampled), and clipped tokens."""
+
+    loss: float
+    gradients: Sequence[Floats]
+    clipped: int
