@@ -24,7 +24,7 @@ EVERYTHING = (
 )
 CUT_OFF = (
     *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
-    *("--health-steps", "1", "--health-truncation", "0"),
+    *("--health-steps", "1", "--health-truncation", "0", "--minibatches", "2"),
     *("--kl-coef", "0.01", "--kl-where", "reward"),
 )
 # Described, and not to be seen in these runs; each has a test where it comes about.

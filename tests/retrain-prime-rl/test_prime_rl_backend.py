@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,27 @@ def test_metrics_say_how_the_step_travelled_once(broadcast, backend, batch, tmp_
     assert measured["prime_rl_enqueue_time_s"] > 0.0
     assert measured["prime_rl_sync_time_s"] > 0.0
     assert made.metrics() == {}  # a step without informative groups sends nothing
+
+
+def test_each_update_of_a_step_is_a_step_of_the_trainer(sent, broadcast, backend, batch, tmp_path):
+    made, engine = backend()
+    enqueued = []
+    for update in range(3):
+        broadcast(tmp_path, update + 1)
+        report = made.train(replace(batch, update=update, updates=3))
+        enqueued.append(made._measured["prime_rl_enqueue_time_s"])
+    assert report.lr is None
+    assert enqueued == sorted(enqueued)
+    assert made.publish() == 3
+    assert engine.loaded == [("adapter", "step_3", 3)]
+    assert sent(tmp_path) == ["step_0", "step_1", "step_2"]
+    measured = made.metrics()
+    assert (measured["prime_rl_step"], measured["prime_rl_enqueue_time_s"]) == (2, enqueued[-1])
+    made._measured = {"prime_rl_enqueue_time_s": 1e6, "prime_rl_sync_time_s": 1e6}
+    broadcast(tmp_path, 4)
+    made.train(batch)  # the next step counts from zero
+    measured = made.metrics()
+    assert max(measured["prime_rl_enqueue_time_s"], measured["prime_rl_sync_time_s"]) < 1e6
 
 
 def test_a_skipped_step_of_ours_leaves_no_hole(sent, broadcast, backend, make_batch, tmp_path):

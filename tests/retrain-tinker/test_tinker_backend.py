@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,35 @@ def test_the_keys_of_adamw_are_passed_on(backend: Make, toy: Toy) -> None:
         "grad_clip_norm": 0.3,
     }
     assert sent == wanted
+
+
+def test_each_update_has_the_rate_of_its_batch_and_reports_it(backend: Make, toy: Toy) -> None:
+    toy.faults.reports_sum = True
+    made = backend(training__lr=0.02)
+    batch = batch_of(*drawn(made))
+    rates = [made.train(replace(batch, lr=lr)).lr for lr in (0.01, None, 0.005)]
+    sent = [body["adam_params"]["learning_rate"] for path, body in toy.calls if path == "optim_step"]
+    assert sent == rates == [0.01, 0.02, 0.005]
+
+
+def test_of_several_updates_the_importance_weight_is_that_of_the_first(backend: Make, toy: Toy) -> None:
+    """The rows carry the trainer's log-probabilities before the step, so that none are asked for."""
+    toy.faults.reports_sum = True
+    made = backend(algorithm__tis_cap=1.2, training__lr=0.5)
+    batch = batch_of(*drawn(made))
+    rows = [replace(row, engine_logprobs_T=np.where(row.action_T, row.logprobs_T - 0.1, 0.0)) for row in batch.rows]
+    toy.calls.clear()
+    reports = [made.train(replace(batch, rows=tuple(rows), update=update, updates=2)) for update in (0, 1)]
+    paths = [path for path, _ in toy.calls if path != "retrieve_future"]
+    assert paths == ["forward_backward", "optim_step"] * 2
+    for body in (body for path, body in toy.calls if path == "forward_backward"):
+        for row, datum in zip(rows, body["forward_backward_input"]["data"], strict=True):
+            fields, actions = datum["loss_fn_inputs"], row.action_T[1:]
+            weighted = row.advantages_T[1:][actions] * np.exp(0.1) / batch.num_actions
+            assert np.asarray(fields["advantages"]["data"])[actions] == pytest.approx(weighted, rel=1e-5)
+            assert np.asarray(fields["logprobs"]["data"])[actions] == pytest.approx(row.logprobs_T[1:][actions])
+    assert reports[0].ratio_mean == pytest.approx(np.exp(0.1), rel=1e-5)  # trainer to sampler
+    assert reports[1].ratio_max != pytest.approx(np.exp(0.1), rel=1e-3)  # the policy has moved
 
 
 def test_a_truncated_importance_weight_is_applied_here(backend: Make, toy: Toy) -> None:

@@ -15,11 +15,12 @@ def test_it_is_torchs_adamw_to_the_last_bit() -> None:
     theirs = [nn.Parameter(p.detach().clone()) for p in mine]
     ours = AdamW(mine, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     reference = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for _ in range(5):
+    for rate in (None, 1e-2, 3e-3, None, 1e-4):
+        reference.param_groups[0]["lr"] = rate or 1e-2
         for p, q in list(zip(mine, theirs, strict=True))[:2]:  # the third never has a gradient
             p.grad = torch.randn(p.shape, generator=drawn)
             q.grad = p.grad.clone()
-        ours.step()
+        assert ours.step(rate) == (rate or 1e-2)
         reference.step()
         assert all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True))
     assert set(ours.state) == set(mine[:2])
