@@ -15,6 +15,7 @@ class GroupStatus(StrEnum):
     ALL_RIGHT = "all right"
     ALL_WRONG = "all wrong"
     TIED = "all same"  # equal scores from a verifier that gives partial credit
+    SURPLUS = "surplus"  # informative, and not trained: see `Group.is_surplus`
     NO_VERDICT = "no verdict"  # fewer than two completions have a score
 
 
@@ -38,7 +39,7 @@ def group_status(group: Group) -> GroupStatus:
     if len(values) < 2:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):
-        return GroupStatus.INFORMATIVE
+        return GroupStatus.SURPLUS if group.is_surplus else GroupStatus.INFORMATIVE
     if values[0] >= 1.0:
         return GroupStatus.ALL_RIGHT
     return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED

@@ -5,27 +5,48 @@ Where the backend can do both at once, `Parts.overlap` is a subclass that sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.serving import Measuring
 from retrain.kernel.contracts.tasks import Prompt
+from retrain.kernel.errors import NonFiniteError
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Prompts to sample for a step: `batch_size` from position `cursor` on, after `round` other rounds of them."""
+
+    step: int
+    cursor: int
+    batch_size: int
+    round: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name of the files about these prompts."""
+        return f"step_{self.step:06d}" + (f"_round_{self.round}" if self.round else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
-    """The scored groups of a step, one per prompt, and the fields that sampling and scoring add to its line."""
+    """Prompts, a scored group for each, and the fields that sampling and scoring add to the step's line.
 
-    groups: tuple[Group, ...]
-    metrics: Mapping[str, float]
+    With `error` there is no group: the completions could not be sampled, and the step is rejected.
+    """
+
+    prompts: Sequence[Prompt]
+    groups: tuple[Group, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: NonFiniteError | None = None
 
 
-Sample = Callable[[int, list[Prompt], Clock], Sampled]  # samples and scores the prompts of a step
-Upcoming = Callable[[], tuple[int, list[Prompt]] | None]  # the next step and its prompts; None after the last one
+Sample = Callable[[Planned, Clock], Sampled]
+Upcoming = Callable[[], Planned | None]  # the next step; None after the last one
 
 
 def measured(backend: Backend) -> Mapping[str, float]:
@@ -44,9 +65,9 @@ class Serial:
         self._train = run.parts.train
         self._sample = sample
 
-    def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+    def collect(self, planned: Planned, clock: Clock) -> Sampled:
         """Sample the step's scored groups now."""
-        return self._sample(step, prompts, clock)
+        return self._sample(planned, clock)
 
     def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
         """Train, then publish the trained policy."""

@@ -20,7 +20,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
 if TYPE_CHECKING:
-    from retrain.kernel.overlap import Serial
+    from retrain.kernel.overlap import Sample, Serial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +28,8 @@ class Parts:
     """Everything that a run consists of, except its records.
 
     `train` takes the rows of a step and does its optimizer steps on the backend, without publishing. It raises only
-    while nothing has changed, or where the run has to end.
+    while nothing has changed, or where the run has to end. `select` makes how a step is sampled from how one round of
+    prompts is.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class Parts:
     pacer: Pacer
     train: Callable[[TrainBatch], TrainReport]
     overlap: type[Serial]
+    select: Callable[[Sample], Sample]
     shapers: tuple[Shaper, ...] = ()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -33,7 +33,7 @@ class Progress:
     has_first_eval: bool = False
     is_overlapped: bool = False
 
-    def count(self, groups: tuple[Group, ...]) -> None:
+    def count(self, groups: Sequence[Group]) -> None:
         """Add a step's completions to the totals."""
         self.total_correct += sum(num_correct(group) for group in groups)
         self.total_completions += sum(len(group.completions) for group in groups)

@@ -6,10 +6,10 @@ from functools import partial
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.pacing import PaceView
-from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.contracts.tasks import Streams
 from retrain.kernel.contracts.views import BatchView, GroupsView
 from retrain.kernel.errors import NonFiniteError, PluginError, Problem
-from retrain.kernel.overlap import Sampled
+from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.step_fields import Fields, merge_fields, train_fields
@@ -27,17 +27,16 @@ class Step:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.overlap = run.parts.overlap(run, self.sample_and_score)
+        self.overlap = run.parts.overlap(run, run.parts.select(self.sample_and_score))
 
     def take(self, step: int, batch_size: int) -> Fields:
         """Run one step over `batch_size` prompts and return its line; without informative groups nothing is trained."""
         run, parts, progress, clock = self.run, self.run.parts, self.run.progress, Clock()
         run.notify("retrain_step_start", step=step)
-        prompts = parts.prompts.draw(progress.example_idx, batch_size)
-        try:
-            sampled = self.overlap.collect(step, prompts, clock)
-        except NonFiniteError as error:
-            return self._reject(step, prompts, clock, error)
+        planned = Planned(step=step, cursor=progress.example_idx, batch_size=batch_size)
+        sampled = self.overlap.collect(planned, clock)
+        if sampled.error:
+            return self._reject(planned, sampled, clock, sampled.error)
         groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
         view = GroupsView(step=step, groups=groups)
         run.notify("retrain_groups_scored", groups=view)
@@ -47,45 +46,50 @@ class Step:
             shaping = merge_fields(shaping, added, source=f"shaper {type(shaper).__name__}")
         credit = parts.algorithm.assign(step, shaped)
         with run.stops.shield():
-            report, rejected = self._train(step, credit, clock, progress.example_idx + len(prompts))
-            progress.count(groups)
-            progress.example_idx += len(prompts)
+            report, rejected = self._train(step, credit, clock, progress.example_idx + len(sampled.prompts))
+            progress.count([group for group in groups if not group.round])
+            progress.example_idx += len(sampled.prompts)
             progress.is_overlapped = self.overlap.is_on and report is not None
-            line = merge_fields(self._line(step, sampled, credit, report), shaping, source="a shaper")
+            line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, shaped, credit)
             line |= staleness | clock.fields(overlapped=self.overlap.is_on)
             line |= {"rejected": rejected} if rejected else {}
-            line = self._pace(line, len(prompts), has_trained=report is not None)
+            line = self._pace(line, batch_size, has_trained=report is not None)
             run.enter(step, "recording")
-            run.records.write_completions(step, prompts, groups, credit, is_trained=report is not None, metrics=line)
+            is_trained, prompts = report is not None, sampled.prompts
+            run.records.write_completions(step, prompts, shaped, credit, is_trained=is_trained, metrics=line)
             progress.unfinished = line
         return line
 
-    def sample_and_score(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+    def sample_and_score(self, planned: Planned, clock: Clock) -> Sampled:
         """A scored group of completions for every prompt; scoring overlaps sampling where the backend allows it."""
         run, group_size = self.run, self.run.parts.config.training.group_size
-        run.enter(step, "sampling")
-        with run.parts.rollouts.batch(f"step_{step:06d}", run.records.path / FAILURES) as batch:
-            with clock.timed("sample"):
-                completions_PG = batch.sample(prompts, group_size, Streams(seeds=run.parts.seeds, purpose="sample"))
-            run.enter(step, "scoring")
-            with clock.timed("score"):
-                scores_PG = batch.scores()
-            metrics = batch.metrics()
+        prompts = run.parts.prompts.draw(planned.cursor, planned.batch_size)
+        run.enter(planned.step, "sampling")
+        try:
+            with run.parts.rollouts.batch(planned.label, run.records.path / FAILURES) as batch:
+                with clock.timed("sample"):
+                    completions_PG = batch.sample(prompts, group_size, Streams(seeds=run.parts.seeds, purpose="sample"))
+                run.enter(planned.step, "scoring")
+                with clock.timed("score"):
+                    scores_PG = batch.scores()
+                metrics = batch.metrics()
+        except NonFiniteError as error:
+            return Sampled(prompts=prompts, error=error)
         above = run.parts.config.scoring.correct_above
         groups = tuple(
-            Group(example=prompt.example, completions=completions_G, scores=scores_G, correct_above=above)
-            for prompt, completions_G, scores_G in zip(prompts, completions_PG, scores_PG, strict=True)
+            Group(example=prompt.example, completions=all_G, scores=scores_G, correct_above=above, round=planned.round)
+            for prompt, all_G, scores_G in zip(prompts, completions_PG, scores_PG, strict=True)
         )
-        return Sampled(groups=groups, metrics=metrics)
+        return Sampled(prompts=prompts, groups=groups, metrics=metrics)
 
-    def upcoming(self, step: int, cursor: int) -> tuple[int, list[Prompt]] | None:
-        """An upcoming step and its prompts, from position `cursor` on; None past the last step."""
+    def upcoming(self, step: int, cursor: int) -> Planned | None:
+        """An upcoming step, whose prompts begin at position `cursor`; None past the last step."""
         if step >= self.run.parts.config.training.max_steps:
             return None
-        return step, self.run.parts.prompts.draw(cursor, self.batch_size(step))
+        return Planned(step=step, cursor=cursor, batch_size=self.batch_size(step))
 
     def batch_size(self, step: int) -> int:
         """Prompts of a step: as many as are sampled already, else the pacer's choice; PluginError when that is < 1."""
@@ -110,7 +114,7 @@ class Step:
         if not credit.rows:
             return None, ""
         temperature = self.run.parts.config.training.temperature
-        batch = TrainBatch(step=step, rows=credit.rows, temperature=temperature)
+        batch = TrainBatch(step=step, rows=credit.rows, temperature=temperature, num_masked=credit.num_masked)
         self.run.enter(step, "training")
         self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
         try:
@@ -119,18 +123,18 @@ class Step:
         except NonFiniteError as error:
             return None, error.problems[0].what
 
-    def _line(self, step: int, sampled: Sampled, credit: Credit, report: TrainReport | None) -> Fields:
+    def _line(self, planned: Planned, sampled: Sampled, credit: Credit, report: TrainReport | None) -> Fields:
         """The step's own fields, and those of credit, the backend, sampling and scoring."""
         parts, capabilities = self.run.parts, self.run.parts.backend.capabilities
         line: Fields = {
-            "step": step,
+            "step": planned.step,
             **parts.algorithm.labels,
             "backend_reports_sync_loss": capabilities.reports_sync_loss,
             "backend_preserves_token_advantages": capabilities.preserves_token_advantages,
             **train_fields(report),
             "running_correct_rate": self.run.progress.running_rate(),
             "num_datums": len(credit.rows) if report else 0,
-            "batch_size": len(sampled.groups),
+            "batch_size": planned.batch_size,
             "group_size": parts.config.training.group_size,
         }
         line = merge_fields(line, credit.metrics, source=parts.algorithm.labels["condition"])
@@ -151,14 +155,14 @@ class Step:
         pacer.observe(view)
         return merge_fields(line, pacer.metrics(), source="the pacer")
 
-    def _reject(self, step: int, prompts: list[Prompt], clock: Clock, error: NonFiniteError) -> Fields:
+    def _reject(self, planned: Planned, sampled: Sampled, clock: Clock, error: NonFiniteError) -> Fields:
         """Skip the prompts of a step whose completions could not be sampled; its line says why."""
         run = self.run
         with run.stops.shield():
-            run.progress.example_idx += len(prompts)
+            run.progress.example_idx += len(sampled.prompts)
             run.progress.is_overlapped = False
-            line: Fields = {"step": step, **run.parts.algorithm.labels, "loss": None}
+            line: Fields = {"step": planned.step, **run.parts.algorithm.labels, "loss": None}
             line |= {"rejected": error.problems[0].what} | clock.fields()
-            line = self._pace(line, len(prompts), has_trained=False)
+            line = self._pace(line, planned.batch_size, has_trained=False)
             run.progress.unfinished = line
         return line

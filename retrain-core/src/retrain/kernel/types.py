@@ -165,7 +165,8 @@ class Score:
 class Group:
     """All completions of one prompt with their scores, in sampling order; scores above `correct_above` are correct.
 
-    Credit uses `scores`, all else `raw_scores`: the same, unless a `Shaper` changed them (see `shaped`).
+    Credit uses `scores`, all else `raw_scores`: the same, unless a `Shaper` changed them (see `shaped`). `round` counts
+    the rounds of prompts before its own in the step; `is_surplus`: it can teach, but the step has enough such groups.
     """
 
     example: Example
@@ -173,6 +174,8 @@ class Group:
     scores: tuple[Score, ...]
     correct_above: float = CORRECT_ABOVE
     raw_scores: tuple[Score, ...] = ()
+    round: int = 0
+    is_surplus: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw_scores", self.raw_scores or self.scores)

@@ -16,10 +16,14 @@ from retrain.kernel.types import Floats, Group, Mask, TrainRow
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenCredit:
-    """Credit of one completion: `advantages_A` and, with a planning detector, `planning_A`, per action token."""
+    """Credit of one completion: `advantages_A` and, with a planning detector, `planning_A`, per action token.
+
+    `is_masked`: it is left out of the loss, and its `advantages_A` are 0.
+    """
 
     advantages_A: Floats
     planning_A: Mask | None = None
+    is_masked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,15 +32,21 @@ class Credit:
 
     `statuses_P[p]` says whether group p is informative, and why not. `tokens_PG[p][g]` is the credit of completion g of
     group p: zeros, and no planning token, where the verifier reached no verdict. `rows` are the rows to train, those of
-    the informative groups. `metrics` go into the step's line. `memo` is private to the algorithm and passed back to
-    `observe`.
+    the informative groups; `num_masked` others were left out of the loss. `metrics` go into the step's line. `memo` is
+    private to the algorithm and passed back to `observe`.
     """
 
     statuses_P: tuple[GroupStatus, ...]
     tokens_PG: tuple[tuple[TokenCredit, ...], ...]
     rows: tuple[TrainRow, ...]
+    num_masked: int = 0
     metrics: Mapping[str, Any] = field(default_factory=dict)
     memo: Any = None
+
+    def trains(self, group: int) -> bool:
+        """Whether a group is trained: if it is informative, or an advantage of steps gave it credit all the same."""
+        is_informative = self.statuses_P[group] is GroupStatus.INFORMATIVE
+        return is_informative or any(tokens.advantages_A.any() for tokens in self.tokens_PG[group])
 
 
 class Shaper(Protocol):

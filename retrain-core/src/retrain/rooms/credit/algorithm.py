@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from retrain.rooms.credit.checks import refusal
 from retrain.rooms.credit.custom import build_custom
 from retrain.rooms.credit.episode import CreditGroup, named_rewards
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.overlong import MaskedOverlong
 from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
 from retrain.rooms.credit.pipeline import CreditResult, assign_credit
 from retrain.rooms.credit.token_metrics import concatenated, execution_variance, token_metrics
@@ -91,6 +92,7 @@ class CreditAlgorithm:
             for number, (group, judged, planning_G) in enumerate(zip(groups, judged_P, planning_P, strict=True))
         ]
         result = assign_credit(credit_groups, self.flow, sepa_lambda=sepa_lambda, trained=informative_P)
+        result = _without_surplus(result, statuses_P)
         planning_A = concatenated((mask for planning_G in planning_P for mask in planning_G), np.bool_)
         return Credit(
             statuses_P=statuses_P,
@@ -175,10 +177,11 @@ class CreditAlgorithm:
         if isinstance(self.controller, NoController):
             return None
         uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
-        total = sum(len(group.completions) for group in groups)
+        unselected = [group for group in groups if not group.round]  # further rounds depend on what these taught
+        total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,
-            correct_rate=sum(num_correct(group) for group in groups) / total,
+            correct_rate=sum(num_correct(group) for group in unselected) / total,
             execution_variance=execution_variance(uncertainty_A, planning_A),
         )
 
@@ -215,7 +218,13 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
 
 
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """The algorithm of a run: a plugin's own, or the flow with its planning detector and controller."""
+    """The algorithm of a run; with `[training] overlong = "mask"` without its truncated rows."""
+    algorithm = _build(flow, context)
+    return MaskedOverlong(algorithm) if context.config.value("training.overlong", "keep") == "mask" else algorithm
+
+
+def _build(flow: CreditFlow, context: PluginContext) -> Algorithm:
+    """A plugin's own algorithm, or the flow with its planning detector and controller."""
     config = context.config
     mode = config.algorithm.algorithm_mode
     if flow.is_custom:
@@ -242,6 +251,19 @@ def _is_judged(score: Score) -> bool:
 
 def _judged(group: Group) -> tuple[Completion, ...]:
     return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if _is_judged(score))
+
+
+def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) -> CreditResult:
+    """The result with no credit for surplus groups, which an advantage of steps gives some as well."""
+    is_surplus_P = [status is GroupStatus.SURPLUS for status in statuses_P]
+    if not any(is_surplus_P):
+        return result
+    pairs = zip(result.token_advs, is_surplus_P, strict=True)
+    return replace(
+        result,
+        token_advs=tuple(tuple(map(np.zeros_like, advs_G)) if surplus else advs_G for advs_G, surplus in pairs),
+        trained=tuple(t and not surplus for t, surplus in zip(result.trained, is_surplus_P, strict=True)),
+    )
 
 
 def _token_rewards(completion: Completion) -> Floats:

@@ -1,13 +1,15 @@
-"""What completions near the limit of their length get: the soft punishment of DAPO."""
+"""What long completions get: the soft punishment of DAPO, and no place in the loss for those that were cut off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Completion, Group, Outcome
+from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
+from retrain.kernel.types import Completion, Group, Outcome, Score, StopReason
 
 
 class SoftPunishment:
@@ -58,3 +60,58 @@ def _runs(completion: Completion) -> Iterable[np.ndarray]:
     positions = np.flatnonzero(completion.action_T)
     is_start = np.isin(positions, completion.starts)
     return np.split(positions, np.flatnonzero((np.diff(positions) > 1) | is_start[1:]) + 1)
+
+
+class MaskedOverlong:
+    """An algorithm whose truncated completions are left out of the loss; their rewards stay in the baseline.
+
+    It goes by `TrainRow.is_truncated`, which `train_rows` sets.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        """What the algorithm needs."""
+        return self._algorithm.needs
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The algorithm's labels."""
+        return self._algorithm.labels
+
+    def assign(self, step: int, groups: Sequence[Group]) -> Credit:
+        """The algorithm's credit without truncated rows; `overlong_masked_count` completions lost theirs."""
+        credit = self._algorithm.assign(step, groups)
+        tokens_PG = tuple(
+            tuple(map(_masked, group.completions, group.scores, tokens_G)) if credit.trains(number) else tokens_G
+            for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True))
+        )
+        rows = tuple(row for row in credit.rows if not row.is_truncated)
+        return replace(
+            credit,
+            tokens_PG=tokens_PG,
+            rows=rows,
+            num_masked=len(credit.rows) - len(rows),
+            metrics={**credit.metrics, "overlong_masked_count": sum(t.is_masked for each in tokens_PG for t in each)},
+        )
+
+    def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Let the algorithm learn from the step."""
+        self._algorithm.observe(step, groups, credit)
+
+    def state(self) -> Mapping[str, Any]:
+        """The algorithm's state."""
+        return self._algorithm.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the algorithm's state."""
+        self._algorithm.restore(state)
+
+
+def _masked(completion: Completion, score: Score, tokens: TokenCredit) -> TokenCredit:
+    """The credit of a completion in a group to train: none if it would be trained and is truncated."""
+    if completion.stop_reason is not StopReason.LENGTH or score.outcome is not Outcome.SCORED:
+        return tokens
+    return replace(tokens, advantages_A=np.zeros(len(tokens.advantages_A)), is_masked=True)

@@ -27,6 +27,12 @@ class StoredCompletion:
     record: Mapping[str, Any]
     tokens: TokenRecord
 
+    @property
+    def reward(self) -> float | None:
+        """The reward that credit was assigned to; None without a verdict, or when that was dropped."""
+        reward: float | None = self.record.get("shaped_reward", self.record["reward"])
+        return reward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredStep:
@@ -68,12 +74,12 @@ def replay(
     if flow.needs_token_rewards:
         what = f"{flow.condition} takes rewards of single tokens, which a run does not store"
         raise ConfigError(Problem(where=f"step {stored.step}", what=what, fix="choose another --transform"))
-    judged = [[c for c in group if c.record["reward"] is not None] for group in stored.groups]
+    judged = [[c for c in group if c.reward is not None] for group in stored.groups]
     judged = [group for group in judged if group]
     masks = tuple(_masks(group, detector) for group in judged)
     groups = [
         CreditGroup(
-            rewards_G=np.array([c.record["reward"] for c in group], dtype=np.float64),
+            rewards_G=np.array([c.reward for c in group], dtype=np.float64),
             logprobs_G=[c.tokens.logprobs_T for c in group],
             planning_G=planning,
             entropies_G=_entropies(group),

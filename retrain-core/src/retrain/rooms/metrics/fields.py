@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group, Outcome, StopReason
 
@@ -16,14 +17,17 @@ PERCENTILES = (10, 50, 90)
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:
-    """Rates over all completions of the step, trained or not; mean and quantiles are absent without any verdict.
+    """Rates over the completions of the first round, trained or not; mean and quantiles are absent without any verdict.
 
-    A group is eligible for ties if at least two completions have a score; it is tied if at least two scores are equal.
+    Further rounds are drawn because the first taught too little: a rate over those too would be biased by that choice.
+    Only `no_verdict_count` and `failed_score_count` cover all rounds. A group is eligible for ties if at least two
+    completions have a score; it is tied if at least two scores are equal.
     """
+    outcomes = Counter(score.outcome for group in groups for score in group.raw_scores)
+    groups = first_round(groups)
     values = [verdicts(group) for group in groups]
     flat = [value for group in values for value in group]
     total = sum(len(group.completions) for group in groups)
-    outcomes = Counter(score.outcome for group in groups for score in group.scores)
     eligible = [group for group in values if len(group) >= 2]
     tied = sum(len(set(group)) < len(group) for group in eligible)
     uniform = sum(len(set(group)) == 1 for group in eligible)
@@ -44,6 +48,28 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
     }
 
 
+def first_round(groups: Sequence[Group]) -> Sequence[Group]:
+    """The groups of the prompts that the step began with, which no outcome selected: all of them without refill."""
+    return [group for group in groups if not group.round]
+
+
+def refill_metrics(groups: Sequence[Group], credit: Credit) -> Fields:
+    """What the step drew until enough groups could teach, and what of it was sampled in vain."""
+    dropped = [group for number, group in enumerate(groups) if not credit.trains(number)]
+    return {
+        "rounds": 1 + max(group.round for group in groups),
+        "drawn_groups": len(groups),
+        "surplus_groups": Counter(credit.statuses_P)[GroupStatus.SURPLUS],
+        "dropped_tokens": sum(completion.num_actions for group in dropped for completion in group.completions),
+    }
+
+
+def overlong_metrics(groups: Sequence[Group]) -> Fields:
+    """How many completions lost their verdict because they were truncated."""
+    pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
+    return {"overlong_dropped_count": sum(raw.value is not None and score.value is None for raw, score in pairs)}
+
+
 def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
     """How many groups were useful, and why the others were not."""
     counts = Counter(statuses)
@@ -57,15 +83,19 @@ def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:
 
 
 def length_metrics(groups: Sequence[Group]) -> Fields:
-    """Completion lengths in tokens, before any masking, and the share of truncated completions."""
-    completions = [completion for group in groups for completion in group.completions]
+    """Completion lengths in tokens, before any masking, and the share of truncated completions.
+
+    Mean and share are over the first round, as those of rewards; longest and sum over all that was sampled.
+    """
+    sampled = [completion.num_actions for group in groups for completion in group.completions]
+    completions = [completion for group in first_round(groups) for completion in group.completions]
     lengths = np.array([completion.num_actions for completion in completions])
     cut = sum(completion.stop_reason is StopReason.LENGTH for completion in completions)
     return {
         "max_token_hit_rate": cut / len(completions),
         "mean_tokens": float(lengths.mean()),
-        "max_tokens_seen": int(lengths.max()),
-        "sampled_tokens": int(lengths.sum()),
+        "max_tokens_seen": max(sampled),
+        "sampled_tokens": sum(sampled),
     }
 
 

@@ -18,6 +18,8 @@ NO_EVAL = "except on lines with an evaluation"
 NO_ENTROPY = "when the backend reports no entropies; " + NO_TOKENS
 NO_PARTS = "with a single reward or an environment that reports no parts"
 NO_EPISODES = "without [environment]"
+NO_REFILL = f"{REJECTED}; without [training] refill"
+NO_SOFT = f"{REJECTED}; without [training] soft_overlong"
 IN_TURN = "on a rejected step; when the backend samples and trains in turn"
 QUANTILE = "Smallest score that at least {}% of the scored completions do not exceed."
 CORRECT = "Share of completions above `[scoring] correct_above`; no verdict and failures count as wrong."
@@ -35,7 +37,7 @@ HEAD = (
         "text",
         "unless rejected",
     ),
-    ("batch_size", "Prompts of this step.", "prompts", REJECTED),
+    ("batch_size", "Prompts of this step; with [training] refill of each of its rounds.", "prompts", REJECTED),
     ("group_size", "Completions per prompt.", "completions", REJECTED),
     ("backend_reports_sync_loss", "Whether `loss` is that of the same step.", "flag", REJECTED),
     ("backend_preserves_token_advantages", "Whether each token is trained with its own credit.", "flag", REJECTED),
@@ -97,6 +99,24 @@ REWARDS = (
     ("useful_groups", "Informative groups: their scores are not all equal.", "groups", REJECTED),
     ("all_right_groups", "Uninformative groups in which all completions are correct.", "groups", REJECTED),
     ("all_wrong_groups", "Uninformative groups in which all completions are wrong.", "groups", REJECTED),
+    ("surplus_groups", "Informative groups that were not trained: `batch_size` others were.", "groups", NO_REFILL),
+    ("rounds", "Rounds of prompts that the step drew.", "rounds", NO_REFILL),
+    ("drawn_groups", "Groups of all rounds.", "groups", NO_REFILL),
+    ("dropped_tokens", "Tokens sampled for groups that were not trained.", "tokens", NO_REFILL),
+    (
+        "overlong_masked_count",
+        "Truncated completions left out of the loss.",
+        "completions",
+        f'{REJECTED}; without overlong = "mask"',
+    ),
+    (
+        "overlong_dropped_count",
+        "Truncated completions whose verdict did not count for credit.",
+        "completions",
+        f'{REJECTED}; without overlong = "drop"',
+    ),
+    ("soft_overlong_mean", "Mean punishment of long completions that have a score.", "", NO_SOFT),
+    ("soft_overlong_count", "Completions that got some of it.", "completions", NO_SOFT),
     ("tied_groups", "Uninformative groups whose scores are all equal, strictly between 0 and 1.", "groups", REJECTED),
     ("no_verdict_groups", "Uninformative groups with fewer than two verdicts.", "groups", REJECTED),
 )

@@ -9,7 +9,7 @@ from retrain.kernel.hooks import hookimpl
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit
-    from retrain.kernel.contracts.views import GroupsView
+    from retrain.kernel.contracts.views import GroupsView, RunView
     from retrain.kernel.plugins.spec import MetricSpec
     from retrain.kernel.types import Score
 
@@ -23,12 +23,21 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 
 
 @hookimpl
-def retrain_extra_metrics(groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
-    """Rewards, groups and lengths of a step."""
-    from retrain.rooms.metrics.fields import group_metrics, length_metrics, reward_metrics  # only a run needs it
+def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
+    """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
+    from retrain.rooms.metrics import fields  # only a run needs it
 
     scored = groups.groups
-    return {**reward_metrics(scored), **group_metrics(credit.statuses_P), **length_metrics(scored)}
+    found = {
+        **fields.reward_metrics(scored),
+        **fields.group_metrics(credit.statuses_P),
+        **fields.length_metrics(scored),
+    }
+    if run.config.value("training.refill", 0):
+        found |= fields.refill_metrics(scored, credit)
+    if run.config.value("training.overlong", "keep") == "drop":
+        found |= fields.overlong_metrics(scored)
+    return found
 
 
 @hookimpl

@@ -41,6 +41,7 @@ from retrain.rooms.session.overlapped import Overlapped
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
+from retrain.rooms.session.selection import selection
 from retrain.rooms.session.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
@@ -196,6 +197,7 @@ def assemble(
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
         overlap=Overlapped if overlaps_training(backend) else Serial,
+        select=selection(config),
         shapers=tuple(shaper for found in shaping for shaper in found or ()),
     )
     watching = (shaper for shaper in parts.shapers if any(name.startswith("retrain_") for name in dir(shaper)))

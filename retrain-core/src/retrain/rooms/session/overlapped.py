@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 
-from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import StopRequested
-from retrain.kernel.overlap import Sample, Sampled, Serial, Upcoming, measured
+from retrain.kernel.overlap import Planned, Sample, Sampled, Serial, Upcoming, measured
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
@@ -36,12 +35,12 @@ class Overlapped(Serial):
         self._next: Sampled | Exception | None = None
         self.batch_size = 0
 
-    def collect(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+    def collect(self, planned: Planned, clock: Clock) -> Sampled:
         """Return what was sampled during the last step, or raise its error; without either, sample now."""
         sampled, self._next, self.batch_size = self._next, None, 0
         if isinstance(sampled, Exception):
             raise sampled
-        return sampled or self._sample_measured(step, prompts, clock)
+        return sampled or self._sample_measured(planned, clock)
 
     def train(self, batch: TrainBatch, clock: Clock, upcoming: Upcoming) -> TrainReport:
         """Train while sampling the next step, then publish. Call it within a shield.
@@ -57,7 +56,7 @@ class Overlapped(Serial):
         try:
             if planned := upcoming():
                 with suppress(StopRequested):  # the shield raises it again once the training is recorded
-                    self._run.stops.exposed(lambda: self._sample_next(*planned, clock))
+                    self._run.stops.exposed(lambda: self._sample_next(planned, clock))
         finally:
             wait([training])
         report = training.result()
@@ -77,7 +76,7 @@ class Overlapped(Serial):
     def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
         """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""
         if is_sampled and (planned := upcoming()):
-            self._sample_next(*planned, clock)
+            self._sample_next(planned, clock)
         self._version = self._backend.publish()
 
     def drop(self) -> None:
@@ -88,17 +87,17 @@ class Overlapped(Serial):
         """End the thread; safe to call twice."""
         self._thread.shutdown()
 
-    def _sample_next(self, step: int, prompts: list[Prompt], clock: Clock) -> None:
+    def _sample_next(self, planned: Planned, clock: Clock) -> None:
         """Sample in advance; keep an error for `collect`, because it belongs to the next step, not to this one."""
         try:
-            self._next = self._sample_measured(step, prompts, clock)
+            self._next = self._sample_measured(planned, clock)
         except Exception as error:
             self._next = error
         finally:
-            self._run.enter(step - 1, "training")
-        self.batch_size = len(prompts)
+            self._run.enter(planned.step - 1, "training")
+        self.batch_size = planned.batch_size
 
-    def _sample_measured(self, step: int, prompts: list[Prompt], clock: Clock) -> Sampled:
+    def _sample_measured(self, planned: Planned, clock: Clock) -> Sampled:
         measured(self._backend)  # discard what it measured in an evaluation, which belongs to no step
-        sampled = self._sample(step, prompts, clock)
+        sampled = self._sample(planned, clock)
         return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})

@@ -28,12 +28,14 @@ _CAUSES = {
     GroupStatus.ALL_RIGHT: "all correct",
     GroupStatus.ALL_WRONG: "all wrong",
     GroupStatus.NO_VERDICT: "no verdict",
+    GroupStatus.SURPLUS: "surplus",
 }
 _OTHERS = {
     "all wrong": "all_wrong_groups",
     "all right": "all_right_groups",
     "all same": "tied_groups",
     "no verdict": "no_verdict_groups",
+    "surplus": "surplus_groups",
 }
 
 
@@ -132,6 +134,7 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"bs={metrics['batch_size']}",
         f"gs={metrics['group_size']}",
         f"useful={_useful(metrics)}",
+        *([f"rounds={metrics['rounds']}"] if "rounds" in metrics else []),
         *([f"sepa_l={metrics['sepa_lambda']:.4f}"] if "sepa_lambda" in metrics else []),
         f"time={metrics['step_time_s']:.1f}s",
     ]

@@ -14,7 +14,7 @@ from retrain.rooms.insight.report.samples import CAUSES, StepSamples
 from retrain.rooms.insight.report.text import plain, text
 from retrain.rooms.text.terminal_text import ABSENT
 
-GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict")
+GROUP_NAMES = ("useful", "all right", "all wrong", "all same", "no verdict", "surplus")
 TIME_NAMES = ("sampling", "scoring", "training", "other")
 SHARES = (  # of a step, averaged over runs
     ("cut off at max_tokens", "max_token_hit_rate"),

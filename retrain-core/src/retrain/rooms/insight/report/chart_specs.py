@@ -12,7 +12,7 @@ from retrain.rooms.insight.report.lines import PASS_PREFIX
 from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.text.terminal_text import ABSENT
 
-GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups")
+GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups", "surplus_groups")
 TIMES = ("sample_time_s", "score_time_s", "train_time_s")
 LOW, HIGH = "eval_ci_low", "eval_ci_high"
 REWARD_QUANTILES = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.informative import GroupStatus, num_correct
+from retrain.kernel.informative import num_correct
 from retrain.kernel.types import Completion, Group, Outcome, Score
 from retrain.rooms.session.records.tokens import TokenRecord
 from retrain.rooms.text.secrets import hide_text
@@ -32,13 +32,11 @@ def generation_records(
     `is_trained`: the step trained its groups.
     """
     records = []
-    for number, (prompt, group, status, tokens_G) in enumerate(
-        zip(prompts, groups, credit.statuses_P, credit.tokens_PG, strict=True)
-    ):
+    for number, (prompt, group, credit_G) in enumerate(zip(prompts, groups, credit.tokens_PG, strict=True)):
         text = _prompt_text(prompt)
-        has_credit = any(tokens.advantages_A.any() for tokens in tokens_G)  # an advantage of steps may give some to any
-        is_group_trained = is_trained and (status is GroupStatus.INFORMATIVE or has_credit)
-        for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+        is_group_trained = is_trained and credit.trains(number)
+        pairs = zip(group.completions, group.raw_scores, group.scores, credit_G, strict=True)
+        for index, (completion, raw, score, token_credit) in enumerate(pairs):
             records.append(
                 {
                     "step": step,
@@ -48,12 +46,14 @@ def generation_records(
                     "prompt": text,
                     "completion": completion.text,
                     "reference": group.example.reference,
-                    **_score_fields(score),
+                    **_score_fields(raw),
+                    **({"shaped_reward": score.value} if score.value != raw.value else {}),
                     "num_tokens": completion.num_actions,
                     **({"turns": completion.turns} if completion.turns != 1 else {}),
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
-                    "trained": is_group_trained and score.value is not None,
+                    **({"round": group.round} if group.round else {}),
+                    "trained": is_group_trained and score.value is not None and not token_credit.is_masked,
                     "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
                 }
             )
