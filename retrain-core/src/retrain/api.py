@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.serving import LogprobRow, Measuring, OverlapsTraining, Publishing, SamplesAhead
+    from retrain.kernel.contracts.serving import Measuring, OverlapsTraining, Publishing, SamplesAhead
     from retrain.kernel.declared import EngineTraits, LossTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.policy import Policy, TakesWeights
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.logprob_gap import LogprobRow
     from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.tasks.contracts import (
@@ -221,6 +222,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.doctor.diagnosis",
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
+    "retrain.rooms.session.logprob_gap",
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
     "retrain.rooms.inference.throttle",

@@ -3,24 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
-
-import numpy as np
-
-from retrain.kernel.types import Mask, Tokens
-
-
-class LogprobRow(NamedTuple):
-    """Tokens whose log-probabilities are requested where `action_T` is True: the minimal `ActionRow`."""
-
-    tokens_T: Tokens
-    action_T: Mask
-
-    @classmethod
-    def of(cls, prompt_T: Tokens, tokens_T: Tokens) -> LogprobRow:
-        """Prompt and completion; the completion's log-probabilities are requested."""
-        row_T = np.concatenate([prompt_T, tokens_T])
-        return cls(row_T, np.arange(len(row_T)) >= len(prompt_T))
+from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from retrain.kernel.contracts.serving import LogprobRow
 from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.types import Floats, Tokens
 from retrain.rooms.inference.caller import Caller
@@ -28,7 +27,7 @@ from retrain.rooms.inference.client import Call, RefusedError
 from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
 from retrain.rooms.inference.probes import PROBE_TOKENS
-from retrain.rooms.session.logprob_gap import LogprobGap
+from retrain.rooms.session.logprob_gap import LogprobGap, LogprobRow
 
 LOG = logging.getLogger("retrain")
 NOT_FOUND = 404

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retrain.kernel.contracts.serving import LogprobRow
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.types import Floats, Sample, Tokens
 from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.policy import Policy
-from retrain.rooms.session.logprob_gap import LogprobGap
+from retrain.rooms.session.logprob_gap import LogprobGap, LogprobRow
 
 COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward pass
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.serving import LogprobRow
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import BackendError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, Outcome, Score, TrainReport
 from retrain.rooms.kl.tables import KlTable
+from retrain.rooms.session.logprob_gap import LogprobRow
 
 STATE = "kl"
 STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the time of training at most
