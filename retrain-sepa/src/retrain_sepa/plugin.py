@@ -87,10 +87,15 @@ ALGORITHMS = (
     ("maxrl_gtpo_hicra", "maxrl with gtpo_hicra.", "MAXRL_GTPO_HICRA"),
     ("maxrl_gtpo_sepa", "maxrl with gtpo_sepa.", "MAXRL_GTPO_SEPA"),
 )
-
 RECIPES = (
-    ("dapo", "GRPO with a wider clip upwards: arXiv:2503.14476.", "DAPO"),
-    ("cispo", "GRPO's advantage, and a cap on the weight of a token instead of a clip: arXiv:2506.13585.", "CISPO"),
+    ("grpo", "Over the group's deviation, PPO's clip, mean by sequence: arXiv:2402.03300.", "GRPO"),
+    ("dr_grpo", "GRPO without division by deviation or length: arXiv:2503.20783.", "DR_GRPO"),
+    ("dapo", "GRPO by token, with a wider clip upwards, truncated completions masked: arXiv:2503.14476.", "DAPO"),
+    ("gspo", "GRPO's advantage, ratio and clip by sequence: arXiv:2507.18071.", "GSPO"),
+    ("cispo", "GRPO's advantage, a cap on each token's weight instead of a clip: arXiv:2506.13585.", "CISPO"),
+    ("rloo", "REINFORCE, the baseline the mean of the other completions: arXiv:2402.14740.", "RLOO"),
+    ("reinforce_pp", "PPO's clip, rewards normalised over the step: arXiv:2501.03262.", "REINFORCE_PP"),
+    ("reinforce_pp_baseline", "The same, the group's mean taken off first.", "REINFORCE_PP_BASELINE"),
 )
 
 

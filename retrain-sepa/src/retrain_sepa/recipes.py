@@ -1,6 +1,7 @@
 """Algorithms of the field as recipes: defaults for `[algorithm]` and `[training]` under the name of the paper.
 
-Each sets the credit and the loss of its source. Temperature, learning rate and group size stay the user's: papers
+Each sets advantage, loss, clipping and aggregation of its source, and whatever else the source makes part of the
+algorithm. Temperature, learning rate, group size, the number of updates and a penalty on the KL stay the user's: papers
 choose them for their models.
 """
 
@@ -9,18 +10,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-GROUP_STD = {"algorithm.advantage_mode": "grpo", "algorithm.advantage_params": {"scale": "std"}}
-NO_TRANSFORM = {"algorithm.transform_mode": "none"}
+# (r - mean) / (std + 1e-4) with Bessel's correction, as in TRL and verl; every token gets its completion's advantage.
+GROUP_STD: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "grpo",
+    "algorithm.advantage_params": {"scale": "std", "ddof": 1},
+    "algorithm.transform_mode": "none",
+}
+PPO: Mapping[str, Any] = {"algorithm.loss": "ppo", "algorithm.clip_eps": 0.2}
 
-DAPO: Mapping[str, Any] = {  # arXiv:2503.14476, section 3 and table 1
+# DeepSeekMath, arXiv:2402.03300, equation 3; its KL term, coefficient 0.04, is `[kl]`'s.
+GRPO: Mapping[str, Any] = {**GROUP_STD, **PPO, "algorithm.aggregation": "sequence_mean"}
+
+# arXiv:2503.20783, section 3.2: neither the deviation nor the length of a completion divides anything.
+DR_GRPO: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "dr_grpo",
+    "algorithm.transform_mode": "none",
+    **PPO,
+    "algorithm.aggregation": "constant",
+}
+
+# arXiv:2503.14476, section 3: clip-higher, loss by token, filtered truncation. Its soft punishment depends on
+# `max_tokens` (a fifth of it there): `[training] soft_overlong`.
+DAPO: Mapping[str, Any] = {
     **GROUP_STD,
-    **NO_TRANSFORM,
-    "algorithm.loss": "ppo",
-    "algorithm.clip_eps": 0.2,
+    **PPO,
     "algorithm.clip_eps_high": 0.28,
+    "algorithm.aggregation": "token_mean",
+    "training.overlong": "mask",
 }
-CISPO: Mapping[str, Any] = {  # arXiv:2506.13585, section 3.1
+
+# arXiv:2507.18071, equation 5 and section 5.1: ratio, clip and mean by sequence.
+GSPO: Mapping[str, Any] = {
     **GROUP_STD,
-    **NO_TRANSFORM,
-    "algorithm.loss": "cispo",
+    "algorithm.loss": "gspo",
+    "algorithm.clip_eps": 3e-4,
+    "algorithm.clip_eps_high": 4e-4,
+    "algorithm.aggregation": "sequence_mean",
 }
+
+# MiniMax-M1, arXiv:2506.13585, section 3.1, which does not say where its weights are capped: the loss's own cap.
+CISPO: Mapping[str, Any] = {**GROUP_STD, "algorithm.loss": "cispo", "algorithm.aggregation": "token_mean"}
+
+# arXiv:2402.14740, section 3: REINFORCE on whole completions, whose log-probability is a sum and not a mean.
+RLOO: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "rloo",
+    "algorithm.transform_mode": "none",
+    "algorithm.loss": "importance_sampling",
+    "algorithm.aggregation": "constant",
+}
+
+# arXiv:2501.03262: PPO's loss, advantages normalised over the whole step; the variant takes off the group's mean first.
+REINFORCE_PP: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "reinforce_pp",
+    "algorithm.transform_mode": "none",
+    **PPO,
+    "algorithm.aggregation": "token_mean",
+}
+REINFORCE_PP_BASELINE: Mapping[str, Any] = {**REINFORCE_PP, "algorithm.advantage_mode": "reinforce_pp_baseline"}

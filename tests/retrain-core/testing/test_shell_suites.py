@@ -1,4 +1,4 @@
-"""The suites of launchers, commands, tables and templates, and what every registered part must do."""
+"""The suites of launchers, commands, tables, templates and recipes, and what every registered part must do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ SOUND = (
     ("command", "refuses"),
     ("config table", "SoundTable"),
     ("init template", "SOUND_TEMPLATE"),
+    ("recipe", "SOUND_RECIPE"),
 )
 BROKEN = (
     ("launcher", "SwallowsCodes", "runs_a_process_to_its_end", "exited with 3 ended as 0"),
@@ -38,6 +39,12 @@ BROKEN = (
     ("init template", "UNKNOWN_NAME", "is_a_valid_configuration", "'no_such_transform'"),
     ("init template", "NO_COMMENT", "explains_itself", "no comment"),
     ("init template", "no_text", "is_toml", "it is None"),
+    ("recipe", "EMPTY_RECIPE", "is_a_valid_configuration", "it sets no key"),
+    ("recipe", "MISSPELT_RECIPE", "is_a_valid_configuration", "unknown key"),
+    ("recipe", "RUN_RECIPE", "is_a_valid_configuration", "no recipe sets it"),
+    ("recipe", "NAMES_NOTHING", "is_a_valid_configuration", "no advantage named 'grpoo'"),
+    ("recipe", "HOLDS_A_TUPLE", "runs_again_from_its_records", "params.sizes=[1, 2]"),
+    ("recipe", "no_recipe", "is_a_valid_configuration", "not a mapping"),
 )
 HEAVY = """
 import vllm

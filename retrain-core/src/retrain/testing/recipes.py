@@ -43,7 +43,7 @@ def says_where_its_values_come_from(bench: Bench) -> None:
             config.origin(path).layer is Layer.RECIPE,
             f"{path} comes from {config.origin(path)}",
             why="a user must see which values the recipe chose",
-            fix="return a mapping of table.key to value",
+            fix="register a mapping of table.key to value",
         )
 
 
@@ -61,14 +61,14 @@ def gives_way_to_the_user(bench: Bench) -> None:
             config.as_dict()[key.table][key.name] == value and config.origin(key.path).layer is Layer.FILE,
             f"{key.path} = {value!r} of the file is lost",
             why="any key that is set beats the recipe",
-            fix="return a plain mapping, which retrain reads itself",
+            fix="register a plain mapping",
         )
         label = build_flow(config, bench.plugins).condition
         expect(
             label.startswith(f"{_recipe(bench).name}~") and key.name in label,
             f"the label {label!r} does not show that {key.path} was set",
             why="runs of two settings would be compared as one condition",
-            fix="return the same values each time",
+            fix="register the values as TOML has them",
         )
 
 
@@ -80,15 +80,15 @@ def runs_again_from_its_records(bench: Bench) -> None:
         again.as_dict() == first.as_dict(),
         "the resolved configuration, read again, has other values",
         why="a resume and a repetition read config.toml",
-        fix="return the same values each time",
+        fix="use values that TOML has: text, numbers, booleans, lists, tables",
     )
     name = _recipe(bench).name
     labels = [build_flow(config, bench.plugins).condition for config in (first, again)]
     expect(
         labels == [name, name],
         f"the labels are {labels[0]!r} and, from config.toml, {labels[1]!r}",
-        why="a run and its repetition would be two conditions",
-        fix="return the same values each time, as TOML would have them",
+        why="a run and its repetition would be two conditions, or a run would seem to depart from its recipe",
+        fix="use values that TOML has: lists, not tuples",
     )
 
 
@@ -98,7 +98,7 @@ def _recipe(bench: Bench) -> Recipe:
         bool(recipe.values),
         "it sets no key",
         why="a run would carry its name and be the default one",
-        fix="return at least one value",
+        fix="set at least one key",
     )
     return recipe
 

@@ -13,6 +13,8 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.explain import warnings_of
 from retrain.rooms.campaign.load import Campaign, load_campaign
+from retrain.rooms.campaign.planned import config_text, plan_runs, run_config
+from retrain.rooms.session.configure import load_checked
 
 TWO = """
 [[campaign.conditions]]
@@ -113,6 +115,76 @@ def test_what_is_refused_on_the_command_line(load_text: Load, arguments: tuple[s
     with pytest.raises(ConfigError) as caught:
         load_text(SEEDS, arguments=arguments)
     assert what in str(caught.value)
+
+
+RECIPES = """
+conditions = [
+  { recipe = "dapo" },
+  { recipe = "cispo", lr = 0.5, surprisal_mask_rho = 0.2 },
+  { recipe = "dapo", "algorithm.clip_eps" = 0.1 },
+  { advantage_mode = "grpo", transform_mode = "toy_flat" },
+]
+"""
+
+
+def test_a_condition_may_name_a_recipe_alone(load_text: Load) -> None:
+    campaign = load_text(SEEDS, RECIPES)
+    wanted = ["dapo", "cispo~lr=0.5,surprisal_mask_rho=0.2", "dapo~clip_eps=0.1", "grpo+toy_flat"]
+    assert campaign.labels == wanted
+    dapo, _, narrow, plain = (each.config for each in campaign.conditions)
+    assert (dapo.algorithm.loss, dapo.algorithm.clip_eps, dapo.algorithm.clip_eps_high) == ("ppo", 0.2, 0.28)
+    assert (narrow.algorithm.clip_eps, narrow.algorithm.clip_eps_high) == (0.1, 0.28)
+    assert dapo.value("training.overlong", "") == "mask"
+    assert (plain.algorithm.recipe, plain.algorithm.loss) == ("", "importance_sampling")
+    assert len({json.dumps(values, default=str) for values in campaign.content()["conditions"].values()}) == 4
+
+
+def test_the_run_of_a_recipe_has_its_values_and_label(load_text: Load, toy_plugins: Plugins, tmp_path: Path) -> None:
+    campaign = load_text(SEEDS, RECIPES)
+    for run in plan_runs(campaign, tmp_path):
+        file = tmp_path / "run.toml"
+        file.write_text(config_text(run_config(run, campaign, None)))
+        checked = load_checked([str(file)], toy_plugins)
+        algorithm = run.condition.config.algorithm
+        assert checked.config.algorithm.model_dump() == algorithm.model_dump()
+        assert checked.flow.condition.startswith(algorithm.recipe or "grpo+toy_flat")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "arguments", "more", "what"),
+    [
+        ('conditions = [{ recipe = "dapp" }]', (), "", "no recipe named 'dapp'"),
+        ('conditions = [{ recipe = "" }]', (), "", "condition 1 needs recipe"),
+        ('conditions = [{ recipe = "dapo" }, { recipe = "dapo" }]', (), "", "is the same as condition 1: dapo"),
+        (RECIPES, ("--recipe", "dapo"), "", "every condition sets its own recipe"),
+        (RECIPES, ("--advantage-mode", "maxrl"), "", "every condition sets its own advantage_mode"),
+        (RECIPES, (), 'advantage_mode = "maxrl"', "beats recipe 'dapo' of a condition"),
+    ],
+)
+def test_what_is_refused_beside_recipes(
+    write: Callable[..., Path], toy_plugins: Plugins, conditions: str, arguments: Any, more: str, what: str
+) -> None:
+    file = write(SEEDS, conditions)
+    file.write_text(file.read_text().replace("[algorithm]\n", f"[algorithm]\n{more}\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_campaign([str(file), *arguments], toy_plugins)
+    assert what in str(caught.value)
+
+
+def test_a_base_value_that_beats_recipes_is_told(write: Callable[..., Path], toy_plugins: Plugins) -> None:
+    campaign = load_campaign([str(write(SEEDS, RECIPES)), "--loss", "cispo"], toy_plugins)
+    assert "dapo: the campaign sets loss, uncertainty_kind, which its recipe has otherwise" in warnings_of(campaign)
+
+
+def test_explain_shows_what_each_recipe_sets(write: Callable[..., Path], command: Callable[..., Any]) -> None:
+    result = command("explain", str(write(SEEDS, RECIPES)), "--json")
+    recipes = json.loads(result.out)["recipes"]
+    assert list(recipes) == ["dapo", "cispo~lr=0.5,surprisal_mask_rho=0.2", "dapo~clip_eps=0.1"]
+    assert recipes["dapo"]["algorithm.clip_eps_high"] == {"value": 0.28, "origin": "recipe dapo"}
+    assert "algorithm.clip_eps" not in recipes["dapo~clip_eps=0.1"]
+    text = command("explain", "c.toml").out
+    assert "Values that dapo takes from its recipe:" in text
+    assert 'algorithm.loss       = "ppo"  (recipe dapo)' in text
 
 
 def test_explain_tells_the_shape(write: Callable[..., Path], command: Callable[..., Any]) -> None:

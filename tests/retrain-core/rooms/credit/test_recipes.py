@@ -40,6 +40,7 @@ FAULTY: Mapping[str, Mapping[str, Any]] = {
     "campaigning": {"campaign.retries": 3},
     "nested": {"algorithm.recipe": "bold"},
 }
+PARTIAL = {"algorithm.clip_eps": 0.1, "algorithm.params": {"a": 1}}
 Read = Callable[..., tuple[Config, list[Problem]]]
 
 
@@ -48,7 +49,13 @@ def plugins() -> Plugins:
     """Ours, and a distribution with a sound recipe and faulty ones."""
     found = load_plugins({})
     owner = Owner(distribution="retrain-bold", version="2.1")
-    parts = {"bold": VALUES, "whole": {"algorithm.algorithm_mode": "maxrl_gtpo"}, "listed": [("a", 1)], **FAULTY}
+    parts = {
+        "bold": VALUES,
+        "whole": {"algorithm.algorithm_mode": "maxrl_gtpo"},
+        "listed": [("a", 1)],
+        "partial": PARTIAL,
+        **FAULTY,
+    }
     for name, values in parts.items():
         found.registries[Kind.RECIPE].add(PluginSpec(name=name, summary="x", factory=values), owner)
     return found
@@ -179,6 +186,16 @@ def test_a_recipe_beside_an_algorithm_mode_is_refused_unless_it_names_it(read: R
     flow = build_flow(config, plugins)
     assert (flow.condition, flow.algorithm is not None) == ("whole", True)
     assert not read(config_toml(config, seed=-1))[1]
+
+
+def test_a_recipe_that_names_no_loss_sets_its_clip_for_any(read: Read, plugins: Plugins) -> None:
+    config, problems = read('[algorithm]\nrecipe = "partial"\nloss = "ppo"\n')
+    assert not problems
+    again, problems = read(config_toml(config, seed=-1))
+    assert not problems
+    for found in (config, again):
+        assert (found.algorithm.clip_eps, found.algorithm.params) == (0.1, {"a": 1})
+        assert build_flow(found, plugins).condition == "partial~loss=ppo"
 
 
 def test_the_resolved_file_holds_every_value(read: Read) -> None:

@@ -155,3 +155,15 @@ NO_COMMENT = "[training]\nmax_steps = 3\n"
 
 def no_text():
     return None
+
+
+SOUND_RECIPE = {"algorithm.advantage_mode": "grpo", "algorithm.loss": "ppo", "algorithm.clip_eps": 0.1}
+EMPTY_RECIPE = {}
+MISSPELT_RECIPE = {"algorithm.los": "ppo"}
+RUN_RECIPE = {"training.max_steps": 3}
+NAMES_NOTHING = {"algorithm.advantage_mode": "grpoo"}
+HOLDS_A_TUPLE = {"algorithm.params": {"sizes": (1, 2)}}
+
+
+def no_recipe():
+    return SOUND_RECIPE

@@ -29,7 +29,9 @@ def warnings_of(campaign: Campaign) -> list[str]:
         found.append("[training] seed is not used: seeds come from [campaign] seeds")
     for each in campaign.conditions:
         if each.beaten:
-            found.append(f"{each.label}: the campaign sets {', '.join(each.beaten)}, which its recipe has otherwise")
+            found.append(
+                f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, which its recipe has otherwise"
+            )
     return found
 
 

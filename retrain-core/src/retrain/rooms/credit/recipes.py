@@ -51,22 +51,21 @@ class Recipe:
 
     def values_beside(self, given: Values) -> dict[str, Any]:
         """Its values, without those about a part (`clip_eps` of a loss) for which `given` names another one."""
-        found = {}
-        for path, value in self.values.items():
-            part = PART_OF.get(path, "")
+
+        def is_own(part: str) -> bool:
             table, _, name = part.partition(".")
-            if given.get(table, {}).get(name, self.values.get(part)) == self.values.get(part):
-                found[path] = value
-        return found
+            return part not in self.values or given.get(table, {}).get(name, self.values[part]) == self.values[part]
+
+        return {path: value for path, value in self.values.items() if is_own(PART_OF.get(path, ""))}
 
 
 def find_recipe(plugins: Plugins, name: str, *, where: str, search_paths: Sequence[str]) -> Recipe:
     """The recipe of this name; PluginError when there is none, or when it is no mapping from `table.key` to values."""
     found = resolve(plugins, Kind.RECIPE, name, where=where, search_paths=search_paths)
-    values = found.target() if callable(found.target) else found.target
+    values = found.target
     if not isinstance(values, Mapping) or not all(isinstance(path, str) for path in values):
         what = f"recipe {name!r} of {found.owner} is {type(values).__name__}, not a mapping"
-        raise PluginError(Problem(where=where, what=what, fix='return {"table.key": value, ...}'))
+        raise PluginError(Problem(where=where, what=what, fix='write {"table.key": value, ...}'))
     return Recipe(name=found.name, owner=str(found.owner), values=values)
 
 
