@@ -86,6 +86,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         pair.parameters,
         config,
         loss=loss,
+        seeds=context.seeds,
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
         progress=context.training_progress,

@@ -11,6 +11,6 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
-    regularisers=frozenset({"kl_log", "kl_reward"}),
+    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
     losses=frozenset(),  # all are registered, as those of a plugin are
 )

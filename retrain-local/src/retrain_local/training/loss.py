@@ -21,6 +21,7 @@ from retrain.api import (
     find_loss,
 )
 from retrain_local.training.losses import IMPORTANCE_SAMPLING, MAX_LOG_RATIO
+from retrain_local.training.regularisers import NO_COLUMNS, Columns, Regularisers, added_terms
 
 
 class ScoredTokens(Protocol):
@@ -86,6 +87,7 @@ class PolicyLoss:
     mismatch: Mismatch | None = None
     max_tokens: int = 1
     params: Any = None
+    regularisers: Regularisers = field(default_factory=Regularisers)
 
     @classmethod
     def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
@@ -100,7 +102,12 @@ class PolicyLoss:
             mismatch=_mismatch(config),
             max_tokens=config.training.max_tokens,
             params=params,
+            regularisers=Regularisers.of(config),
         )
+
+    def is_fixed(self, batch: TrainBatch) -> bool:
+        """Whether the behaviour log-probabilities of its rows are the trainer's own before the step."""
+        return batch.updates > 1 and self.mismatch is not None
 
     def denominator(self, batch: TrainBatch) -> int:
         """By what the step's sum is divided: its action tokens, its sequences, or those times `max_tokens`.
@@ -112,22 +119,37 @@ class PolicyLoss:
         sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
         return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
 
+    def clipped(self, new_M: Tensor, tokens: ScoredTokens, *, is_fixed: bool) -> Tensor:
+        """Whether each token is clipped under these log-probabilities; no gradient."""
+        with torch.no_grad():
+            return self._terms(new_M, tokens, NO_COLUMNS, None, is_fixed=is_fixed)[1]
+
     def of_pack(
-        self, new_M: Tensor, pack: ScoredTokens, denominator: int, *, is_fixed: bool = False
+        self,
+        new_M: Tensor,
+        pack: ScoredTokens,
+        denominator: int,
+        *,
+        columns: Columns = NO_COLUMNS,
+        entropies_M: Tensor | None = None,
+        is_fixed: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Loss of a pack, -sum_m weight_m factor_m term_m, and how many of its tokens were clipped.
 
         weight = 1 / denominator, and for `sequence_mean` also 1 / (tokens of the sequence); factor = the weight of
         `mismatch`, 1 without. The losses of the packs add up to that of the step, however it was cut. With `is_fixed`
-        the pack's behaviour log-probabilities are the trainer's own before the first of several updates.
+        the pack's behaviour log-probabilities are the trainer's own before the first of several updates. What
+        `regularisers` add has the same weights; `entropies_M` carry a gradient, None without a bonus.
         """
-        terms_M, clipped_M = self._terms(new_M, pack, is_fixed=is_fixed)
+        terms_M, clipped_M = self._terms(new_M, pack, columns, entropies_M, is_fixed=is_fixed)
         if self.aggregation == "sequence_mean":
             terms_M = terms_M / torch.bincount(pack.sequences_M)[pack.sequences_M]
         return -terms_M.sum() / denominator, clipped_M.sum()
 
-    def _terms(self, new_M: Tensor, pack: ScoredTokens, *, is_fixed: bool) -> tuple[Tensor, Tensor]:
-        """Term times factor of each token, and whether it was clipped."""
+    def _terms(
+        self, new_M: Tensor, pack: ScoredTokens, columns: Columns, entropies_M: Tensor | None, *, is_fixed: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Term times factor of each token less what is added to the loss, and whether it was clipped."""
         old_M = pack.behaviour_logprobs_M
         factor_M, outside_M = torch.ones_like(old_M), torch.zeros_like(old_M, dtype=torch.bool)
         if self.mismatch is not None:
@@ -145,7 +167,11 @@ class PolicyLoss:
         )
         found = self._checked(self.spec.compute(context), new_M)
         clipped_M = outside_M if found.clipped_M is None else outside_M | found.clipped_M
-        return factor_M * found.terms_M, clipped_M
+        terms_M = factor_M * found.terms_M
+        if columns.dropped_M is not None:
+            terms_M = terms_M * ~columns.dropped_M
+        added_M = added_terms(self.regularisers, columns, new_M, old_M, context.ratios_M, entropies_M)
+        return terms_M if added_M is None else terms_M - added_M, clipped_M
 
     def _checked(self, found: Any, new_M: Tensor) -> LossTerms:
         """What a loss returned, as `LossTerms`; PluginError unless there is one number per token."""

@@ -150,7 +150,7 @@ def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
         tokens_M=moved([row.tokens_T[row.action_T] for row in rows], torch.int64),
         sequences_M=moved([np.full(row.action_T.sum(), number) for number, row in enumerate(rows)], torch.int64),
         behaviour_logprobs_M=moved([row.logprobs_T[row.action_T] for row in rows], torch.float32),
-        engine_logprobs_M=moved([_engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
+        engine_logprobs_M=moved([engine_logprobs(row)[row.action_T] for row in rows], torch.float32),
         advantages_M=moved([row.advantages_T[row.action_T] for row in rows], torch.float32),
     )
 
@@ -165,7 +165,7 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
             raise _refused(f"row {index} holds a token id outside the model's {vocabulary}")
         if length and row.action_T[0]:
             raise _refused(f"row {index}: its first token is an action, and no token precedes it to predict it from")
-        engine_T = _engine_logprobs(row)
+        engine_T = engine_logprobs(row)
         if len(engine_T) != length:
             raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
         for name, values_T in (
@@ -178,7 +178,8 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
                 raise _refused(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
 
 
-def _engine_logprobs(row: TrainRow) -> Floats:
+def engine_logprobs(row: TrainRow) -> Floats:
+    """Those that the sampler itself reported."""
     return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from torch import Tensor
 
 from retrain.api import Config, Floats, Mask, TrainRow
+from retrain_local.training.losses import MAX_LOG_RATIO
 from retrain_local.training.packs import Pack
 
-MAX_LOG_RATIO = 20.0
 SAME_POLICY = 1e-4  # nats that sampler and trainer may differ on the same weights
 
 
@@ -37,6 +36,11 @@ class Regularisers:
         entropy = config.value("entropy.coef", 0.0)
         return cls(estimator=config.value("kl.estimator", "") or "k3", entropy=entropy, **given)
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether tokens are chosen by their covariance."""
+        return self.kl_cov > 0.0 or self.clip_cov > 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
@@ -49,6 +53,9 @@ class Columns:
     kl_coefs_M: Tensor | None = None
     held_M: Tensor | None = None
     dropped_M: Tensor | None = None
+
+
+NO_COLUMNS = Columns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,32 +100,6 @@ def distances(new_M: Tensor, old_M: Tensor) -> Tensor:
     """|new - old| with no gradient where the two are of the same weights: there its sign is that of rounding."""
     gaps_M = (new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).abs()
     return gaps_M * (gaps_M > SAME_POLICY)
-
-
-def covariances(logprobs_N: Floats, advantages_N: Floats) -> Floats:
-    """(log p - mean)(A - mean) of every action token of an optimizer step (arXiv:2505.22617)."""
-    result: Floats = (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
-    return result
-
-
-def highest(covariances_N: Floats, share: float) -> Mask:
-    """The max(1, int(share N)) tokens of the highest covariance; of equal ones the first."""
-    chosen_N = np.zeros(len(covariances_N), np.bool_)
-    chosen_N[np.argsort(-covariances_N, kind="stable")[: _count(share, covariances_N)]] = True
-    return chosen_N
-
-
-def drawn_between(covariances_N: Floats, free_N: Mask, share: float, low: float, high: float, rng: Generator) -> Mask:
-    """Up to max(1, int(share N)) tokens, drawn among the `free_N` ones whose covariance lies in (low, high)."""
-    chosen_N = np.zeros(len(covariances_N), np.bool_)
-    candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high) & free_N)
-    count = min(_count(share, covariances_N), len(candidates))
-    chosen_N[rng.choice(candidates, count, replace=False)] = True
-    return chosen_N
-
-
-def _count(share: float, covariances_N: Floats) -> int:
-    return max(1, int(share * len(covariances_N)))
 
 
 def columns_of(rows: Sequence[TrainRow], pack: Pack, marked: Marked) -> Columns:

@@ -24,6 +24,7 @@ from retrain.api import (
     NonFiniteError,
     PhaseProgress,
     Problem,
+    Seeds,
     TrainBatch,
     TrainReport,
     TrainRow,
@@ -36,9 +37,12 @@ from retrain_local.options import LocalOptions
 from retrain_local.torch_modes import deterministic, pack_workers, packs_at_a_time
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
+from retrain_local.training.covariances import mark
+from retrain_local.training.entropy import logprobs_and_entropies
 from retrain_local.training.head import selected_logprobs, softmax_of
 from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.packs import Pack, check_rows, pack_rows
+from retrain_local.training.regularisers import Marked, columns_of
 
 T = TypeVar("T")
 MakeAttend = Callable[[Spans, torch.device], Attend]
@@ -77,6 +81,7 @@ class Trainer:
         limits: MemoryLimits | None = None,
         attend: MakeAttend = PaddedAttend,
         is_ordered: bool = False,
+        seeds: Seeds | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         sizes = decoder.shape.parameters, decoder.device
@@ -94,6 +99,7 @@ class Trainer:
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
         self._loss = loss
+        self._seeds = seeds or Seeds(0)
         self._clip = config.optimizer.grad_clip_norm
         self.optimizer = AdamW(
             self.parameters.values(),
@@ -127,7 +133,8 @@ class Trainer:
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         done, packs = [], self._packs(batch.rows)
         self._expect(batch, len(packs))
-        for pack, part in zip(packs, self._each(packs, partial(self._gradients, batch)), strict=True):
+        gradients = partial(self._gradients, batch, self._marked(batch))
+        for pack, part in zip(packs, self._each(packs, gradients), strict=True):
             self._add(part.gradients)
             done.append(part)
             self._progress.add(1, tokens=pack.spans.num_tokens)
@@ -198,10 +205,25 @@ class Trainer:
         self._fitting_tokens = max(self._fitting_tokens, size.tokens)
         return done
 
-    def _gradients(self, batch: TrainBatch, pack: Pack) -> _PackResult:
-        new_M = self._logprobs(pack, batch.temperature)
-        is_fixed = batch.updates > 1 and self._loss.mismatch is not None
-        loss, clipped = self._loss.of_pack(new_M, pack, self._loss.denominator(batch), is_fixed=is_fixed)
+    def _marked(self, batch: TrainBatch) -> Marked:
+        """Tokens that the loss chooses among all of the step's."""
+        if not self._loss.regularisers.has_marks:
+            return Marked()
+        # before the first update the policy is still the one that sampled
+        now = self.logprobs(batch.rows, batch.temperature) if batch.update else [row.logprobs_T for row in batch.rows]
+        return mark(self._loss, batch, now, self._seeds)
+
+    def _gradients(self, batch: TrainBatch, marked: Marked, pack: Pack) -> _PackResult:
+        new_M, entropies_M = self._with_entropies(pack, batch.temperature)
+        is_fixed = self._loss.is_fixed(batch)
+        loss, clipped = self._loss.of_pack(
+            new_M,
+            pack,
+            self._loss.denominator(batch),
+            columns=columns_of(batch.rows, pack, marked),
+            entropies_M=entropies_M,
+            is_fixed=is_fixed,
+        )
         gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()
@@ -232,12 +254,20 @@ class Trainer:
         return packs
 
     def _logprobs(self, pack: Pack, temperature: float) -> Tensor:
-        decoder = self._decoder
-        attend = self._attend(pack.spans, decoder.device)
-        hidden_ND = decoder.hidden(pack.ids_N, pack.positions_N, attend)
-        hidden_MD = pack.sources.of(hidden_ND)
-        given = decoder.logits, decoder.shape.vocabulary, temperature, self._softmax
-        return selected_logprobs(hidden_MD, pack.tokens_M, *given)
+        given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, self._softmax
+        return selected_logprobs(self._hidden(pack), pack.tokens_M, *given)
+
+    def _with_entropies(self, pack: Pack, temperature: float) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities, and entropies where the loss has a term of them."""
+        if not self._loss.regularisers.entropy:
+            return self._logprobs(pack, temperature), None
+        given = self._decoder.logits, self._decoder.shape.vocabulary, temperature
+        return logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
+
+    def _hidden(self, pack: Pack) -> Tensor:
+        """Hidden states that the action tokens are predicted from, [M, hidden]."""
+        attend = self._attend(pack.spans, self._decoder.device)
+        return pack.sources.of(self._decoder.hidden(pack.ids_N, pack.positions_N, attend))
 
     def _retry_smaller(self, work: Callable[[], T]) -> T:
         """The result of `work`, repeated with a smaller budget when memory runs out; else OutOfMemoryError."""
