@@ -119,6 +119,9 @@ def broken(**changes: object) -> TrainRow:
         ({"logprobs_T": [0, -1, -np.inf]}, "log-probability of token 2 is -inf"),
         ({"logprobs_T": [0, np.nan, -1]}, "log-probability of token 1 is nan"),
         ({"advantages_T": [0, np.inf, 1]}, "advantage of token 1 is inf"),
+        ({"reference_logprobs_T": [0, -1, np.nan]}, "reference's log-probability of token 2 is nan"),
+        ({"reference_logprobs_T": [0, -1], "kl_coef": 0.1}, "no reference log-probability for each"),
+        ({"kl_coef": 0.1}, "has a KL coefficient and no reference"),
     ],
 )
 def test_broken_rows_are_named(changes: dict[str, object], message: str) -> None:

@@ -168,7 +168,11 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         engine_T = engine_logprobs(row)
         if len(engine_T) != length:
             raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
+        reference_T = row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T
+        if len(reference_T) != length or (row.kl_coef and row.reference_logprobs_T is None):
+            raise _refused(f"row {index} has a KL coefficient and no reference log-probability for each of its tokens")
         for name, values_T in (
+            ("reference's log-probability", reference_T),
             ("log-probability", row.logprobs_T),
             ("engine's log-probability", engine_T),
             ("advantage", row.advantages_T),

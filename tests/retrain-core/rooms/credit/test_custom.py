@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrain.kernel.config.load import TableEntry, load_config
@@ -163,6 +165,26 @@ def test_faulty_credit_is_named(
         build_algorithm(*flow()).assign(5, [make_group(1, 0)])
     assert str(caught.value).startswith("step 5: algorithm 'batch_mean'")
     assert message in str(caught.value)
+
+
+def test_rows_without_the_reference_that_the_loss_needs_are_named(
+    install: Install, flow: BuildFlow, make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    group, algorithm = make_group(1, 0), build_algorithm(*flow())
+    near = replace(
+        group,
+        completions=tuple(
+            replace(c, reference_logprobs_T=np.zeros(len(c.tokens_T)), kl_coef=0.1) for c in group.completions
+        ),
+    )
+    assert all(row.kl_coef == 0.1 for row in algorithm.assign(5, [near]).rows)
+    bare = algorithm.assign(5, [group])
+    monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups: bare)  # type: ignore[attr-defined]
+    with pytest.raises(
+        CreditError, match=r"row 0 has no reference log-probabilities for \[kl\]: build it with train_rows"
+    ):
+        algorithm.assign(5, [near])
 
 
 def test_a_run_trains_with_it(install: Install, command: Any, tokenizer_folder: Path, tmp_path: Path) -> None:

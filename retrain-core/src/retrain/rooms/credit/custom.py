@@ -81,7 +81,10 @@ def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
         for index, (completion, tokens) in enumerate(zip(group.completions, tokens_G, strict=True)):
             place = f"{what}: advantages of group {number} completion {index}"
             as_numbers(tokens.advantages_A, completion.num_actions, what=place)
+    is_near = any(completion.kl_coef for group in groups for completion in group.completions)
     for number, row in enumerate(credit.rows):
+        if is_near and row.reference_logprobs_T is None:
+            raise refusal(f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows")
         advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
         if advantages_T[~row.action_T].any():
             raise refusal(f"{what}: row {number} has an advantage where the policy sampled no token")
