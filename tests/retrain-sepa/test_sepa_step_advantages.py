@@ -31,12 +31,13 @@ def rewards(*groups):
     return [np.asarray(group, dtype=np.float64) for group in groups]
 
 
-def context(*groups, lengths=None, named=None, given=None, **params):
+def context(*groups, lengths=None, named=None, shaping=None, given=None, **params):
     given_PG = rewards(*groups)
     return StepAdvantageContext(
         rewards_PG=given_PG,
         lengths_PG=[np.arange(1, len(r) + 1) for r in given_PG] if lengths is None else lengths,
         named_rewards_PG=[{} for _ in given_PG] if named is None else named,
+        shaping_PG=[np.zeros(len(r)) for r in given_PG] if shaping is None else shaping,
         reward_weights=given or {},
         params=params,
     )
@@ -136,6 +137,14 @@ def test_gdpo_is_as_published(ddof):
     expected = (flat(sums) - flat(sums).mean()) / (flat(sums).std(ddof=ddof) + 1e-4)
     got = GDPO.compute_step(context(*rewards_PG, named=named, given=weights, ddof=ddof))
     np.testing.assert_allclose(flat(got), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_shaper_added_counts_in_its_own_size():
+    """A punishment of 0.01 is not blown up to the size of a reward, as a named reward of that spread would be."""
+    right, punishment = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-0.01, 0.0, 0.0, 0.0])
+    plain = GDPO.compute_step(context(right, named=[{"right": right}], weights={"right": 1.0}))[0]
+    shaped = {"named": [{"right": right}], "shaping": [punishment], "weights": {"right": 1.0}}
+    assert 0.002 < (plain - GDPO.compute_step(context(right + punishment, **shaped))[0])[0] < 0.01
 
 
 def test_gdpo_takes_the_sum_where_no_reward_has_a_name():

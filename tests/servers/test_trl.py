@@ -328,7 +328,4 @@ def batch_of(context: PluginContext, groups: Sequence[Group]) -> TrainBatch:
     coef = float(context.config.value("kl.coef", 0.0))
     given = [replace(g, completions=tuple(replace(c, kl_coef=coef) for c in g.completions)) for g in groups]
     credit = build_algorithm(build_flow(context.config, context.plugins), context).assign(0, given)
-    rows = credit.rows
-    if context.config.value("training.overlong", "keep") == "mask":
-        rows = tuple(row for row in rows if not row.is_truncated)
-    return TrainBatch(step=0, rows=rows, temperature=1.0, num_masked=len(credit.rows) - len(rows))
+    return TrainBatch(step=0, rows=credit.rows, temperature=1.0, num_masked=credit.num_masked)

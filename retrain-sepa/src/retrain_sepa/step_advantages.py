@@ -68,6 +68,7 @@ def reinforce_pp_baseline_advantages(
 def gdpo_advantages(
     rewards_PG: Sequence[Floats],
     named_PG: Sequence[Mapping[str, Floats]],
+    shaping_PG: Sequence[Floats] = (),
     *,
     weights: Mapping[str, float],
     ddof: int = 1,
@@ -75,8 +76,8 @@ def gdpo_advantages(
     """Group-decoupled normalisation (GDPO): x = sum_k w_k (r_k - mean_group) / (std_group + 1e-4) over the rewards k.
 
     Then A = (x - mean) / (std + 1e-4) over the step: a reward with a large spread does not drown the others, as it does
-    in a plain sum. Without `weights` the sum `rewards_PG` is the only reward. CreditError for a name that a completion
-    lacks.
+    in a plain sum. What shapers added to the rewards, `shaping_PG`, is added to x less its mean in the group, as it is.
+    Without `weights` the sum `rewards_PG` is the only reward. CreditError for a name that a completion lacks.
     """
     summed_PG = []
     for number, (rewards_G, named) in enumerate(zip(rewards_PG, named_PG, strict=True)):
@@ -89,6 +90,8 @@ def gdpo_advantages(
             parts = [(weight, named[name]) for name, weight in weights.items()] or [(1.0, rewards_G)]
             for weight, part_G in parts:
                 total_G += weight * grpo_advantages(part_G, scale="std", ddof=ddof)
+            if weights and shaping_PG:
+                total_G += grpo_advantages(shaping_PG[number])
         summed_PG.append(total_G)
     _, std = _moments(summed_PG, ddof=ddof)  # each group sums to 0, and so does the step
     return [_scaled(total_G, 0.0, std, STD_EPS) for total_G in summed_PG]
@@ -124,7 +127,7 @@ def _gdpo(step: StepAdvantageContext) -> list[Floats]:
     several = step.reward_weights if len(step.reward_weights) > 1 else {}
     weights = (step.params.get("weights") or several) if any(step.named_rewards_PG) else {}
     ddof = int(step.params.get("ddof", 1))
-    return gdpo_advantages(step.rewards_PG, step.named_rewards_PG, weights=weights, ddof=ddof)
+    return gdpo_advantages(step.rewards_PG, step.named_rewards_PG, step.shaping_PG, weights=weights, ddof=ddof)
 
 
 REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=_reinforce_pp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,9 +222,11 @@ def test_one_call_takes_advantages_of_steps_and_several_rewards() -> None:
 
 def test_a_score_keeps_its_parts_for_the_advantage(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
     seen: list[Any] = []
+    shapings: list[Any] = []
 
     def advantage(step: StepAdvantageContext) -> Any:
         seen.extend(step.named_rewards_PG)
+        shapings.extend(step.shaping_PG)
         return step.rewards_PG
 
     (group,) = scored_groups([make_credit_group([1, 0, 1], [[-1], [-1], [-1]])])
@@ -232,5 +235,9 @@ def test_a_score_keeps_its_parts_for_the_advantage(make_flow: MakeFlow, make_cre
         for score in group.scores[:2]
     )
     scored = Group(example=group.example, completions=group.completions, scores=(*scores, Score.no_verdict("?")))
-    CreditAlgorithm(flow=make_flow(advantage=AdvantageSpec(name="a", compute_step=advantage))).assign(0, [scored])
-    assert seen[0]["a"].tolist() == [0.5, 0.0]
+    algorithm = CreditAlgorithm(flow=make_flow(advantage=AdvantageSpec(name="a", compute_step=advantage)))
+    algorithm.assign(0, [scored])
+    punished = [replace(scored.scores[0], value=0.75), *scored.scores[1:]]
+    algorithm.assign(0, [scored.shaped(punished)])
+    assert [named["a"].tolist() for named in seen] == [[0.5, 0.0]] * 2
+    assert [shaping.tolist() for shaping in shapings] == [[0.0, 0.0], [-0.25, 0.0]]

@@ -136,13 +136,16 @@ class CreditAlgorithm:
         """The judged completions of a group, with what the flow asks for."""
         entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
         tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
-        scores = [score for score in group.scores if _is_judged(score)]
+        pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if _is_judged(pair[0])]
+        rewards_G = np.asarray([score.value for score, _ in pairs], dtype=np.float64)
+        raw_G = np.asarray([score.value if raw.value is None else raw.value for score, raw in pairs], dtype=np.float64)
         return CreditGroup(
-            rewards_G=np.asarray([score.value for score in scores], dtype=np.float64),
+            rewards_G=rewards_G,
             logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
             planning_G=planning_G,
             entropies_G=entropies if len(entropies) == len(judged) else None,
-            named_rewards=named_rewards([score.parts for score in scores]),
+            named_rewards=named_rewards([score.parts for score, _ in pairs]),
+            shaping_G=None if np.array_equal(rewards_G, raw_G) else rewards_G - raw_G,
             tokens_G=tokens_G,
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=[_token_rewards(c) for c in judged] if self.flow.needs_token_rewards else None,

@@ -26,7 +26,8 @@ ROUNDING = 1e-12  # of the largest number: a mean below it is 0 up to rounding
 class CreditGroup:
     """One group as credit sees it: ragged arrays over action tokens only.
 
-    `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them.
+    `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
+    `shaping_G` is what shapers added to `rewards_G`, None for nothing.
     `tokens_G`, `texts_G` and `token_rewards_G` are there when the flow asks for them.
     """
 
@@ -35,6 +36,7 @@ class CreditGroup:
     planning_G: Sequence[Mask]
     entropies_G: Sequence[Floats] | None = None
     named_rewards: Mapping[str, Floats] = field(default_factory=dict)
+    shaping_G: Floats | None = None
     tokens_G: Sequence[Tokens] | None = None
     texts_G: Sequence[Sequence[str]] | None = None
     token_rewards_G: Sequence[Floats] | None = None
@@ -90,6 +92,7 @@ def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
         rewards_PG=[as_numbers(g.rewards_G, len(g.rewards_G), what=f"{g.name}: reward") for g in groups],
         lengths_PG=[np.array([len(logprobs) for logprobs in g.logprobs_G], dtype=np.int64) for g in groups],
         named_rewards_PG=[g.named_rewards for g in groups],
+        shaping_PG=[np.zeros(len(g.rewards_G)) if g.shaping_G is None else g.shaping_G for g in groups],
         reward_weights=flow.reward_weights,
         params=flow.advantage_params,
     )

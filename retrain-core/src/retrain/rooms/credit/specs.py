@@ -30,12 +30,14 @@ class StepAdvantageContext:
     `rewards_PG[p]` are the rewards of group p; groups of one and those whose rewards are all equal are included, and a
     group without a verdict is an empty array. `lengths_PG[p]` are the sampled tokens of each completion.
     `named_rewards_PG[p]` holds, by name, the unweighted rewards or measurements that every completion of the group has
-    (`Score.parts`). `reward_weights` are those of `[reward.weights]`.
+    (`Score.parts`). `reward_weights` are those of `[reward.weights]`. `shaping_PG` is what a `Shaper` added to each
+    reward (a punishment of long answers, of KL): part of `rewards_PG`, and of no named reward.
     """
 
     rewards_PG: Sequence[Floats]
     lengths_PG: Sequence[Tokens]
     named_rewards_PG: Sequence[Mapping[str, Floats]]
+    shaping_PG: Sequence[Floats]
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     params: Params = field(default_factory=dict)
 
