@@ -15,7 +15,9 @@ TRAINERS_OWN = (
     *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.min_lr_ratio"),
     *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.tis_cap"),
+    *("algorithm.dual_clip", "algorithm.aggregation", "algorithm.is_bounds", "algorithm.loss_params"),
 )
+ITS_WAY = {"algorithm.aggregation": "token_mean"}  # what the trainer does anyway
 
 
 def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
@@ -46,7 +48,7 @@ def _unread(config: Config) -> list[Problem]:
     for path in TRAINERS_OWN:
         table, _, name = path.partition(".")
         default = getattr(type(config.tables[table])(), name)
-        if config.value(path, default) != default:
+        if config.value(path, default) not in (default, ITS_WAY.get(path, default)):
             what = f"{name} = {config.value(path, default)!r} would have no effect: the trainer is configured elsewhere"
             fix = "remove it here, and set it in the configuration of PRIME-RL's trainer"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))

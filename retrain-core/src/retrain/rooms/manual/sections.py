@@ -13,6 +13,7 @@ from retrain.rooms.manual.metrics import metrics
 from retrain.rooms.manual.parts import parts
 from retrain.rooms.manual.public import api
 from retrain.rooms.manual.scaffold import scaffold
+from retrain.rooms.manual.support import support
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "keys": keys,
@@ -26,6 +27,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "checks": checks,
     "api": api,
     "scaffold": scaffold,
+    "support": support,
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
+from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual import markdown
 from retrain.rooms.session.assemble import check
@@ -45,7 +46,7 @@ KEYS: Sequence[Mapping[str, str]] = (
     {"entropy.clip_cov": "0.002"},
     {"model.adapter": "some-adapter"},
 )
-YES, UNASKED = "yes", ""
+NO_FOLDER = "there is no such folder"  # a fault of the question, not of the backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class Asked:
 
 def support(plugins: Plugins) -> str:
     """A table of losses, keys and recipes by backend; below it why some are refused."""
-    backends = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+    installed = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+    backends = sorted(installed, key=lambda name: (*promised_names(Kind.BACKEND), name).index(name))
     reasons: dict[str, int] = {}
     rows = []
     for asked in ask(plugins, backends):
@@ -77,9 +79,9 @@ def ask(plugins: Plugins, backends: Sequence[str]) -> Iterator[Asked]:
     for values in questions(plugins, tables):
         answers = {}
         for backend in backends:
-            known = {problem.what for problem in before[backend]}
-            new = [each for each in _problems(plugins, tables, backend, values) if each.what not in known]
-            answers[backend] = _reason(new[0]) if new else UNASKED
+            found = _problems(plugins, tables, backend, values)
+            new = [each for each in found if each not in before[backend] and NO_FOLDER not in each.what]
+            answers[backend] = new[0].what.replace(f"backend {backend!r}", "this backend") if new else ""
         *_, path = values
         yield Asked(text=_toml(path, values[path], values), values=values, answers=answers)
 
@@ -107,11 +109,7 @@ def _problems(
 
 
 def _cell(answer: str, reasons: dict[str, int]) -> str:
-    return f"no ({reasons.setdefault(answer, len(reasons) + 1)})" if answer else YES
-
-
-def _reason(problem: Problem) -> str:
-    return problem.what
+    return f"no ({reasons.setdefault(answer, len(reasons) + 1)})" if answer else "yes"
 
 
 def _toml(path: str, value: str, values: Mapping[str, str]) -> str:
