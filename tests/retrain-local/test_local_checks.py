@@ -14,10 +14,12 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.unsupported_keys import KEYS
+from retrain.rooms.kl.tables import EntropyTable
 from retrain.rooms.session.assemble import check
 from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.savepoint import kept_checkpoints
 from retrain.rooms.session.table import ResumeTable
-from retrain_local.checks import GPU_ONLY, adapter_problems, problems_of
+from retrain_local.checks import GPU_ONLY, adapter_problems, full_problems, problems_of
 
 
 def configured(devices: str, **inference: str) -> Config:
@@ -95,3 +97,51 @@ def test_the_loader_asks_and_the_engine_heeds_every_key() -> None:
     assert {"logprobs", *values} == set(KEYS)
     _, problems = check(configured("gpu:0", **values), plugins, tables)
     assert [problem for problem in problems if problem.where.startswith("[inference]")] == []
+
+
+def whole(backend: str = "local", engine: str = "pytorch", **training: int) -> Config:
+    tables = {
+        "backend": schema.BackendTable(backend=backend, devices="cpu"),
+        "inference": InferenceTable.model_validate({"engine": engine, "dtype": "fp8"}),
+        "model": schema.ModelTable(lora_rank=0),
+        "lora": schema.LoraTable(alpha=4),
+        "optimizer": schema.OptimizerTable(),
+        "algorithm": schema.AlgorithmTable(),
+        "entropy": EntropyTable(coef=0.1),
+        "training": schema.TrainingTable.model_validate(training),
+    }
+    return Config(tables=tables)
+
+
+def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> None:
+    found = {problem.where.removesuffix(" (default)"): problem for problem in full_problems(whole(engine="vllm"))}
+    assert found.keys() == {"[entropy] coef", "[lora] alpha", "[inference] engine", "[inference] dtype"}
+    assert all("lora_rank = 0" in problem.what and problem.why and problem.fix for problem in found.values())
+    assert found["[inference] engine"].what == "engine = 'vllm' does not go with lora_rank = 0"
+    assert found["[lora] alpha"].what == "alpha = 4 does not go with lora_rank = 0"
+    assert full_problems(configured("cpu", engine="vllm")) == []
+
+
+@pytest.mark.parametrize("backend", ["tinker", "prime_rl", "local"])
+def test_a_backend_that_trains_adapters_only_refuses_rank_0(backend: str) -> None:
+    plugins = load_plugins({})
+    _, problems = check(whole(backend), plugins, registered_tables(plugins))
+    found = [problem for problem in problems if problem.where.startswith("[model] lora_rank")]
+    refused = [problem for problem in found if "trains adapters only" in problem.what]
+    assert len(refused) == (backend != "local")
+    assert all(problem.fix == 'set a rank, such as 32, or use backend = "local"' for problem in refused)
+
+
+def test_two_checkpoints_of_all_weights_are_kept_unless_more_are_asked_for() -> None:
+    assert kept_checkpoints(whole()) == 2
+    assert kept_checkpoints(whole(keep_last=5)) == 5
+    assert kept_checkpoints(configured("cpu")) == 0
+
+
+def test_resuming_with_a_rank_what_was_trained_without_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter" / "final").mkdir(parents=True)
+    (tmp_path / "adapter" / "final" / "model.safetensors").touch()
+    resume = ResumeTable.model_validate({"from": str(tmp_path), "anyway": True})
+    tables = {"resume": resume, "model": schema.ModelTable(lora_rank=8, model="builtin:tiny")}
+    (problem,) = adapter_problems(Config(tables=tables), load_plugins())
+    assert problem.fix == "set it to 0, or start a new run"

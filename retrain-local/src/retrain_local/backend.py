@@ -116,7 +116,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         trainer=trainer,
         threads=threads,
         training_threads=training_threads(threads, pair.total, devices.trainer),
-        capabilities=_capabilities(found, devices),
+        capabilities=_capabilities(found, devices, is_full=pair.files is not None),
         samples_ahead=devices.is_split,
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
@@ -129,10 +129,12 @@ def _kernels(context: PluginContext, pair: Pair, devices: Devices) -> Kernels:
     return kernels_for(context.config, devices.trainer, dtype, shape, exact=not devices.is_split)
 
 
-def _capabilities(found: Found, devices: Devices) -> Capabilities:
-    """What the backend can promise with this engine on these devices."""
+def _capabilities(found: Found, devices: Devices, *, is_full: bool) -> Capabilities:
+    """What the backend can promise with this engine on these devices; a second whole model is no cheap reference."""
     traits = found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS
     limited = traits.limit(CAPABILITIES)
+    if is_full:
+        limited = replace(limited, regularisers=limited.regularisers - {"kl_log"})
     if devices.is_split and devices.trainer.type == "cuda":  # the mode is process-wide
         return replace(limited, determinism=Determinism.NONE)
     return limited

@@ -12,5 +12,6 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
     regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
+    all_weights=True,
     losses=frozenset(),  # all are registered, as those of a plugin are
 )

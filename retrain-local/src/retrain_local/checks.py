@@ -22,6 +22,11 @@ FOREIGN = (  # keys of [model] that are ours, their defaults, and what to do und
     ("dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
     ("adapter", "", 'remove it, or use backend = "local"'),
 )
+NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why no other does
+    "entropy.coef": (0.0, "the entropy has no gradient for the head, which is trained too"),
+    "lora.alpha": (0, "there is no adapter to scale"),
+    "model.adapter": ("", "an adapter needs a rank"),
+}
 BEYOND_LORA = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
 ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
 
@@ -46,6 +51,34 @@ def problems_of(config: Config) -> list[Problem]:
             fix = f'set [backend] devices = "gpu:0", {ON_A_CPU[name]}'
             problems.append(Problem(where=config.place(f"inference.{name}"), what=what, why=why, fix=fix))
     return problems
+
+
+def full_problems(config: Config) -> list[Problem]:
+    """What does not go with `lora_rank = 0`: whatever takes an adapter, and what is added to the loss from the head."""
+    if config.model.lora_rank:
+        return []
+    asked = [(path, what) for path, (default, what) in NOT_WITH_ALL.items() if config.value(path, default) != default]
+    engine = config.value("inference.engine", ENGINE)
+    found = [
+        Problem(
+            where=config.place(path),
+            what=f"{path.rpartition('.')[2]} = {config.value(path, None)!r} does not go with lora_rank = 0",
+            why=why,
+            fix="remove it, or train an adapter: set [model] lora_rank to 32",
+        )
+        for path, why in asked
+    ]
+    if engine != ENGINE:
+        what, why = (
+            f"engine = {engine!r} does not go with lora_rank = 0",
+            "it samples from an adapter on a model that it loads once",
+        )
+        fix = f'use engine = "{ENGINE}", or train an adapter: set [model] lora_rank to 32'
+        found.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
+    if config.value("inference.dtype", "auto") == "fp8":
+        what, why = "dtype = 'fp8' does not go with lora_rank = 0", "its weights are quantised once and then frozen"
+        found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
+    return found
 
 
 def foreign_keys(config: Config) -> list[Problem]:
@@ -88,6 +121,8 @@ def _adapter_sizes(folder: Path) -> dict[str, Any]:
     """Rank of a checkpoint's adapter, and the shape of its model; {} for one that resuming will find damaged."""
     from safetensors import SafetensorError, safe_open
 
+    if (folder / "model.safetensors").is_file():
+        return {"rank": 0}
     try:
         rank = int(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"])
         with safe_open(folder / "adapter_model.safetensors", framework="numpy") as stream:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,12 @@ class TrainedDecoder(Decoder, Protocol):
 
     With `recompute` (gradient checkpointing) a layer stores only its input and is recomputed in the backward pass; the
     gradient is the same. `is_ordered`: nothing but the attention that it is given sums in arbitrary order on CUDA.
+    `head_parameters` are the trained tensors that `logits` reads: none where only an adapter is trained.
     """
 
     recompute: bool
     is_ordered: bool
+    head_parameters: tuple[nn.Parameter, ...]
 
     def keep_reference(self) -> None:
         """Make the adapter as it is now the reference; without a call that is the base model."""

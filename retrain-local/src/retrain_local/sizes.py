@@ -27,7 +27,8 @@ MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling ha
 PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
 AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # what [model] dtype = "auto" means
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
-ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32
+ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32, as are weights that are trained
+FULL_CHECKPOINT_BYTES = 14  # of a trained weight: bf16 for users, the fp32 number itself, both moments
 
 # ---------------------------------------------------------------- what was measured, for the estimate
 

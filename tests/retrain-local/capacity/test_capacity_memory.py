@@ -68,6 +68,23 @@ def test_what_is_always_there_by_hand() -> None:
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
 
+def test_all_weights_trained_by_hand() -> None:
+    """Weights, both moments and the sampler's copy; of two packs at a time the gradients, their sum and the heads'."""
+    found = estimate(SHAPE, replace(WORK, lora_rank=0, micro_batch_tokens=40), runtime_bytes=0)
+    training = phase(found, "training")
+    weights = SHAPE.parameters * 4
+    assert training.resident == {
+        "runtime": 0,
+        "weights": weights,
+        "adapter": 0,
+        "optimizer": 2 * weights,
+        "host": 8 * 16 * sizes.HOST_TOKEN_BYTES,
+        "sampler": weights,
+    }
+    at_a_time = packs_at_a_time(SHAPE, WORK)
+    assert training.parts["gradients"] == (at_a_time + 1) * weights + at_a_time * 2 * 10 * 8 * 4
+
+
 def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
     large = replace(SHAPE, vocabulary=sizes.PREPACK_FROM // SHAPE.hidden)
     for shape, work, head in (

@@ -63,8 +63,10 @@ def own_logits() -> Callable[[Any, Tensor], Tensor]:
 
 @pytest.fixture
 def make_pair(make_context: Callable[..., PluginContext]) -> Callable[..., Pair]:
-    def make(folder: str | Path, *, rank: int = 4, alpha: int = 0, seed: int = 3, **places: Any) -> Pair:
-        context = make_context(folder, rank=rank, alpha=alpha)
+    def make(
+        folder: str | Path, *, rank: int = 4, alpha: int = 0, seed: int = 3, dtype: str = "auto", **places: Any
+    ) -> Pair:
+        context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype)
         source = find_model(context.config, context.plugins)
         return create_pair(context.config, source, trainer_device=CPU, seed=seed, **places)
 

@@ -62,7 +62,8 @@ class Capabilities:
     """What a backend promises; configurations that need more are refused before anything heavy loads.
 
     `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has,
-    `losses` those that it applies by itself; registered ones that name it (`LossTraits`) come on top.
+    `losses` those that it applies by itself; registered ones that name it (`LossTraits`) come on top. `all_weights`: it
+    can train without an adapter, as `[model] lora_rank = 0` asks for.
     """
 
     reports_sync_loss: bool
@@ -73,6 +74,7 @@ class Capabilities:
     provides_entropy: bool
     regularisers: frozenset[str] = frozenset()
     losses: frozenset[str] = frozenset({"importance_sampling"})
+    all_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ def memory_model(folder: Path, lora_rank: int, *, where: str) -> MemoryModel:
         parameters=shape.parameters,
         is_counted=shape.is_counted,
         lora_parameters=shape.lora_parameters(lora_rank),
+        checkpoint_bytes=0 if lora_rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
         context=shape.context,
         estimate=estimated,
     )
@@ -69,13 +70,14 @@ def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
 
 
 def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
-    """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token."""
+    """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token.
+
+    Without an adapter the weights are trained in fp32, whatever dtype computes.
+    """
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
-    parts = {
-        "weights": shape.parameters * sizes.weight_bytes(work.device, work.model_dtype),
-        "adapter": adapter,
-        "optimizer": 2 * adapter,
-    }
+    element = sizes.weight_bytes(work.device, work.model_dtype) if work.lora_rank else sizes.ADAPTER_BYTES
+    weights = shape.parameters * element
+    parts = {"weights": weights, "adapter": adapter, "optimizer": 2 * (adapter if work.lora_rank else weights)}
     if work.device == "cpu":
         parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
     return parts
@@ -87,6 +89,8 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
         return {}
     trained = sizes.weight_bytes(work.device, work.model_dtype)
     element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
+    if not work.lora_rank:
+        return {"sampler": (shape.parameters + _prepacked(shape, work.device)) * element}
     if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
         own = shape.adapted_elements * element
     else:

@@ -66,6 +66,14 @@ def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) 
     return tokens, plan.recompute or 0 < plan.kept_tokens < largest
 
 
+def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: bool) -> int:
+    """Of the packs computed in parallel, and of all weights also their sum; the head's is summed from chunks."""
+    if rank:
+        return at_a_time * shape.lora_parameters(rank)
+    head = 2 * shape.vocabulary * shape.hidden
+    return (at_a_time + is_summed) * shape.parameters + at_a_time * head
+
+
 def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
 ) -> MemoryPhase:
@@ -87,7 +95,7 @@ def training_phase(
     parts = {
         "activations": int(living * waste),
         "logits": at_a_time * logits * sizes.LOGIT_BYTES[element],
-        "gradients": at_a_time * shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES,
+        "gradients": _gradient_elements(shape, work.lora_rank, at_a_time, total > tokens) * sizes.ADAPTER_BYTES,
     }
     if work.device == "cpu":
         parts["scratch"] = at_a_time * sizes.SCRATCH_BYTES

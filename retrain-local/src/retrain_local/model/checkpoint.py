@@ -1,4 +1,4 @@
-"""Adapter and optimizer on disk: safetensors and JSON, nothing pickled."""
+"""Trained weights and optimizer on disk: safetensors and JSON, nothing pickled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from retrain.api import BackendError, Problem
 from retrain_local.memory import MemoryLimits
 from retrain_local.model.adapter import file_names
+from retrain_local.model.model_folder import MASTER_FILE, save_model, save_tensors
 from retrain_local.model.pair import Pair
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -69,8 +70,11 @@ class Loaded:
 
 
 def save_adapter(pair: Pair, folder: Path) -> None:
-    """Write the trained adapter as plain PEFT files."""
-    _save(pair.adapter, folder / ADAPTER_FILE)
+    """Write the trained adapter as plain PEFT files; where all weights are trained, a model of transformers."""
+    if pair.files is not None:
+        save_model(pair.files, pair.adapter, folder)
+        return
+    save_tensors(pair.adapter, folder / ADAPTER_FILE)
     text = json.dumps(dict(pair.adapter_config), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
 
@@ -91,11 +95,13 @@ def save_state(
         if p in optimizer.state
         for moment in MOMENTS
     }
-    _save(moments, folder / OPTIMIZER_FILE)
+    if pair.files is not None and not pair.files.is_exact:
+        save_tensors(pair.adapter, folder / MASTER_FILE)
+    save_tensors(moments, folder / OPTIMIZER_FILE)
     limited = asdict(limits or MemoryLimits())
     state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
     if published is not None:
-        _save(published.adapter, folder / PUBLISHED_FILE)
+        save_tensors(published.adapter, folder / PUBLISHED_FILE)
         state["published_version"] = published.version
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
@@ -105,9 +111,10 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
 
     BackendError, and nothing changed, when a file is missing, broken, or does not fit this model and rank.
     """
-    adapter, moments, state = _read(folder)
+    weights_file = ADAPTER_FILE if pair.files is None else pair.files.weights_file
+    adapter, moments, state = _read(folder, weights_file)
     targets, published = file_names(pair.parameters), None
-    _check_fit(targets, adapter, folder / ADAPTER_FILE)
+    _check_fit(targets, adapter, folder / weights_file)
     wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
     if moments:
         _check_fit(wanted, moments, folder / OPTIMIZER_FILE)
@@ -137,19 +144,13 @@ def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    # without tensors safetensors 0.4 writes a header with metadata that it cannot read
-    save_file(plain, file, metadata={"format": "pt"} if plain else None)
-
-
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def _read(folder: Path, weights_file: str) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
             raise _unusable(folder, f"{STATE_FILE} has format {state['format']}, this version reads {FORMAT}")
         state["policy_version"] = int(state["policy_version"])
-        return load_file(folder / ADAPTER_FILE), load_file(folder / OPTIMIZER_FILE), state
+        return load_file(folder / weights_file), load_file(folder / OPTIMIZER_FILE), state
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _unusable(folder, f"{type(error).__name__}: {error}") from error
 

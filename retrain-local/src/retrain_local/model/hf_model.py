@@ -36,6 +36,7 @@ class HfDecoder:
 
     shape: Shape
     is_ordered = False  # experts and others scatter
+    head_parameters: tuple[nn.Parameter, ...] = ()
 
     def __init__(self, model: Any) -> None:
         self.device, self.dtype = model.device, model.dtype
@@ -111,6 +112,10 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     if place.is_quantised:
         what = f"fp8 is not served for {folder.document['model_type']}"
         fix = 'set [inference] dtype to "auto" or "bf16"'
+        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+    if not lora.rank:
+        what = f"lora_rank = 0 is not served for {folder.document['model_type']}, which transformers' modules compute"
+        fix = "set [model] lora_rank to 32, or name a model of the Llama family (llama, qwen2, qwen3, mistral)"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     register()
     with _quiet():

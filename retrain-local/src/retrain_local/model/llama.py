@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -51,9 +51,14 @@ class LlamaDecoder:
         *,
         head: Matrix,
         parameters: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """`head` holds the numbers of `weights.head`, for products without a gradient."""
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        """`head` holds the numbers of `weights.head`, for products without a gradient.
+
+        Weights that are trained may be wider than `dtype`, the one of the activations; they are rounded when used.
+        """
+        self.device, self.dtype = weights.embedding.device, dtype or weights.embedding.dtype
+        self.head_parameters = tuple(p for p in (weights.head,) if isinstance(p, nn.Parameter))
         self.shape = _shape(architecture, parameters)
         self.recompute, self.is_ordered = False, True
         self._operations = Operations()
@@ -64,7 +69,7 @@ class LlamaDecoder:
         frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
         self._frequencies_P = frequencies_P.to(self.device)
         self._layers = [
-            _Layer(at, architecture, layer, given)
+            _Layer(at, architecture, layer, given, self.dtype)
             for at, (layer, given) in enumerate(zip(weights.layers, projections, strict=True))
         ]
 
@@ -104,7 +109,7 @@ class LlamaDecoder:
         angles_N1P = (positions_N[:, None].float() * self._frequencies_P)[:, None]
         cos_N1P = (angles_N1P.cos() * self._magnitude).to(self.dtype)
         sin_N1P = (angles_N1P.sin() * self._magnitude).to(self.dtype)
-        x_ND = functional.embedding(ids_N, self._embedding)
+        x_ND = functional.embedding(ids_N, self._embedding).to(self.dtype)
         if self._decode is not None and isinstance(attend, PagedAttend) and not torch.is_grad_enabled():
             added_ND = None
             for layer in self._layers:
@@ -122,18 +127,20 @@ class LlamaDecoder:
                 x_ND = checkpoint(layer, x_ND, *given, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_ND = layer(x_ND, *given)
-        return self._operations.rms_norm(x_ND, self._norm, self._eps)
+        return self._operations.rms_norm(x_ND, self._norm.to(self.dtype), self._eps)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """See `Decoder`."""
         if torch.is_grad_enabled():
-            return functional.linear(hidden_MD, self._head)
+            return functional.linear(hidden_MD, self._head.to(hidden_MD.dtype))
         return self._sampled_head.linear(hidden_MD)
 
 
 class _Layer:
-    def __init__(self, at: int, architecture: Architecture, weights: LayerWeights, projections: Projections) -> None:
-        self._at, self._weights, self.projections = at, weights, projections
+    def __init__(
+        self, at: int, architecture: Architecture, weights: LayerWeights, projections: Projections, dtype: torch.dtype
+    ) -> None:
+        self._at, self._weights, self.projections, self._dtype = at, weights, projections, dtype
         self._eps = architecture.norm_eps
         self._scores = Scores(scale=architecture.head_size**-0.5, window=architecture.windows[at])
         self._heads, self._kv_heads = architecture.heads, architecture.kv_heads
@@ -142,7 +149,7 @@ class _Layer:
     def __call__(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
         weights, project = self._weights, self.projections
         x_ND = x_ND + project.output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
-        normed_ND = do.rms_norm(x_ND, weights.inner_norm, self._eps)
+        normed_ND = do.rms_norm(x_ND, weights.inner_norm.to(self._dtype), self._eps)
         with do.spares(normed_ND):
             gate_up = project.gate_up(normed_ND)
         inner = do.swiglu(gate_up)
@@ -178,19 +185,20 @@ class _Layer:
         return project.down(do.swiglu(project.gate_up.parts(normed_ND)))
 
     def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
-        normed_ND = do.rms_norm(x_ND, self._weights.attention_norm, self._eps)
+        normed_ND = do.rms_norm(x_ND, self._weights.attention_norm.to(self._dtype), self._eps)
         with do.spares(normed_ND):
             qkv = self.projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
         queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, self._turn(cos_N1P, sin_N1P))
         return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
 
     def _turn(self, cos_N1P: Tensor, sin_N1P: Tensor) -> Turn:
+        norm_HD = self._weights.norm_HD
         return Turn(
             heads=self._heads,
             kv_heads=self._kv_heads,
             cos_N1P=cos_N1P,
             sin_N1P=sin_N1P,
-            norm_HD=self._weights.heads_norm,
+            norm_HD=None if norm_HD is None else norm_HD.to(self._dtype),
             eps=self._eps,
         )
 

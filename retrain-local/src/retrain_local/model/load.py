@@ -29,6 +29,7 @@ def create_pair(
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
+    With [model] lora_rank = 0 there is no adapter: all weights are trained.
     One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and
     float8_e4m3fn quantises the matrices. ConfigError when the model cannot be loaded completely or cannot be computed
     exactly; BackendError when it does not fit on a device.
@@ -40,7 +41,11 @@ def create_pair(
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)
-        if architecture is not None:
+        if architecture is not None and not rank:
+            from retrain_local.model.full import create_full_pair
+
+            pair = create_full_pair(folder, architecture, place)
+        elif architecture is not None:
             from retrain_local.model.llama_pair import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)

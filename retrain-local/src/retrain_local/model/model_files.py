@@ -16,6 +16,10 @@ from retrain_local.locate import KEY, Source, first_line
 from retrain_local.memory import is_out_of_memory
 from retrain_local.model.weights import INDEX, SINGLE, MissingWeightsError, file_names
 
+COMPANIONS = (
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
+)
 LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -48,6 +52,10 @@ class Folder:
         configured = document.get("eos_token_id")
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(int(id_) for id_ in ids if id_ is not None)
+
+    def companions(self) -> tuple[Path, ...]:
+        """The files of the tokenizer and of generation, for a checkpoint that is a model."""
+        return tuple(path for name in COMPANIONS if (path := _fetched(self.source, name, required=False)) is not None)
 
     @contextmanager
     def refusals(self, device: torch.device) -> Iterator[None]:

@@ -30,7 +30,7 @@ class Turn:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside; `weight` is frozen.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside.
 
     The quotient is rounded to the weight's dtype before it is multiplied, as transformers' modules do; x may be wider.
     `weight` has the size of the last axis, or of the last two where heads have weights of their own.
@@ -48,7 +48,8 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 
     The pairs (x[p], x[p + D/2]) of a head are turned by the angle whose cosine and sine are given.
     """
-    if not qkv_NHD.is_cuda and torch.is_grad_enabled():
+    is_norm_trained = turn.norm_HD is not None and turn.norm_HD.requires_grad
+    if not qkv_NHD.is_cuda and torch.is_grad_enabled() and not is_norm_trained:
         heads: Heads = _SplitHeads.apply(qkv_NHD, turn)
         return heads
     qk, values_NKD = qkv_NHD.split((turn.heads + turn.kv_heads, turn.kv_heads), dim=1)
@@ -131,7 +132,10 @@ def _plain_swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """With r = 1 / sqrt(mean(x^2) + eps) and g' = g w: the gradient is r (g' - x r^2 mean(g' x))."""
+    """With r = 1 / sqrt(mean(x^2) + eps) and g' = g w: the gradient is r (g' - x r^2 mean(g' x)).
+
+    That of w, where it is trained, is the sum of g x r over all rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -140,9 +144,12 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, r = ctx.saved_tensors
-        return _norm_gradient(gradients[0].float() * weight, x, r).to(x.dtype), None, None
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = (gradients[0].float() * (x.float() * r)).sum(0).to(weight.dtype)
+        return _norm_gradient(gradients[0].float() * weight, x, r).to(x.dtype), of_weight, None
 
     @staticmethod
     def again(x: Tensor, weight: Tensor, r: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from retrain_local.decoder import Decoder, TrainedDecoder
 from retrain_local.model.adapter import file_names
+from retrain_local.model.model_folder import ModelFiles
 
 
 class Publish(Protocol):
@@ -25,7 +26,8 @@ class Pair:
     """A trained decoder and its samplers; training affects no sampler before `publish`, which updates all of them.
 
     `parameters` are the trained ones, by PEFT's names and in a fixed order; they are only changed in place. `total`
-    counts all parameters, those of the adapter included.
+    counts all parameters, those of the adapter included. `files` are those of the model where all weights are trained:
+    then `parameters` have transformers' names, and there is no adapter.
     """
 
     trained: TrainedDecoder
@@ -35,6 +37,7 @@ class Pair:
     eos_ids: frozenset[int]
     adapter_config: Mapping[str, Any]
     publish: Publish
+    files: ModelFiles | None = None
 
     @property
     def sampler(self) -> Decoder:
@@ -43,7 +46,7 @@ class Pair:
 
     @property
     def adapter(self) -> dict[str, Tensor]:
-        """The trained tensors, not copied, by their names in adapter_model.safetensors."""
+        """The trained tensors, not copied, by their names in the file of the adapter or of the model."""
         return {name: p.detach() for name, p in file_names(self.parameters).items()}
 
     def stop_ids(self, tokenizer: Any) -> frozenset[int]:

@@ -42,12 +42,26 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadsNorm:
+    """The norm weights of queries and keys where both are trained: two vectors, each for all of its heads."""
+
+    queries_D: Tensor
+    keys_D: Tensor
+    heads: int
+    kv_heads: int
+
+    def expanded(self) -> Tensor:
+        """[heads + kv_heads, head_size], differentiable."""
+        return torch.cat([self.queries_D.expand(self.heads, -1), self.keys_D.expand(self.kv_heads, -1)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
     """One layer; `heads_norm` is [heads + kv_heads, head_size], the norm weights of queries and keys."""
 
     attention_norm: Tensor
     qkv: Linear
-    heads_norm: Tensor | None
+    heads_norm: Tensor | HeadsNorm | None
     output: Linear
     inner_norm: Tensor
     gate_up: Linear
@@ -57,6 +71,11 @@ class LayerWeights:
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
         """In the order of the forward pass."""
         return self.qkv, self.output, self.gate_up, self.down
+
+    @property
+    def norm_HD(self) -> Tensor | None:
+        """`heads_norm` as one tensor."""
+        return self.heads_norm.expanded() if isinstance(self.heads_norm, HeadsNorm) else self.heads_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +97,7 @@ class Weights:
             replace(
                 layer,
                 attention_norm=moved(layer.attention_norm),
-                heads_norm=None if layer.heads_norm is None else moved(layer.heads_norm),
+                heads_norm=None if layer.norm_HD is None else moved(layer.norm_HD),
                 inner_norm=moved(layer.inner_norm),
             )
             for layer in self.layers
@@ -94,7 +113,7 @@ class Weights:
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.inner_norm]
             tensors += [x for linear in layer.linears for x in (linear.weight, linear.bias) if x is not None]
-        heads = sum(2 * layer.heads_norm.shape[-1] for layer in self.layers if layer.heads_norm is not None)
+        heads = sum(2 * layer.norm_HD.shape[-1] for layer in self.layers if layer.norm_HD is not None)
         return int(sum(x.numel() for x in tensors) + heads)
 
 
@@ -139,6 +158,14 @@ class Reader:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, read from its file's header."""
         return tuple(self._files[name].get_slice(name).get_shape())
+
+    def names(self) -> list[str]:
+        """Every tensor of the files."""
+        return sorted(self._files)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Dtype of a tensor in its file."""
+        return self._files[name].get_slice(name)[:1].dtype
 
     def empty(self, *shape: int) -> Tensor:
         """A tensor to read into."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrain_local.model.fused import proven
 from retrain_local.sizes import FUSED_CHUNK, LOGIT_CHUNK
@@ -66,6 +66,48 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (slopes_MD,) = ctx.saved_tensors
         return (slopes_MD * gradients[0][:, None]).to(slopes_MD.dtype), None, None, None, None, None
+
+
+class _TrainedHeadLogprobs(torch.autograd.Function):  # type: ignore[misc]
+    """The same where the head is trained: its gradient sums over rows, each weighted by what comes back to it.
+
+    So the chunk's logits are made once more in the backward pass, and none are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MD: Tensor,
+        tokens_M: Tensor,
+        head: Callable[[Tensor], Tensor],
+        temperature: float,
+        rows: int,
+        softmax: Softmax,
+        *parameters: nn.Parameter,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden_MD, tokens_M)
+        ctx.given = head, temperature, rows, softmax, parameters
+        chunks = zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True)
+        return torch.cat([softmax(head(hidden), tokens, temperature, False)[0] for hidden, tokens in chunks])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (hidden_MD, tokens_M), (head, temperature, rows, softmax, parameters) = ctx.saved_tensors, ctx.given
+        of_hidden: list[Tensor] = []
+        of_parameters: list[Tensor] = []
+        chunks = zip(hidden_MD.split(rows), tokens_M.split(rows), gradients[0].split(rows), strict=True)
+        for hidden, tokens, back_M in chunks:
+            chunk = hidden.detach().requires_grad_()
+            with torch.enable_grad():
+                logits = head(chunk)
+            _, slope_MV = softmax(logits.detach(), tokens, temperature, True)
+            slope_MV = slope_MV.mul_(back_M[:, None].to(slope_MV.dtype))
+            with torch.enable_grad():
+                seeded = Seeded.apply(logits, slope_MV)
+            found, *sums = torch.autograd.grad(seeded, (chunk, *parameters))
+            of_hidden.append(found)
+            of_parameters = [a.add_(b) for a, b in zip(of_parameters, sums, strict=True)] if of_parameters else sums
+        return torch.cat(of_hidden), None, None, None, None, None, *of_parameters
 
 
 class Seeded(torch.autograd.Function):  # type: ignore[misc]
@@ -139,16 +181,19 @@ def selected_logprobs(
     vocabulary: int,
     temperature: float,
     softmax: Softmax = plain_softmax,
+    parameters: tuple[nn.Parameter, ...] = (),
 ) -> Tensor:
     """Natural log-probability of each token under softmax(head(hidden) / temperature), fp32 [M], differentiable.
 
-    `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself. Memory is bounded by
-    `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`), whatever M and the vocabulary are (Liger kernels,
-    arXiv:2410.10989, chunk the same way; here the log-probabilities are an output, so that any loss can follow).
+    `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself; `parameters` are what is
+    trained of it. Memory is bounded by `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`), whatever M and the
+    vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way; here the log-probabilities are an output, so
+    that any loss can follow).
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)
     plain = LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"])
     rows = max(1, (plain if softmax is plain_softmax else FUSED_CHUNK) // vocabulary)
-    result: Tensor = _SelectedLogprobs.apply(hidden_MD, tokens_M, head, temperature, rows, softmax)
+    function = _TrainedHeadLogprobs if parameters else _SelectedLogprobs
+    result: Tensor = function.apply(hidden_MD, tokens_M, head, temperature, rows, softmax, *parameters)
     return result

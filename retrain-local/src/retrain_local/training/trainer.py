@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -136,7 +136,7 @@ class Trainer:
         gradients = partial(self._gradients, batch, self._marked(batch))
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
             self._add(part.gradients)
-            done.append(part)
+            done.append(replace(part, gradients=()))  # of all weights: as large as the model
             self._progress.add(1, tokens=pack.spans.num_tokens)
             self._check_stop()  # nothing has changed yet: `step` drops the gradient
         loss = float(torch.stack([part.loss for part in done]).sum())
@@ -255,7 +255,7 @@ class Trainer:
 
     def _logprobs(self, pack: Pack, temperature: float) -> Tensor:
         given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, self._softmax
-        return selected_logprobs(self._hidden(pack), pack.tokens_M, *given)
+        return selected_logprobs(self._hidden(pack), pack.tokens_M, *given, self._decoder.head_parameters)
 
     def _with_entropies(self, pack: Pack, temperature: float) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities, and entropies where the loss has a term of them."""

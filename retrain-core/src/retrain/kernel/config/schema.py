@@ -28,7 +28,7 @@ class ModelTable(Table):
 
     model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
     base_url: str = key("", "URL of a training service; empty = the one that the backend knows.", free_on_resume=True)
-    lora_rank: int = key(32, "LoRA rank; alpha is twice the rank unless [lora] alpha says otherwise.", ge=1)
+    lora_rank: int = key(32, "LoRA rank; alpha is twice it unless [lora] alpha says otherwise; 0 = all weights.", ge=0)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 
 
@@ -91,7 +91,10 @@ class TrainingTable(Table):
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
     save_every: int = key(20, "Steps between checkpoints; 0 = only the last.", ge=0, free_on_resume=True)
     keep_last: int = key(
-        0, "Keep this many newest checkpoints; 0, with keep_best = 0, keeps all.", ge=0, free_on_resume=True
+        0,
+        "Keep this many newest checkpoints; 0 (and keep_best = 0) keeps all; 2 if lora_rank = 0.",
+        ge=0,
+        free_on_resume=True,
     )
     keep_best: int = key(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0, free_on_resume=True)
     keep_best_metric: str = key("eval_correct_rate", "Field of metrics.jsonl that ranks them.", free_on_resume=True)

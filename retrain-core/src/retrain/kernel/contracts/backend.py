@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Make the trained policy the one that `sample` uses; return its version, 0 before any training."""
 
     def save_adapter(self, folder: Path) -> None:
-        """Write a PEFT adapter (`adapter_config.json`, `adapter_model.safetensors`) into an existing empty folder."""
+        """Write a PEFT adapter into an existing empty folder, or a model of transformers if all weights are trained."""
 
     def save(self, folder: Path) -> None:
         """Write adapter, optimizer and all else that `load` needs into an existing empty folder."""

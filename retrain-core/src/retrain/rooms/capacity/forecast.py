@@ -45,6 +45,7 @@ class Forecast:
             "parameters": self.model.parameters,
             "parameters_are_counted": self.model.is_counted,
             "lora_parameters": self.model.lora_parameters,
+            "checkpoint_bytes": self.model.checkpoint_bytes,
             "prompt_tokens": self.work.prompt_tokens,
             "prompt_tokens_are_assumed": self.is_prompt_assumed,
             "completions_per_step": self.work.completions,

@@ -27,8 +27,9 @@ def text(forecast: Forecast) -> str:
     prompt = (
         " (assumed; a past run, --pilot or --prompt-tokens gives the real length)" if forecast.is_prompt_assumed else ""
     )
+    trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
     lines = [
-        f"Model    {model.parameters:,d} parameters ({counted}), LoRA {model.lora_parameters:,d}",
+        f"Model    {model.parameters:,d} parameters ({counted}), {trained}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
         f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
         "",
@@ -43,6 +44,8 @@ def text(forecast: Forecast) -> str:
     ]
     if found.needed_bytes < found.peak_bytes:
         lines.append(f"  at least  {size(found.needed_bytes)}, with one completion at a time")
+    if model.checkpoint_bytes:
+        lines.append(f"  on disk   {size(model.checkpoint_bytes)} for every checkpoint")
     if forecast.past.peak_memory_bytes:
         lines.append(f"  measured  {size(forecast.past.peak_memory_bytes)} in {_past(forecast)}")
     if forecast.advice:

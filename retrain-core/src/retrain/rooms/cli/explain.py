@@ -118,7 +118,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "seed": training.seed,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": alpha,
-        "lora_scale": alpha / config.model.lora_rank,
+        "lora_scale": alpha / config.model.lora_rank if config.model.lora_rank else 0.0,
         "data": config.data.source,
         "reward_type": config.value("reward.type", "match"),
         "eval_examples": config.eval.examples,

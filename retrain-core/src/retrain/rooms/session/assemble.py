@@ -92,7 +92,7 @@ def check(
 ) -> tuple[CreditFlow | None, list[Problem]]:
     """The credit flow, if it can be built, and every problem found without data, model or heavy imports."""
     problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config)
-    problems += mode_problems(config, plugins)
+    problems += mode_problems(config, plugins) + _check_trained(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
@@ -138,6 +138,15 @@ def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[P
     what = f"{flow.uncertainty.name!r} needs entropies, which {sampler} cannot provide"
     fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
     return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
+
+
+def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
+    capabilities = declared_capabilities(config, plugins)
+    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
+        return []
+    what = f"is 0, and backend {config.backend.backend!r} trains adapters only"
+    fix = 'set a rank, such as 32, or use backend = "local"'
+    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
 
 
 def assemble(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt
@@ -19,6 +20,7 @@ from retrain.rooms.session.records.completions import generation_records, step_s
 from retrain.rooms.session.records.folder import RunFolder
 
 FORMER_PLUGIN_STATES = ("recorders", "health")  # top-level keys of checkpoints from before these rooms were plugins
+FULL_KEPT = 2  # checkpoints of all weights, unless [training] keep_last says more
 CONTROLLER = "controller"
 
 
@@ -75,7 +77,7 @@ class RunRecords:
         self._folder.write_state(self._summary(name, state))
         prune(
             self._folder.adapters,
-            keep_last=training.keep_last,
+            keep_last=kept_checkpoints(parts.config),
             keep_best=training.keep_best,
             metric=training.keep_best_metric,
         )
@@ -151,3 +153,8 @@ def plugin_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def progress_of(checkpoint: Checkpoint | None) -> Progress:
     """The counters of a checkpoint; without one, those of a new run."""
     return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress()
+
+
+def kept_checkpoints(config: Config) -> int:
+    """`[training] keep_last`; two if it is 0 and each holds all weights with their moments, 14 bytes a parameter."""
+    return config.training.keep_last or (0 if config.model.lora_rank else FULL_KEPT)

@@ -23,6 +23,7 @@ from retrain.rooms.text.terminal_text import printable
 STATE, SUMS = "checkpoint.json", "checksums.json"
 FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
+MODEL_FILE = "model.safetensors"  # of a checkpoint where all weights are trained
 PRUNED, DAMAGED = ".pruned", ".damaged"
 SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
 
@@ -156,6 +157,8 @@ def locate_adapter(path: Path | str) -> Path:
     for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / "adapter")):
         if (found / ADAPTER_CONFIG).is_file():
             return found
+    if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / "adapter"))):
+        raise unusable("holds whole models (lora_rank = 0), no adapter", "name its checkpoint as [model] model instead")
     raise unusable(f"holds no {ADAPTER_CONFIG}, and no run's checkpoints", "give an adapter folder or a run")
 
 

@@ -1,0 +1,194 @@
+"""Training all weights: gradients, publication and files against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from retrain.api import SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend
+from retrain_local.decoder import Decoder
+from retrain_local.model.checkpoint import save_adapter
+from retrain_local.model.pair import Pair
+from retrain_local.training.head import selected_logprobs
+from tests.random_models import random_model
+
+MakePair = Callable[..., Pair]
+LogitsOf = Callable[[Decoder, Tensor], Tensor]
+KINDS = ("llama tied with biases", "llama", "qwen2 with windows", "qwen3", "qwen3 with windows and biases")
+
+
+@pytest.fixture(params=KINDS)
+def named(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    model = random_model(request.param)
+    model.save_pretrained(tmp_path / "model")
+    return model, tmp_path / "model"
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).float().norm() / expected.float().norm())
+
+
+def own_logprobs(model: Any, row_T: Tensor) -> Tensor:
+    logits = model(input_ids=row_T[None], use_cache=False).logits[0]
+    return logits[:-1].log_softmax(-1).gather(1, row_T[1:, None])[:, 0]
+
+
+def test_the_gradient_of_every_weight_is_that_of_transformers(
+    named: tuple[Any, Path], make_pair: MakePair, hidden_of: LogitsOf, ids_N: Tensor
+) -> None:
+    """Through the head that makes its logits again, in chunks, with activations kept and recomputed."""
+    model, folder = named
+    pair = make_pair(folder, rank=0)
+    theirs = {name: p for name, p in model.named_parameters() if name in pair.parameters}
+    assert theirs.keys() == pair.parameters.keys()
+    assert sum(p.numel() for p in theirs.values()) == pair.total == sum(p.numel() for p in model.parameters())
+    weights_T = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    alone_T = ids_N[-17:]
+    wanted = torch.autograd.grad((own_logprobs(model, alone_T) * weights_T).sum(), list(theirs.values()))
+    for recompute in (False, True):
+        pair.trained.recompute = recompute
+        hidden_TD = hidden_of(pair.trained, ids_N)[-17:-1]
+        given = pair.trained.logits, 2**22 // 5  # five rows of logits at a time
+        logprobs_T = selected_logprobs(hidden_TD, alone_T[1:], *given, 1.0, parameters=pair.trained.head_parameters)
+        found = torch.autograd.grad((logprobs_T * weights_T).sum(), list(pair.parameters.values()))
+        by_name = dict(zip(pair.parameters, found, strict=True))
+        for name, gradient in zip(theirs, wanted, strict=True):
+            assert by_name[name].shape == gradient.shape
+            assert relative(by_name[name], gradient) < 1e-4, name
+
+
+def test_publishing_copies_every_weight_to_the_sampler(
+    named: tuple[Any, Path],
+    make_pair: MakePair,
+    logits_of: LogitsOf,
+    ids_N: Tensor,
+    shaken: Callable[[Pair, float], None],
+) -> None:
+    pair = make_pair(named[1], rank=0)
+    with torch.no_grad():
+        before = logits_of(pair.sampler, ids_N)
+        shaken(pair, 0.3)
+        assert torch.equal(logits_of(pair.sampler, ids_N), before)
+        pair.publish()
+        trained = logits_of(pair.trained, ids_N)
+        assert relative(trained, before) > 1e-1
+        assert relative(logits_of(pair.sampler, ids_N), trained) < 1e-5
+        kept = {name: tensor.clone() for name, tensor in pair.adapter.items()}
+        shaken(pair, 0.1)
+        pair.publish(kept)  # as a resumed run with overlap does
+        assert relative(logits_of(pair.sampler, ids_N), trained) < 1e-5
+
+
+def test_what_is_saved_is_a_model_of_transformers(
+    named: tuple[Any, Path],
+    make_pair: MakePair,
+    logits_of: LogitsOf,
+    own_logits: Callable[[Any, Tensor], Tensor],
+    ids_N: Tensor,
+    shaken: Callable[[Pair, float], None],
+    tmp_path: Path,
+) -> None:
+    pair = make_pair(named[1], rank=0)
+    shaken(pair, 0.3)
+    (tmp_path / "saved").mkdir()
+    save_adapter(pair, tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    again = make_pair(tmp_path / "saved", rank=0)
+    with torch.no_grad():
+        trained = logits_of(pair.trained, ids_N)
+        assert relative(own_logits(model, ids_N), trained) < 1e-5
+        assert torch.equal(logits_of(again.trained, ids_N), trained)
+
+
+def test_bf16_products_keep_fp32_weights_and_their_gradient(
+    named: tuple[Any, Path],
+    make_pair: MakePair,
+    logits_of: LogitsOf,
+    own_logits: Callable[[Any, Tensor], Tensor],
+    ids_N: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("retrain_local.model.dtype.bf16_refusal", lambda: None)
+    exact, rounded = make_pair(named[1], rank=0), make_pair(named[1], rank=0, dtype="bf16")
+    assert rounded.trained.dtype == rounded.sampler.dtype == torch.bfloat16
+    assert {p.dtype for p in rounded.parameters.values()} == {torch.float32}
+    weights = torch.randn(len(ids_N), 200, generator=torch.Generator().manual_seed(1))
+    names, found = list(exact.parameters), []
+    theirs = dict(named[0].bfloat16().named_parameters())
+    losses = [logits_of(pair.trained, ids_N) for pair in (exact, rounded)] + [own_logits(named[0], ids_N)]
+    for logits, parameters in zip(losses, (exact.parameters, rounded.parameters, theirs), strict=True):
+        gradients = torch.autograd.grad((logits.float() * weights).sum(), [parameters[name] for name in names])
+        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert relative(found[1], found[0]) < 1.5 * relative(found[2], found[0])  # as close as transformers' own
+    with torch.no_grad():
+        assert relative(logits_of(rounded.sampler, ids_N), logits_of(rounded.trained, ids_N)) < 2e-2
+
+
+MakeBackend = Callable[..., LocalBackend]
+Roll = Callable[..., TrainBatch]
+
+
+def test_a_step_changes_every_weight_and_the_next_is_on_policy(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    backend = make_backend(rank=0, lr=1e-3)
+    assert backend._pair is not None
+    before = {name: p.detach().clone() for name, p in backend._pair.parameters.items()}
+    backend.train(roll(backend, requests))
+    backend.publish()
+    assert all(not torch.equal(p, before[name]) for name, p in backend._pair.parameters.items())
+    rows = roll(backend, requests, step=1).rows
+    for row, found_T in zip(rows, backend.logprobs(rows, 1.0), strict=True):
+        assert np.abs(found_T - row.logprobs_T)[row.action_T].max() < 1e-4
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_resumed_step_is_bit_identical(
+    stored: torch.dtype,
+    make_backend: MakeBackend,
+    model_folder: Path,
+    requests: Sequence[SampleRequest],
+    roll: Roll,
+    tmp_path: Path,
+) -> None:
+    """Also where the model's own dtype, that of the files for users, would lose most of an update."""
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(model_folder, dtype=stored).save_pretrained(base)
+    straight = make_backend(base, rank=0, lr=1e-3)
+    straight.train(roll(straight, requests))
+    straight.publish()
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    straight.save(saved)
+    assert AutoModelForCausalLM.from_pretrained(saved).dtype == stored
+    assert (saved / "master_weights.safetensors").exists() == (stored != torch.float32)
+    resumed = make_backend(base, rank=0, lr=1e-3, seed=99)
+    resumed.load(saved)
+    batches = [roll(backend, requests, step=1) for backend in (straight, resumed)]
+    for left, right in zip(batches[0].rows, batches[1].rows, strict=True):
+        assert left.tokens_T.tolist() == right.tokens_T.tolist()
+        assert left.logprobs_T.tobytes() == right.logprobs_T.tobytes()
+    reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
+    assert reports[0] == reports[1]
+    weights = [backend._pair.adapter for backend in (straight, resumed) if backend._pair is not None]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_reference_is_the_model_of_the_files(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    backend = make_backend(rank=0, lr=1e-2)
+    rows = roll(backend, requests).rows
+    before, trained = backend.reference_logprobs(rows, 0.7), backend.logprobs(rows, 0.7)
+    assert all(np.array_equal(a, b) for a, b in zip(before, trained, strict=True))
+    backend.train(TrainBatch(step=0, rows=rows, temperature=1.0))
+    assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(before, backend.logprobs(rows, 0.7), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, backend.reference_logprobs(rows, 0.7), strict=True))
