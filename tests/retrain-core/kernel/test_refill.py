@@ -189,7 +189,7 @@ def test_a_round_that_cannot_be_sampled_rejects_the_step_and_passes_over_its_pro
 
 
 def test_out_of_memory_in_a_later_round_takes_the_step_again_with_fewer_prompts(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "pacers.py").write_text(
+    (tmp_path / "backing_pacer.py").write_text(
         "class Pacer:\n"
         "    def __init__(self, context):\n"
         "        self.size, self.seen = 4, []\n"
@@ -219,7 +219,7 @@ def test_out_of_memory_in_a_later_round_takes_the_step_again_with_fewer_prompts(
         "            raise OutOfMemoryError('too many prompts')\n"
         "        return super().sample(requests, params)\n"
     )
-    paced = ("--bp-enabled", "--bp-pacer", "pacers.Pacer", "--backend", "small_backend.Small")
+    paced = ("--bp-enabled", "--bp-pacer", "backing_pacer.Pacer", "--backend", "small_backend.Small")
     assert run(*REFILL, *paced, "--set", "backend.options={}").code == 0
     found = steps(tmp_path / "logs/train")
     assert [line["batch_size"] for line in found] == [2] * STEPS
