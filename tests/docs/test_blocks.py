@@ -59,7 +59,7 @@ def test_examples_compute_what_the_page_says(page: Path) -> None:
 def test_every_algorithm_has_a_page_with_formula_differences_and_vectors() -> None:
     assert {
         *("grpo", "maxrl", "gtpo", "gtpo-hicra", "gtpo-sepa", "uncertainties", "planning-detectors"),
-        *("sepa-controller", "top-rho", "losses", "rloo", "dr-grpo", "reinforce-pp", "gdpo"),
+        *("sepa-controller", "top-rho", "losses", "rloo", "dr-grpo", "reinforce-pp", "gdpo", "updates"),
     } == VECTORS
     for name in VECTORS:
         page = SITE / "algorithms" / f"{name}.md"
