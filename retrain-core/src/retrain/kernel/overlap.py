@@ -87,6 +87,10 @@ class Serial:
         """Nothing is stale."""
         return {}
 
+    def times(self, clock: Clock) -> dict[str, float]:
+        """Timing fields of the step's line."""
+        return clock.fields()
+
     def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
         """Publish the policy of the checkpoint, if the run continues from one."""
         if is_restored:

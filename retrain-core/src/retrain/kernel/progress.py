@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +58,7 @@ class Clock:
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.phase_s = dict.fromkeys(("sample", "score", "train"), 0.0)
-        self._spans: list[tuple[str, float, float]] = []  # phase, begin, end
+        self.spans: list[tuple[str, float, float]] = []  # phase, begin, end
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -70,19 +69,9 @@ class Clock:
         finally:
             ended = time.perf_counter()
             self.phase_s[phase] += ended - started
-            self._spans.append((phase, started, ended))
+            self.spans.append((phase, started, ended))
 
-    def fields(self, *, overlapped: bool = False) -> dict[str, float]:
-        """Timing fields of the metrics line; with `overlapped` also how long sampling and training overlapped."""
+    def fields(self) -> dict[str, float]:
+        """Timing fields of the metrics line."""
         phases = {f"{phase}_time_s": seconds for phase, seconds in self.phase_s.items()}
-        step_s = time.perf_counter() - self.started
-        return {"step_time_s": step_s, **phases, **(self._overlap(step_s) if overlapped else {})}
-
-    def _overlap(self, step_s: float) -> dict[str, float]:
-        trained = [(begin, end) for phase, begin, end in self._spans if phase == "train"]
-        sampled = [(begin, end) for phase, begin, end in self._spans if phase == "sample"]
-        return {
-            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in sampled),
-            "sampler_idle_time_s": step_s - self.phase_s["sample"],
-            "trainer_idle_time_s": step_s - self.phase_s["train"],
-        }
+        return {"step_time_s": time.perf_counter() - self.started, **phases}

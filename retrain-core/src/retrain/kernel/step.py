@@ -54,7 +54,7 @@ class Step:
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, shaped, credit)
-            line |= staleness | clock.fields(overlapped=self.overlap.is_on)
+            line |= staleness | self.overlap.times(clock)
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, batch_size, has_trained=report is not None)
             run.enter(step, "recording")
@@ -114,7 +114,13 @@ class Step:
         if not credit.rows:
             return None, ""
         temperature = self.run.parts.config.training.temperature
-        batch = TrainBatch(step=step, rows=credit.rows, temperature=temperature, num_masked=credit.num_masked)
+        batch = TrainBatch(
+            step=step,
+            rows=credit.rows,
+            temperature=temperature,
+            num_masked=credit.num_masked,
+            masked_groups=credit.masked_groups,
+        )
         self.run.enter(step, "training")
         self.run.notify("retrain_batch_ready", batch=BatchView(step=step, batch=batch))
         try:

@@ -223,8 +223,8 @@ class TrainBatch:
     """The rows of one optimizer step.
 
     `lr` is its learning rate, None for that of `[training]`. `num_masked` sequences have no row because they were
-    masked, and still count where the loss divides by sequences. It is update number `update` of the step's `updates`,
-    all of which come before the next `publish`.
+    masked, and still count where the loss divides by sequences; `masked_groups` are their groups, where known. It is
+    update number `update` of the step's `updates`, all of which come before the next `publish`.
     """
 
     step: int
@@ -232,6 +232,7 @@ class TrainBatch:
     temperature: float
     lr: float | None = None
     num_masked: int = 0
+    masked_groups: tuple[int, ...] = ()
     update: int = 0
     updates: int = 1
 

@@ -161,6 +161,14 @@ def test_every_epoch_trains_every_row_once_and_keeps_groups_together(
     assert report.num_tokens == batch.num_actions
 
 
+def test_masked_sequences_count_in_the_minibatch_of_their_group() -> None:
+    backend, batch = Recorder(), batch_of(4, num_masked=9)
+    batch = replace(batch, masked_groups=(0, 0, 0, 2, 3, 7, 7))  # nothing else is left of group 7, and two are unknown
+    updates_of(backend, training__minibatches=4).train(batch)
+    masked = {groups: each.num_masked for groups, each in zip(partition(backend.batches), backend.batches, strict=True)}
+    assert masked == {(0,): 4, (1,): 1, (2,): 2, (3,): 2}
+
+
 def test_the_minibatches_are_drawn_by_seed_step_and_epoch() -> None:
     def drawn(seed: int, step: int) -> list[tuple[int, ...]]:
         backend = Recorder()

@@ -32,14 +32,15 @@ class Credit:
 
     `statuses_P[p]` says whether group p is informative, and why not. `tokens_PG[p][g]` is the credit of completion g of
     group p: zeros, and no planning token, where the verifier reached no verdict. `rows` are the rows to train, those of
-    the informative groups; `num_masked` others were left out of the loss. `metrics` go into the step's line. `memo` is
-    private to the algorithm and passed back to `observe`.
+    the informative groups; `num_masked` others, of the groups `masked_groups`, were left out of the loss. `metrics` go
+    into the step's line. `memo` is private to the algorithm and passed back to `observe`.
     """
 
     statuses_P: tuple[GroupStatus, ...]
     tokens_PG: tuple[tuple[TokenCredit, ...], ...]
     rows: tuple[TrainRow, ...]
     num_masked: int = 0
+    masked_groups: tuple[int, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     memo: Any = None
 

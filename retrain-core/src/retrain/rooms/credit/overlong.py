@@ -94,6 +94,7 @@ class MaskedOverlong:
             tokens_PG=tokens_PG,
             rows=rows,
             num_masked=len(credit.rows) - len(rows),
+            masked_groups=tuple(row.group for row in credit.rows if row.is_truncated),
             metrics={**credit.metrics, "overlong_masked_count": sum(t.is_masked for each in tokens_PG for t in each)},
         )
 

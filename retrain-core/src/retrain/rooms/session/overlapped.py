@@ -6,6 +6,7 @@ never more, whichever finishes first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -72,6 +73,17 @@ class Overlapped(Serial):
         """How many optimizer steps the completions lag behind the policy that they are about to train."""
         steps = [self._version - each.policy_version for group in groups for each in group.completions]
         return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
+
+    def times(self, clock: Clock) -> dict[str, float]:
+        """Timing fields of the step's line, and how long sampling and training overlapped."""
+        fields = clock.fields()
+        trained = [(begin, end) for phase, begin, end in clock.spans if phase == "train"]
+        sampled = [(begin, end) for phase, begin, end in clock.spans if phase == "sample"]
+        return fields | {
+            "overlap_time_s": math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in trained for b in sampled),
+            "sampler_idle_time_s": fields["step_time_s"] - clock.phase_s["sample"],
+            "trainer_idle_time_s": fields["step_time_s"] - clock.phase_s["train"],
+        }
 
     def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
         """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""

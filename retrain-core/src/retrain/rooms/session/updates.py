@@ -87,12 +87,15 @@ class Updates:
             return [batch]
         batch = replace(batch, rows=self._with_trainer_logprobs(batch), updates=updates)
         found: list[TrainBatch] = []
+        elsewhere = batch.num_masked - sum(group in groups for group in batch.masked_groups)  # spread evenly
         for epoch in range(training.epochs):
             order = self._seeds.stream("minibatches", batch.step, epoch).permutation(groups)
             for part, chosen in enumerate(np.array_split(order, parts)):
                 rows = tuple(row for row in batch.rows if row.group in chosen)
-                masked = batch.num_masked // parts + (part < batch.num_masked % parts)
-                found.append(replace(batch, rows=rows, num_masked=masked, update=len(found)))
+                masked = tuple(group for group in batch.masked_groups if group in chosen)
+                num_masked = len(masked) + elsewhere // parts + (part < elsewhere % parts)
+                given = replace(batch, rows=rows, num_masked=num_masked, masked_groups=masked)
+                found.append(replace(given, update=len(found)))
         return found
 
     def _with_trainer_logprobs(self, batch: TrainBatch) -> tuple[TrainRow, ...]:
