@@ -127,6 +127,18 @@ def test_plugins_show_what_failed_and_what_clashes(command: Command, distributio
     assert text.count("CLASH: two owners") == 2
 
 
+def test_truncated_completions_and_further_rounds(command: Command) -> None:
+    plain = explained(command, "--max-tokens", "64", "--batch-size", "4", "--group-size", "8")
+    assert not {"truncated", "soft_overlong", "refill"} & set(plain)
+    chosen = ("--overlong", "mask", "--soft-overlong", "16", "--refill", "3")
+    content = explained(command, "--max-tokens", "64", "--batch-size", "4", "--group-size", "8", *chosen)
+    assert content["truncated"] == "left out of the loss"
+    assert content["soft_overlong"] == "reward - 1 at 64 tokens, from 16 below"
+    assert content["refill"] == "up to 3 further rounds of 4 prompts until 4 groups can teach"
+    assert content["max_tokens_per_step"] == 4 * plain["max_tokens_per_step"]
+    assert content["datums_per_step"] == plain["datums_per_step"]  # what is trained stays
+
+
 def test_updates_and_the_course_of_the_learning_rate(command: Command) -> None:
     plain = explained(command, "--seed", "1")
     assert (plain["updates_per_step"], plain["lr_schedule"], plain["warnings"]) == (1, "constant", [])

@@ -110,7 +110,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "datums_per_step": completions,
         "total_datums": completions * training.max_steps,
         "max_tokens": training.max_tokens,
-        "max_tokens_per_step": completions * training.max_tokens,
+        "max_tokens_per_step": completions * training.max_tokens * (1 + config.value("training.refill", 0)),
         "temperature": training.temperature,
         "updates_per_step": training.minibatches * training.epochs,
         "lr": training.lr,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retrain.kernel.errors import Problem
 
 TABLES = "retrain.rooms.session.table"
+OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
 
 
 @hookimpl
@@ -42,6 +43,17 @@ def retrain_check_config(config: Config) -> list[Problem]:
     return [
         Problem(where=config.place("training.soft_overlong"), what=what, fix=f"lower it, for example to {limit // 5}")
     ]
+
+
+@hookimpl
+def retrain_explain(config: Config) -> dict[str, str]:
+    """What becomes of truncated completions, and how many prompts a step may draw; nothing at the defaults."""
+    overlong, refill = config.value("training.overlong", "keep"), config.value("training.refill", 0)
+    zone, size = config.value("training.soft_overlong", 0), config.training.batch_size
+    rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
+    rows |= {"soft_overlong": f"reward - 1 at {config.training.max_tokens} tokens, from {zone} below"} if zone else {}
+    rounds = f"{refill} further round{'s' if refill > 1 else ''}"
+    return rows | ({"refill": f"up to {rounds} of {size} prompts until {size} groups can teach"} if refill else {})
 
 
 @hookimpl
