@@ -1,4 +1,4 @@
-"""`[training] refill`, measured: on a mix of trivial, impossible and useful tasks nearly every step trains a full batch."""
+"""`[training] refill`, measured: with trivial and impossible tasks among them nearly all steps train a full batch."""
 
 from __future__ import annotations
 
