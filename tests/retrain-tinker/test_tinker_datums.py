@@ -67,7 +67,8 @@ def test_scaled_advantages_give_the_mean_over_action_tokens(
     rows = [row(prompt, [actions], seed + i) for i, (prompt, actions) in enumerate(shapes)]
     datums = [Datum.of(each) for each in rows]
     wanted = np.concatenate([each.advantages_T[each.action_T] for each in rows]).mean()
-    per_row = [d.advantages_T * factor for d, factor in zip(datums, scales(datums, reduction), strict=True)]
+    actions = [sum(int(each.action_T.sum()) for each in rows)] * len(rows)
+    per_row = [d.advantages_T * factor for d, factor in zip(datums, scales(datums, reduction, actions), strict=True)]
     found = sum(t.sum() for t in per_row) if reduction == "token_sum" else np.mean([t.mean() for t in per_row])
     assert found == pytest.approx(wanted, abs=1e-12)
 

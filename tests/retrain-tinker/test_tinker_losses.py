@@ -5,20 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import Config, load_plugins
-from retrain.kernel.config import schema
+from retrain.api import Config, TrainBatch, TrainRow, load_plugins
+from retrain.rooms.session.check import registered_tables
 from retrain_tinker.losses import PolicyLoss
 from tests.scored_tokens import scored
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
 local = pytest.importorskip("retrain_local.training.loss", reason="the losses are compared with those of retrain-local")
 PLUGINS = load_plugins()
+TABLE = registered_tables(PLUGINS)["algorithm"].model  # with the keys of the losses
 NUMBERS = st.floats(-3.0, 0.0)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(-2.0, 2.0)), min_size=1, max_size=12)
 
 
 def config(**algorithm: object) -> Config:
-    return Config(tables={"algorithm": schema.AlgorithmTable(**algorithm)})
+    return Config(tables={"algorithm": TABLE(**algorithm)})
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,10 @@ def config(**algorithm: object) -> Config:
         {"loss": "ppo"},
         {"loss": "ppo", "clip_eps": 0.1, "clip_eps_high": 0.3},
         {"loss": "ppo", "tis_cap": 2.0},
+        {"loss": "ppo", "is_bounds": [0.5, 2.0], "is_mode": "mask"},
+        {"loss": "importance_sampling", "is_bounds": [0.5, 2.0], "is_level": "sequence"},
+        {"loss": "ppo", "is_bounds": [0.9, 1.5], "is_level": "geometric", "is_mode": "mask"},
+        {"loss": "ppo", "clip_eps": 0.3},
     ],
     ids=str,
 )
@@ -37,7 +42,7 @@ def test_a_loss_is_the_one_of_the_local_backend(algorithm: dict[str, object], to
     new, old, advantages = (np.array(column) for column in zip(*tokens, strict=True))
     loss = PolicyLoss.of(config(**algorithm))
     factors, cut = loss.importance(new, old)
-    terms, clipped = loss.terms(new, new if loss.tis_cap else old, advantages * factors)
+    terms, clipped = loss.terms(new, new if loss.is_bounds else old, advantages * factors)
     tensors = [torch.tensor(values, dtype=torch.float64) for values in (new, old, advantages)]
     pack = scored(*tensors[1:])
     wanted, wanted_clipped = local.PolicyLoss.of(config(**algorithm), PLUGINS).of_pack(tensors[0], pack, len(new))
@@ -73,3 +78,23 @@ def test_losses_are_proportional_to_the_advantage(kind: str, tokens: list[tuple[
     new, old, advantages = (np.array(column) for column in zip(*tokens, strict=True))
     loss = PolicyLoss.of(config(loss=kind))
     assert loss.terms(new, old, scale * advantages)[0] == pytest.approx(scale * loss.terms(new, old, advantages)[0])
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=5), num_masked=st.integers(0, 3))
+def test_the_denominators_are_those_of_the_local_backend(aggregation: str, counts: list[int], num_masked: int) -> None:
+    """Each row's terms are divided as there, where a mean over sequences also divides by the tokens of each."""
+    given_config = config(aggregation=aggregation)
+    rows = [
+        TrainRow(
+            tokens_T=np.arange(n + 1),
+            action_T=np.arange(n + 1) > 0,
+            logprobs_T=np.zeros(n + 1),
+            advantages_T=np.zeros(n + 1),
+        )
+        for n in counts
+    ]
+    batch = TrainBatch(step=0, rows=tuple(rows), temperature=1.0, num_masked=num_masked)
+    wanted = local.PolicyLoss.of(given_config, PLUGINS).denominator(batch)
+    found = PolicyLoss.of(given_config).denominators(counts, num_masked)
+    assert found == [wanted * (n if aggregation == "sequence_mean" else 1) for n in counts]

@@ -14,4 +14,5 @@ CAPABILITIES = Capabilities(
     regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
     all_weights=True,
     losses=frozenset(),  # all are registered, as those of a plugin are
+    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
 )

@@ -14,8 +14,9 @@ TRAINERS_OWN = (
     *("training.lr", "training.weight_decay", "model.lora_rank", "lora.alpha"),
     *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.min_lr_ratio"),
-    *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.tis_cap"),
-    *("algorithm.dual_clip", "algorithm.aggregation", "algorithm.is_bounds", "algorithm.loss_params"),
+    *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.dual_clip"),
+    *("algorithm.aggregation", "algorithm.loss_params", "algorithm.tis_cap"),
+    *("algorithm.is_level", "algorithm.is_mode", "algorithm.is_bounds"),
 )
 ITS_WAY = {"algorithm.aggregation": "token_mean"}  # what the trainer does anyway
 
@@ -47,7 +48,7 @@ def _unread(config: Config) -> list[Problem]:
     problems = []
     for path in TRAINERS_OWN:
         table, _, name = path.partition(".")
-        default = getattr(type(config.tables[table])(), name)
+        default = getattr(type(config.tables[table])(), name, None)  # None: a key of core that is not registered here
         if config.value(path, default) not in (default, ITS_WAY.get(path, default)):
             what = f"{name} = {config.value(path, default)!r} would have no effect: the trainer is configured elsewhere"
             fix = "remove it here, and set it in the configuration of PRIME-RL's trainer"

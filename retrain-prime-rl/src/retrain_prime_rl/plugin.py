@@ -19,8 +19,13 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.ADAPTER_ONLY,
     determinism=Determinism.NONE,
     provides_entropy=False,
+    losses=frozenset(),  # its trainer's own file says which
 )
 
+LOSS = (
+    "the trainer's own: rho A where the probability has moved by 0.2 at most (DPPO), with a small penalty of the "
+    "squared log-ratio, over all tokens of the step, unless [loss] in its file says otherwise"
+)
 ABSENT = "without the backend prime_rl; on a step that sent nothing"
 METRICS = (
     ("prime_rl_enqueue_time_s", "Packing and sending the rows; no training.", "s"),
@@ -58,6 +63,12 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     except ValidationError:
         return []  # reported by the kernel
     return checks.problems_of(config, plugins, options)
+
+
+@hookimpl
+def retrain_explain(config: Config) -> dict[str, str]:
+    """Which loss is trained: the trainer's own file says it, and we cannot read that."""
+    return {"prime_rl_loss": LOSS} if config.backend.backend == NAME else {}
 
 
 @hookimpl

@@ -47,16 +47,16 @@ class Datum:
         return replace(self, logprobs_T=logprobs_T, advantages_T=advantages_T)
 
 
-def scales(datums: Sequence[Datum], reduction: Reduction) -> list[float]:
-    """Factor per datum for its advantages, with which the service's gradient is that of the mean over action tokens.
+def scales(datums: Sequence[Datum], reduction: Reduction, denominators: Sequence[int]) -> list[float]:
+    """Factor per datum for its advantages, with which the service divides its terms by the datum's denominator.
 
-    With N datums of L_i targets each and M action tokens in total, a sum over tokens needs 1 / M. A mean over each
-    datum followed by a mean over datums divides token losses by L_i N, prompts included, and needs L_i N / M.
+    With N datums of L_i targets each and denominators d_i (for a mean over tokens, the action tokens of all datums), a
+    sum over tokens needs 1 / d_i. A mean over each datum followed by a mean over datums divides token losses by L_i N,
+    prompts included, and needs L_i N / d_i.
     """
-    actions = sum(int(np.count_nonzero(datum.action_T)) for datum in datums)
     if reduction == "token_sum":
-        return [1.0 / actions] * len(datums)
-    return [len(datum.targets_T) * len(datums) / actions for datum in datums]
+        return [1.0 / denominator for denominator in denominators]
+    return [len(d.targets_T) * len(datums) / n for d, n in zip(datums, denominators, strict=True)]
 
 
 def check_rows(rows: Sequence[TrainRow]) -> None:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.api import Config, Problem
-
-LOSS_KEYS: Sequence[tuple[str, tuple[Any, ...], str, str]] = (  # key, accepted values, why no other, what to do
-    ("aggregation", ("", "token_mean"), "its losses are scaled to the mean over action tokens", "remove it"),
-    ("dual_clip", (0.0,), "its ppo has one clip", "remove it"),
-    ("is_bounds", ([],), "the importance weight applied here is tis_cap's", "use tis_cap"),
-)
 
 
 class TinkerOptions(BaseModel):
@@ -52,7 +45,7 @@ def base_url_of(config: Config) -> str:
 
 def problems_of(config: Config) -> list[Problem]:
     """Keys that the service would ignore."""
-    return [*_alpha(config), *_inference(config), *_loss(config)]
+    return [*_alpha(config), *_inference(config)]
 
 
 def _alpha(config: Config) -> list[Problem]:
@@ -60,17 +53,6 @@ def _alpha(config: Config) -> list[Problem]:
         return []
     what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
     return [Problem(where=config.place("lora.alpha"), what=what, fix=fix)]
-
-
-def _loss(config: Config) -> list[Problem]:
-    """Keys of the loss that the service has no word for, and that are not applied here either."""
-    problems = []
-    for name, accepted, why, fix in LOSS_KEYS:
-        value = config.value(f"algorithm.{name}", accepted[0])
-        if value not in accepted:
-            what = f"{name} = {value!r} would have no effect on a Tinker service"
-            problems.append(Problem(where=config.place(f"algorithm.{name}"), what=what, why=why, fix=fix))
-    return problems
 
 
 def _inference(config: Config) -> list[Problem]:

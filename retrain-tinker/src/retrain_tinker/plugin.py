@@ -21,6 +21,7 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.NONE,
     provides_entropy=False,
     losses=frozenset({"importance_sampling", "ppo", "cispo"}),
+    loss_keys=frozenset({"aggregation", "is_bounds"}),
 )
 
 

@@ -32,14 +32,14 @@ class Step:
     def take(self, batch: TrainBatch) -> TrainReport:
         """Gradient, then update; NonFiniteError before the update when a log-probability is not finite.
 
-        With `tis_cap` the ratio is relative to the trainer's own log-probabilities before the step, which costs a
-        forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a factor
-        of the advantages.
+        With an importance weight the ratio is relative to the trainer's own log-probabilities before the step, which
+        costs a forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a
+        factor of the advantages.
         """
         plain = [Datum.of(row) for row in batch.rows]
         sampled = [datum.logprobs_T[datum.action_T] for datum in plain]
         datums, clipped = plain, 0
-        if self._loss.tis_cap > 0.0:
+        if self._loss.is_bounds is not None:
             if batch.updates > 1:
                 before, sampled = sampled, [_sampler_logprobs(row) for row in batch.rows]
             else:
@@ -47,9 +47,10 @@ class Step:
             factors = [self._loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
             datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
             clipped = sum(int(f[1].sum()) for f in factors)
-        output = self._service.forward_backward(self._scaled(datums), self._loss)
+        denominators = self._loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
+        output = self._service.forward_backward(self._scaled(datums, denominators), self._loss)
         new = _at_actions(self._service.checked(output, datums), datums)
-        loss, cut = self._token_mean(datums, new)
+        loss, cut = self._mean(datums, new, denominators)
         report = TrainReport.measured(
             loss=loss,
             grad_norm=None,
@@ -60,12 +61,12 @@ class Step:
         norm = _gradient_norm(self._service.optim_step(**adam))
         return replace(report, grad_norm=norm, lr=adam["learning_rate"])
 
-    def _scaled(self, datums: Sequence[Datum]) -> list[Datum]:
-        factors = scales(datums, self._reduction)
+    def _scaled(self, datums: Sequence[Datum], denominators: Sequence[int]) -> list[Datum]:
+        factors = scales(datums, self._reduction, denominators)
         return [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
 
-    def _token_mean(self, datums: Sequence[Datum], new: Sequence[Floats]) -> tuple[float, int]:
-        """The mean loss over action tokens, by our own formula, and the number of clipped tokens."""
+    def _mean(self, datums: Sequence[Datum], new: Sequence[Floats], denominators: Sequence[int]) -> tuple[float, int]:
+        """The loss by our own formula and average, and the number of clipped tokens."""
         parts = [
             self._loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
             for datum, new_N in zip(datums, new, strict=True)
@@ -74,7 +75,10 @@ class Step:
         if not np.isfinite(losses_N).all():
             why, fix = "weights and optimizer are unchanged", "lower [training] lr"
             raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
-        return float(losses_N.mean()), sum(int(cut.sum()) for _, cut in parts)
+        clipped = sum(int(cut.sum()) for _, cut in parts)
+        if self._loss.aggregation == "token_mean":
+            return float(losses_N.mean()), clipped
+        return sum(float(part_N.sum()) / n for (part_N, _), n in zip(parts, denominators, strict=True)), clipped
 
 
 def _sampler_logprobs(row: TrainRow) -> Floats:

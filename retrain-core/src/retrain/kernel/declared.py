@@ -62,8 +62,9 @@ class Capabilities:
     """What a backend promises; configurations that need more are refused before anything heavy loads.
 
     `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has,
-    `losses` those that it applies by itself; registered ones that name it (`LossTraits`) come on top. `all_weights`: it
-    can train without an adapter, as `[model] lora_rank = 0` asks for.
+    `losses` those it applies by itself (registered ones that name it in their `LossTraits` come on top; without either,
+    it is told elsewhere which), and `loss_keys` those of `dual_clip`, `aggregation` and `is_bounds` that it heeds.
+    `all_weights`: it can train without an adapter, as `[model] lora_rank = 0` asks for.
     """
 
     reports_sync_loss: bool
@@ -75,6 +76,7 @@ class Capabilities:
     regularisers: frozenset[str] = frozenset()
     losses: frozenset[str] = frozenset({"importance_sampling"})
     all_weights: bool = False
+    loss_keys: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.vllm import VLLM
+from retrain.rooms.session.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.inference_server import InferenceServer, serving
 from tests.toy_policy import ToyModel, ToyPolicy
@@ -45,12 +46,19 @@ def policy() -> ToyPolicy:
 @pytest.fixture
 def make_context(tokenizer: Any) -> Callable[..., PluginContext]:
     def make(
-        urls: Sequence[str], *, temperature: float = 0.7, tis_cap: float = 0.0, check_stop: Any = None, **inference: Any
+        urls: Sequence[str],
+        *,
+        temperature: float = 0.7,
+        tis_cap: float = 0.0,
+        is_bounds: Sequence[float] = (),
+        check_stop: Any = None,
+        **inference: Any,
     ) -> PluginContext:
+        algorithm = registered_tables(load_plugins())["algorithm"].model
         tables = {
             "inference": InferenceTable(engine="vllm", url=",".join(urls), **(FAST | inference)),
             "training": schema.TrainingTable(temperature=temperature),
-            "algorithm": schema.AlgorithmTable(tis_cap=tis_cap),
+            "algorithm": algorithm(tis_cap=tis_cap, is_bounds=list(is_bounds)),
         }
         stops = {"check_stop": check_stop} if check_stop else {}
         return PluginContext(

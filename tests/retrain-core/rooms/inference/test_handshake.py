@@ -34,6 +34,8 @@ def test_log_probabilities_before_temperature_are_refused_with_the_option(make_e
         make_engine(server, temperature=0.7, logprobs="trainer")
         with pytest.raises(ConfigError, match="tis_cap"):
             make_engine(server, temperature=0.7, logprobs="trainer", tis_cap=2.0)
+        with pytest.raises(ConfigError, match=r"\[algorithm\] is_bounds: (?s:.)*or set is_bounds = \[\]"):
+            make_engine(server, temperature=0.7, logprobs="trainer", is_bounds=[0.5, 2.0])
 
 
 def test_servers_that_differ_in_their_distribution_are_refused(make_engine) -> None:

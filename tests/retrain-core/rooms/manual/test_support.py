@@ -58,11 +58,10 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
 @pytest.mark.parametrize(
     ("what", "backend", "words"),
     [
-        ("[algorithm] dual_clip = 3.0", "tinker", "dual_clip = 3.0 would have no effect on a Tinker service"),
-        ("[algorithm] is_bounds = [0.5, 2.0]", "tinker", "is_bounds"),
+        ("[algorithm] dual_clip = 3.0", "tinker", "dual_clip = 3.0 would have no effect: this backend does not apply it"),
         ('[algorithm] aggregation = "constant"', "prime_rl", "aggregation = 'constant' would have no effect"),
         ("[algorithm] is_bounds = [0.5, 2.0]", "prime_rl", "is_bounds"),
-        ("[algorithm] dual_clip = 3.0", "prime_rl", "cannot apply the loss 'ppo'"),
+        ("[algorithm] dual_clip = 3.0", "prime_rl", "loss = 'ppo' would have no effect"),
         ('[optimizer] schedule = "cosine"', "prime_rl", "schedule = 'cosine' would have no effect"),
         ('[algorithm] recipe = "gspo"', "tinker", "cannot apply the loss 'gspo'"),
     ],

@@ -55,9 +55,10 @@ def _connected(
     )
     probes = probe_prompts(context.tokenizer, caller.context_limit)
     after_temperature = handshake.reports_after_temperature(caller, probes[0])
-    tis_cap = context.config.algorithm.tis_cap
+    weighed_by = "is_bounds" if context.config.value("algorithm.is_bounds", []) else ""
+    weighed_by = "tis_cap" if context.config.algorithm.tis_cap > 0.0 else weighed_by
     handshake.require_distribution(
-        dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, tis_cap=tis_cap
+        dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
     )
     is_same = temperature == 1.0 or after_temperature is not False
     adapters = Adapters(

@@ -119,9 +119,12 @@ def require_adapters(caller: Caller, server: Server, prompt_T: Tokens, adapter: 
 
 
 def require_distribution(
-    dialect: Dialect, after_temperature: bool | None, *, temperature: float, logprobs: str, tis_cap: float
+    dialect: Dialect, after_temperature: bool | None, *, temperature: float, logprobs: str, weighed_by: str
 ) -> None:
-    """ConfigError when the reported log-probabilities cannot be used with these keys of the configuration."""
+    """ConfigError when the reported log-probabilities cannot be used with these keys of the configuration.
+
+    `weighed_by` is the key of `[algorithm]` that asks for an importance weight; empty = none does.
+    """
     if temperature == 1.0 or after_temperature:
         return
     if after_temperature is None:
@@ -132,7 +135,7 @@ def require_distribution(
         why = "behaviour log-probabilities must describe the distribution that was sampled from"
         fix = f'start it with {dialect.start_hint}, set [inference] logprobs = "trainer", or temperature = 1.0'
         raise ConfigError(Problem(where="[inference] logprobs", what=what, why=why, fix=fix))
-    if tis_cap > 0.0:
-        why = "the importance weight of [algorithm] tis_cap needs the engine's own values after temperature"
-        fix = f"start it with {dialect.start_hint}, or set tis_cap = 0"
-        raise ConfigError(Problem(where="[algorithm] tis_cap", what=what, why=why, fix=fix))
+    if weighed_by:
+        why = f"the importance weight of [algorithm] {weighed_by} needs the engine's own values after temperature"
+        fix = f"start it with {dialect.start_hint}, or set {weighed_by} = {'0' if weighed_by == 'tis_cap' else '[]'}"
+        raise ConfigError(Problem(where=f"[algorithm] {weighed_by}", what=what, why=why, fix=fix))

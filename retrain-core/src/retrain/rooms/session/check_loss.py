@@ -15,12 +15,16 @@ from retrain.kernel.plugins.resolve import problem_with
 from retrain.kernel.plugins.spec import PluginSpec
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
+# Keys that a backend must declare to heed, and the values that need nothing of it.
+LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
 
 def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
     """Problems with the name of the loss, with its backend and parameters, and with keys that would have no effect."""
-    found = [*_weight_problems(config)]
+    if _is_told_elsewhere(config, plugins):
+        return []
+    found = [*_weight_problems(config), *_unheeded(config, plugins)]
     name, where = config.algorithm.loss, config.place(KEY)
     spec = _spec(plugins, name)
     if not _is_own(config, plugins):
@@ -28,7 +32,7 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
             return [problem, *found]
         if problem := _inapplicable(config, plugins, spec):
             return [problem, *found]
-    if config.value("algorithm.dual_clip", 0.0) and spec and not _traits(spec).dual_clip:
+    if config.value("algorithm.dual_clip", 0.0) and spec and not found and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
@@ -56,6 +60,29 @@ def capability_fields(capabilities: Capabilities | None, backend: str, plugins: 
         name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(capabilities).items()
     }
     return {**fields, "losses": applicable_losses(plugins, backend)}
+
+
+def _is_told_elsewhere(config: Config, plugins: Plugins) -> bool:
+    """Whether the backend takes no loss from here; it refuses the keys about it by itself."""
+    backend = config.backend.backend
+    return bool(plugins.find(Kind.BACKEND, backend)) and not applicable_losses(plugins, backend)
+
+
+def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
+    """Keys about the loss that the backend does not apply."""
+    backends = plugins.find(Kind.BACKEND, config.backend.backend)
+    capabilities = backends[0].spec.traits if backends else None
+    if not isinstance(capabilities, Capabilities):
+        return
+    for name, harmless in LOSS_KEYS.items():
+        value = config.value(f"algorithm.{name}", harmless[0])
+        if value in harmless or name in capabilities.loss_keys:
+            continue
+        able = (each.spec for each in plugins.registered(Kind.BACKEND) if isinstance(each.spec.traits, Capabilities))
+        others = [spec.name for spec in able if name in getattr(spec.traits, "loss_keys", ())]
+        what = f"{name} = {value!r} would have no effect: backend {config.backend.backend!r} does not apply it"
+        fix = "remove it" + (f', or use backend = "{others[0]}"' if others else "")
+        yield Problem(where=config.place(f"algorithm.{name}"), what=what, fix=fix)
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:

@@ -26,6 +26,7 @@ from retrain.rooms.text.terminal_text import printable
 STEPS = "training.max_steps"
 COURSE = "with schedule = {!r} the learning rate of every step, of those behind too, depends on it"
 NOT_THE_SAME = "the run would not be the one that was stopped"
+FORMER_CLIP = 0.2  # default of [algorithm] clip_eps before it became "the loss's own"
 NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
 
 
@@ -193,6 +194,8 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         old = before.get(key.table, {}).get(key.name, key.default)
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
+        if key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {}) and old == FORMER_CLIP:
+            old = key.default  # of every loss that there was, which the default now stands for
         if old != new:
             why = COURSE.format(config.optimizer.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
