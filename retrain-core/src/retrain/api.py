@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
     from retrain.kernel.contracts.serving import Measuring, OverlapsTraining, Publishing, SamplesAhead
-    from retrain.kernel.declared import EngineTraits, LossTraits, Needs
+    from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
         ConfigError,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.credit.forms import find_loss
-    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms, LossTrial, LossValue
+    from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms, LossTraits, LossTrial, LossValue
     from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
     from retrain.rooms.doctor.diagnosis import Diagnosis, diagnose_extra, diagnose_server
     from retrain.rooms.health.contract import Finding, HealthMonitor
@@ -196,6 +196,7 @@ __all__ = [
 
 _HOMES = (  # a name comes from the first module that has it; those that import nothing come first, rooms last
     "retrain.kernel.declared",
+    "retrain.rooms.credit.losses",
     "retrain.kernel.errors",
     "retrain.kernel.hooks",
     "retrain.kernel.plugins.spec",
@@ -215,7 +216,6 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.tasks.contracts",
-    "retrain.rooms.credit.losses",
     "retrain.rooms.credit.parts",
     "retrain.rooms.recorders.contract",
     "retrain.rooms.health.contract",

@@ -102,14 +102,6 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossTraits:
-    """The backends that can apply a loss, and whether it heeds `dual_clip`; `traits` of its `PluginSpec`."""
-
-    backends: frozenset[str]
-    dual_clip: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What an algorithm requires of the sampler, and whether it takes `Completion.rewards_T`.
 

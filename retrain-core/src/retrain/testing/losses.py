@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.declared import Kind, LossTraits
+from retrain.kernel.declared import Kind
 from retrain.kernel.seeding import generator
 from retrain.kernel.types import Floats, TrainBatch, TrainRow
 from retrain.rooms.credit.forms import as_loss
-from retrain.rooms.credit.losses import LossTrial, LossValue
+from retrain.rooms.credit.losses import LossTraits, LossTrial, LossValue
 from retrain.rooms.session.check_loss import check_loss
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

@@ -17,6 +17,14 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossTraits:
+    """The backends that can apply a loss, and whether it heeds `dual_clip`; `traits` of its `PluginSpec`."""
+
+    backends: frozenset[str]
+    dual_clip: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossClip:
     """Where a loss clips: the ratio counts from 1 - `eps` up to 1 + `eps_high`, or whatever the loss makes of them.
 

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
-from retrain.kernel.declared import Capabilities, Kind, LossTraits
+from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
 from retrain.kernel.plugins.spec import PluginSpec
+from retrain.rooms.credit.losses import LossTraits
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
