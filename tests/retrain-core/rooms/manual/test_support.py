@@ -62,7 +62,7 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
         (
             "[algorithm] dual_clip = 3.0",
             "tinker",
-            "dual_clip = 3.0 would have no effect: this backend does not apply it",
+            "3.0 would have no effect: this backend does not apply it",
         ),
         ('[algorithm] aggregation = "constant"', "prime_rl", "aggregation = 'constant' would have no effect"),
         ("[algorithm] is_bounds = [0.5, 2.0]", "prime_rl", "is_bounds"),
