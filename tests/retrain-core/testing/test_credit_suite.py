@@ -11,6 +11,7 @@ from retrain.testing import conformance
 PAGE = Path(__file__).parents[3] / "docs/pages/write/algorithm.md"
 Failures = Callable[..., dict[str, str]]
 SOUND = (
+    ("advantage", "over_the_step"),
     ("advantage", "centred"),
     ("transform", "spread"),
     ("uncertainty", "squared"),
@@ -21,6 +22,9 @@ SOUND = (
 )
 BROKEN = (
     ("advantage", "sorted_ones", "follows_the_order_of_completions", "in the order"),
+    ("advantage", "less_and_less", "follows_the_order_of_groups", "when the groups of the step are reversed"),
+    ("advantage", "one_group_short", "gives_one_finite_number_per_completion", "expected 1, one per group"),
+    ("advantage", "centres_in_place", "leaves_rewards_alone", "after the call"),
     ("advantage", "one_short", "gives_one_finite_number_per_completion", "has length 3, expected 4"),
     ("advantage", "divided_by_nothing", "gives_one_finite_number_per_completion", "nan at position 0"),
     ("advantage", "in_place", "leaves_rewards_alone", "after the call"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from retrain.advantages import TransformContext, TransformSpec
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
@@ -28,12 +30,14 @@ def record(length: int, *, planning: bool = True) -> TokenRecord:
     )
 
 
-def store(run: Path, rewards: list[float | None], records: list[TokenRecord]) -> None:
+def store(run: Path, rewards: list[float | None], records: list[TokenRecord], *, parts: bool = False) -> None:
     write_tokens(run / "emergence", 0, records)
     lines = [
         {"step": 0, "group": i // 2, "index": i % 2, "example_id": "e", "reward": reward, "trained": True}
         for i, reward in enumerate(rewards)
     ]
+    for line in lines if parts else ():
+        line["reward_parts"] = {"b": -line["reward"]}
     (run / "emergence/generations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "metrics.jsonl").write_text(json.dumps({"step": -1}) + "\n" + json.dumps({"step": 0}) + "\n")
 
@@ -69,6 +73,38 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(ConfigError, match=r"step_000000\.safetensors.*no readable token records"):
         read_tokens(tmp_path, 0)
+
+
+def test_a_step_is_replayed_under_an_advantage_that_sees_all_of_it(tmp_path: Path) -> None:
+    store(tmp_path, [1.0, 1.0, 1.0, 0.0], [record(3), record(4), record(5), record(6)], parts=True)
+    table = AlgorithmTable(advantage_mode="reinforce_pp", transform_mode="none", uncertainty_kind="surprisal")
+    flow = build_flow(Config(tables={"algorithm": table}), load_plugins())
+    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    shown = [[round(advs_T[0], 6) for advs_T in advs_G] for advs_G in result.token_advs]
+    assert shown == [[0.57735, 0.57735], [0.57735, -1.732051]]
+    gdpo = table.model_copy(update={"advantage_mode": "gdpo", "advantage_params": {"weights": {"b": 1.0}}})
+    flow = build_flow(Config(tables={"algorithm": gdpo}), load_plugins())
+    _, _, result = replay(read_step(tmp_path, None), flow, None, sepa_lambda=0.0)
+    shown = [[float(np.sign(advs_T[0])) for advs_T in advs_G] for advs_G in result.token_advs]
+    assert shown == [[0.0, 0.0], [-1.0, 1.0]]  # by the stored reward b, the negative of the sum
+
+
+def test_texts_are_decoded_for_a_transform_that_reads_them(tmp_path: Path, flow: CreditFlow) -> None:
+    class Tokenizer:
+        def decode(self, tokens: list[int], **_: object) -> str:
+            return "".join(f"<{token}>" for token in tokens)
+
+    seen = []
+
+    def credit(ctx: TransformContext) -> list[np.ndarray]:
+        seen.append(ctx)
+        return [np.zeros(len(logprobs)) for logprobs in ctx.logprobs_G]
+
+    tokens = [record(2), record(3)]
+    store(tmp_path, [1.0, 0.0], tokens)
+    reading = replace(flow, transform=TransformSpec(name="reads", compute_context=credit, needs_text=True))
+    replay(read_step(tmp_path, None), reading, None, sepa_lambda=0.0, tokenizer=Tokenizer())
+    assert seen[0].texts_G == [[f"<{token}>" for token in each.tokens_T] for each in tokens]
 
 
 def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: CreditFlow) -> None:

@@ -61,3 +61,5 @@ def test_a_group_of_one_fails_where_the_advantage_needs_a_group(
     (tmp_path / "alone.py").write_text("def raw(rewards):\n    return rewards\n")
     assert run(["trace", "--group-size", "1", "--advantage-mode", "alone.raw"]) == 0
     assert "[WARN] [config] group_size = 1" in capsys.readouterr().out
+    assert run(["trace", "--group-size", "1", "--advantage-mode", "reinforce_pp"]) == 0
+    assert "group_size" not in capsys.readouterr().out  # over the step, a completion has others to be compared with

@@ -33,6 +33,25 @@ def sorted_ones(rewards):
     return sorted(centred(rewards))
 
 
+def over_the_step(step):
+    mean = np.concatenate([np.zeros(0), *step.rewards_PG]).mean() if step.rewards_PG else 0.0
+    return [rewards_G - mean for rewards_G in step.rewards_PG]
+
+
+def less_and_less(step):
+    return [rewards_G / number for number, rewards_G in enumerate(step.rewards_PG, start=1)]
+
+
+def one_group_short(step):
+    return over_the_step(step)[1:]
+
+
+def centres_in_place(step):
+    for rewards_G in step.rewards_PG:
+        rewards_G -= rewards_G.mean() if rewards_G.size else 0.0
+    return step.rewards_PG
+
+
 def one_short(rewards):
     return centred(rewards)[:-1]
 
