@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from retrain.kernel.config.keys import Table, TableTraits, key
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
-    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine
+    from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly, Engine, Measuring, Publishing
     from retrain.kernel.contracts.context import PhaseProgress, PluginContext
     from retrain.kernel.contracts.pacing import Pacer, PaceView
-    from retrain.kernel.contracts.serving import Measuring, OverlapsTraining, Publishing, SamplesAhead
     from retrain.kernel.declared import EngineTraits, Needs
     from retrain.kernel.errors import (
         BackendError,
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
     from retrain.rooms.session.logprob_gap import LogprobRow
+    from retrain.rooms.session.overlapped import OverlapsTraining, SamplesAhead
     from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.tasks.contracts import (
@@ -208,7 +208,6 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.contracts.pacing",
     "retrain.kernel.types",
     "retrain.kernel.seeding",
-    "retrain.kernel.contracts.serving",
     "retrain.kernel.contracts.context",
     "retrain.kernel.contracts.backend",
     "retrain.kernel.contracts.tasks",
@@ -223,6 +222,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
     "retrain.rooms.session.logprob_gap",
+    "retrain.rooms.session.overlapped",
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
     "retrain.rooms.inference.throttle",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.serving import Measuring
+from retrain.kernel.contracts.backend import Backend, Measuring
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import NonFiniteError
 from retrain.kernel.parts import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +13,7 @@ Deliver = Callable[[int, int, Sample], None]  # (number of the request, number o
 
 
 class Engine(Protocol):
-    """Samples completions from the current policy; see `retrain.kernel.contracts.serving` for what else it may do."""
+    """Samples completions from the current policy. It may also be `DeliversEarly`, `Measuring` and `Publishing`."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
         """One list per request, one sample per seed, in order; a sample depends only on its prompt and seed."""
@@ -75,3 +75,22 @@ class DeliversEarly(Protocol):
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
         """As `Engine.sample`; `deliver` is called in the same thread, at most once per sample, before the return."""
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """An engine with its own copy of the policy, which must be updated to each new version."""
+
+    def publish(self) -> None:
+        """Make `sample` use `policy.version` from now on; BackendError when the copy cannot be verified to be it.
+
+        Called after each change of the policy and before the next `sample`, with no `sample` under way.
+        """
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A backend or engine with fields of its own for the step's line in `metrics.jsonl`."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Finite numbers about the work since the previous call; called once per step."""

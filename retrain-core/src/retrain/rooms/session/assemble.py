@@ -13,7 +13,6 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
-from retrain.kernel.contracts.serving import overlaps_training
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.overlap import Serial
@@ -37,7 +36,7 @@ from retrain.rooms.session.check import (
 )
 from retrain.rooms.session.check_loss import check_loss
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.overlapped import Overlapped
+from retrain.rooms.session.overlapped import Overlapped, overlaps_training
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT

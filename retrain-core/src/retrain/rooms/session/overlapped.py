@@ -11,12 +11,41 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from retrain.kernel.errors import StopRequested
 from retrain.kernel.overlap import Planned, Sample, Sampled, Serial, Upcoming, measured
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
+
+
+@runtime_checkable
+class OverlapsTraining(Protocol):
+    """A backend that can sample while it trains, because it samples from a separate copy of the policy.
+
+    If `overlaps_training` is True, `train` runs in a thread of its own. Meanwhile the run's thread calls `sample` for
+    the next step, which uses the last published policy, the one before that update; and `metrics`, if it exists, for
+    that step's line. Nothing else is called until both have ended. So that a resumed run can resample those
+    completions, `save` also writes the policy before the last `publish`, with its version; after `load`, `sample` uses
+    that one until `publish`.
+    """
+
+    overlaps_training: bool
+
+
+@runtime_checkable
+class SamplesAhead(Protocol):
+    """The former name of `OverlapsTraining` and of its attribute; still supported."""
+
+    samples_ahead: bool
+
+
+def overlaps_training(backend: object) -> bool:
+    """Whether a backend samples while it trains, in this run."""
+    if isinstance(backend, OverlapsTraining):
+        return backend.overlaps_training
+    return isinstance(backend, SamplesAhead) and backend.samples_ahead
 
 
 class Overlapped(Serial):
