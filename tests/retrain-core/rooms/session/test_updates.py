@@ -1,4 +1,4 @@
-"""Several optimizer steps per batch of samples, and the learning rate of a step."""
+"""Several optimizer steps per batch of samples: minibatches, reports, faults, stops, and the rate of each step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,9 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.updates import Updates, learning_rate
+from retrain.rooms.session.updates import Updates
 
 TABLES = registered_tables(load_plugins({}))
-COURSES = {  # warm-up 2, 10 steps
-    "constant": [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-    "linear": [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125],
-    "cosine": [0.5, 1, 1, 0.96194, 0.853553, 0.691342, 0.5, 0.308658, 0.146447, 0.03806],
-}
 
 
 def configured(**values: Any) -> Config:
@@ -87,39 +82,6 @@ def updates_of(backend: Any, stops: Interrupts | None = None, seed: int = 1, **v
 def partition(batches: list[TrainBatch]) -> list[tuple[int, ...]]:
     """The groups of each minibatch, in the order of its rows."""
     return [tuple(dict.fromkeys(each.group for each in batch.rows)) for batch in batches]
-
-
-@pytest.mark.parametrize("schedule", COURSES)
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_the_rates_of_the_schedules(schedule: str, floor: float) -> None:
-    course = {"optimizer__schedule": schedule, "optimizer__warmup_steps": 2, "optimizer__min_lr_ratio": floor}
-    config = configured(training__lr=0.5, training__max_steps=10, **course)
-    wanted = [0.5 * (factor * (1 - floor) + floor) for factor in COURSES[schedule]]
-    assert [learning_rate(config, step) for step in range(10)] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_a_constant_rate_is_left_to_the_backend() -> None:
-    assert learning_rate(configured(optimizer__min_lr_ratio=0.0), 7) is None
-    rates = [learning_rate(configured(training__max_steps=3, optimizer__warmup_steps=5), step) for step in range(3)]
-    assert rates == pytest.approx([4e-5 * each / 5 for each in (1, 2, 3)])
-
-
-@given(
-    schedule=st.sampled_from(["linear", "cosine"]),
-    warmup=st.integers(0, 8),
-    steps=st.integers(1, 12),
-    floor=st.floats(0.0, 1.0),
-)
-def test_a_rate_rises_then_falls_and_keeps_within_its_bounds(
-    schedule: str, warmup: int, steps: int, floor: float
-) -> None:
-    course = {"optimizer__schedule": schedule, "optimizer__warmup_steps": warmup, "optimizer__min_lr_ratio": floor}
-    config = configured(training__lr=2.0, training__max_steps=steps, **course)
-    rates = [learning_rate(config, step) or 0.0 for step in range(steps)]
-    assert all(2.0 * floor - 1e-12 <= rate <= 2.0 and rate > 0.0 for rate in rates)
-    rising, falling = rates[: warmup + 1], rates[warmup:]
-    assert rising == sorted(rising)
-    assert falling == sorted(falling, reverse=True)
 
 
 def test_one_update_gets_the_batch_as_it_is() -> None:

@@ -84,8 +84,6 @@ class TrainingTable(Table):
     max_tokens: int = key(10240, "New tokens per completion at most.", ge=1)
     temperature: float = key(0.7, "Sampling temperature; the trainer uses the same.", gt=0.0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0.0, le=1.0, pending="only the full distribution can be trained on")
-    minibatches: int = key(1, "Optimizer steps that share out the step's groups.", ge=1)
-    epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
     lr: float = key(4e-5, "AdamW learning rate; the highest one with a schedule.", gt=0.0)
     weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
@@ -107,15 +105,12 @@ class TrainingTable(Table):
 
 
 class OptimizerTable(Table):
-    """AdamW, the gradient norm, and the course of the learning rate."""
+    """AdamW and the gradient norm."""
 
     beta1: float = key(0.9, "AdamW beta1.", ge=0.0, lt=1.0)
     beta2: float = key(0.95, "AdamW beta2.", ge=0.0, lt=1.0)
     eps: float = key(1e-8, "AdamW epsilon.", gt=0.0)
     grad_clip_norm: float = key(0.0, "Clip the gradient to this L2 norm; 0 = off.", ge=0.0)
-    schedule: Literal["constant", "linear", "cosine"] = key("constant", "How lr falls until [training] max_steps.")
-    warmup_steps: int = key(0, "Steps in which the learning rate rises to [training] lr.", ge=0)
-    min_lr_ratio: float = key(0.0, "The rate never falls below this share of [training] lr.", ge=0.0, le=1.0)
 
 
 class LoraTable(Table):

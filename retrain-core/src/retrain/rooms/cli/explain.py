@@ -15,7 +15,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.check_loss import capability_fields
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
-from retrain.rooms.session.updates import endless_warmup
+from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.text.secrets import hide
 
 FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
@@ -112,9 +112,9 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "max_tokens": training.max_tokens,
         "max_tokens_per_step": completions * training.max_tokens * (1 + config.value("training.refill", 0)),
         "temperature": training.temperature,
-        "updates_per_step": training.minibatches * training.epochs,
+        "updates_per_step": config.value("training.minibatches", 1) * config.value("training.epochs", 1),
         "lr": training.lr,
-        "lr_schedule": _course(config),
+        "lr_schedule": str(Course.of(config)),
         "seed": training.seed,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": alpha,
@@ -133,16 +133,6 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     return hidden
 
 
-def _course(config: Config) -> str:
-    """`cosine, from 0.003 down to 0.0003 within 70 steps, after 10 steps of warm-up`; `constant`."""
-    course, lr = config.optimizer, config.training.lr
-    parts: list[str] = [course.schedule]
-    if course.schedule != "constant":
-        lowest, steps = lr * course.min_lr_ratio, config.training.max_steps
-        parts.append(f"from {lr:g} down to {lowest:g} within {steps} steps")
-    return ", ".join([*parts, f"after {course.warmup_steps} steps of warm-up"] if course.warmup_steps else parts)
-
-
 def _warnings(config: Config) -> list[str]:
     training, found = config.training, []
     if training.group_size == 1:
@@ -151,7 +141,7 @@ def _warnings(config: Config) -> list[str]:
         found.append("save_every = 0: only the last adapter is saved")
     if training.temperature > 2.0:
         found.append(f"temperature = {training.temperature}: completions will be close to noise")
-    if endless := endless_warmup(config):
+    if endless := Course.of(config).warning:
         found.append(endless)
     if training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")

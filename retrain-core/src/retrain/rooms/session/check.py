@@ -16,6 +16,7 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
+from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain.rooms.session.public_package import missing_name, note_on
 from retrain.rooms.session.tables import read_config as read_config
@@ -116,8 +117,8 @@ def check_clips(config: Config) -> list[Problem]:
 
 def check_schedule(config: Config) -> list[Problem]:
     """A problem with a floor of the learning rate that nothing lowers."""
-    course, path = config.optimizer, "optimizer.min_lr_ratio"
-    if not course.min_lr_ratio or course.schedule != "constant" or course.warmup_steps:
+    course, path = Course.of(config), "optimizer.min_lr_ratio"
+    if not course.min_lr_ratio or not course.is_constant:
         return []
     what = "has no effect: the learning rate is constant, without warm-up"
     return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" beside it, or remove it')]

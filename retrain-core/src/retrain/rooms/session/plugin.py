@@ -1,4 +1,4 @@
-"""Registers `[resume]`, and keys about truncated completions, further rounds of prompts and the loss."""
+"""Registers `[resume]`, and keys about truncated completions, further rounds of prompts, updates and the loss."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
     summary = "Truncated completions, and further rounds of prompts."
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
+    summary = "Several optimizer steps per step."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
+    summary = "The course of the learning rate."
+    register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
     keys, summary = "retrain.rooms.session.loss_keys:LossKeys", "How the loss averages and weighs."
     register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
 

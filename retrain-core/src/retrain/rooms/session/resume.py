@@ -17,6 +17,7 @@ from retrain.rooms.session.identity.acceptance import recorded_resume
 from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity
+from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
@@ -185,10 +186,10 @@ def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
 
 def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -> list[Difference]:
     before, now = manifest.get("config", {}), public_values(config)
-    found = []
+    found, course = [], Course.of(config)
     for key in keys:
         # a falling learning rate was that of a share of the steps: another number of steps changes the past
-        is_course = key.path == STEPS and config.optimizer.schedule != "constant"
+        is_course = key.path == STEPS and course.falls
         if (key.free_on_resume and not is_course) or key.table not in now:
             continue
         old = before.get(key.table, {}).get(key.name, key.default)
@@ -197,7 +198,7 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         if key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {}) and old == FORMER_CLIP:
             old = key.default  # of every loss that there was, which the default now stands for
         if old != new:
-            why = COURSE.format(config.optimizer.schedule) if is_course else ""
+            why = COURSE.format(course.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
     return found
 

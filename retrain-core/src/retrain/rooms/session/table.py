@@ -26,3 +26,18 @@ class SelectionKeys(Table):
         0, "Length of the zone below max_tokens in which the reward falls by up to 1; 0 = off.", ge=0
     )
     refill: int = key(0, "Further rounds of prompts, at most, until batch_size groups can teach; 0 = off.", ge=0)
+
+
+class UpdateKeys(Table):
+    """How often a step's groups are trained on."""
+
+    minibatches: int = key(1, "Optimizer steps that share out the step's groups.", ge=1)
+    epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
+
+
+class ScheduleKeys(Table):
+    """The course of the learning rate."""
+
+    schedule: Literal["constant", "linear", "cosine"] = key("constant", "How lr falls until [training] max_steps.")
+    warmup_steps: int = key(0, "Steps in which the learning rate rises to [training] lr.", ge=0)
+    min_lr_ratio: float = key(0.0, "The rate never falls below this share of [training] lr.", ge=0.0, le=1.0)

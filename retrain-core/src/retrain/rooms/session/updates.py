@@ -1,9 +1,8 @@
-"""Several optimizer steps per batch of samples, each at the learning rate that `[optimizer]` sets for the step."""
+"""Several optimizer steps per batch of samples, all at the learning rate of their step."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,29 +14,9 @@ from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.learning_rate import Course
 
 LOG = logging.getLogger("retrain")
-
-
-def learning_rate(config: Config, step: int) -> float | None:
-    """The rate of a step, lr (f (1 - min_lr_ratio) + min_lr_ratio); None where it is always `[training] lr`.
-
-    With N = `max_steps` and W = `warmup_steps`, f = (step + 1) / W in the first W steps. Then constant: 1; linear:
-    (N - step) / (N - W); cosine: (1 + cos(pi (step - W) / (N - W))) / 2.
-    """
-    course, total = config.optimizer, config.training.max_steps
-    if course.schedule == "constant" and not course.warmup_steps:
-        return None
-    done = (step - course.warmup_steps) / max(total - course.warmup_steps, 1)
-    after = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2.0}[course.schedule]
-    factor = (step + 1) / course.warmup_steps if step < course.warmup_steps else after
-    return float(config.training.lr * (factor * (1.0 - course.min_lr_ratio) + course.min_lr_ratio))
-
-
-def endless_warmup(config: Config) -> str:
-    """The warning that the rate never reaches `[training] lr`; empty if it does."""
-    warmup, steps = config.optimizer.warmup_steps, config.training.max_steps
-    return f"warmup_steps = {warmup}, max_steps = {steps}: the learning rate never reaches lr" if warmup > steps else ""
 
 
 class Updates:
@@ -49,9 +28,10 @@ class Updates:
 
     def __init__(self, config: Config, backend: Backend, seeds: Seeds, stops: Interrupts) -> None:
         self._config, self._backend, self._seeds, self._stops = config, backend, seeds, stops
-        self._is_told = False
-        if endless := endless_warmup(config):
-            LOG.warning("%s", endless)
+        self._course, self._is_told = Course.of(config), False
+        self._wanted, self._epochs = config.value("training.minibatches", 1), config.value("training.epochs", 1)
+        if self._course.warning:
+            LOG.warning("%s", self._course.warning)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """All updates of the step; the errors of the first one, which leave everything as it was.
@@ -70,25 +50,24 @@ class Updates:
                     break
                 except OutOfMemoryError as error:
                     raise BackendError(*error.problems) from error  # too late to try the step again with less
-        minibatches = first.updates // self._config.training.epochs
+        minibatches = first.updates // self._epochs
         return combined(done, minibatches, rejected=rejected) if others else done[0]
 
     def _minibatches(self, batch: TrainBatch) -> list[TrainBatch]:
-        batch = replace(batch, lr=learning_rate(self._config, batch.step))
+        batch = replace(batch, lr=None if self._course.is_constant else self._course.rate(batch.step))
         groups = sorted({row.group for row in batch.rows if row.action_T.any()})
-        training = self._config.training
-        parts = max(1, min(training.minibatches, len(groups)))
-        if parts < training.minibatches and not self._is_told:
+        parts = max(1, min(self._wanted, len(groups)))
+        if parts < self._wanted and not self._is_told:
             self._is_told = True
             told = "Step %d has %d groups to train on, for minibatches = %d: one minibatch per group, here and later."
-            LOG.warning(told, batch.step, len(groups), training.minibatches)
-        updates = parts * training.epochs
+            LOG.warning(told, batch.step, len(groups), self._wanted)
+        updates = parts * self._epochs
         if updates == 1:
             return [batch]
         batch = replace(batch, rows=self._with_trainer_logprobs(batch), updates=updates)
         found: list[TrainBatch] = []
         elsewhere = batch.num_masked - sum(group in groups for group in batch.masked_groups)  # spread evenly
-        for epoch in range(training.epochs):
+        for epoch in range(self._epochs):
             order = self._seeds.stream("minibatches", batch.step, epoch).permutation(groups)
             for part, chosen in enumerate(np.array_split(order, parts)):
                 rows = tuple(row for row in batch.rows if row.group in chosen)
