@@ -19,7 +19,7 @@ import pytest
 from tests.end_to_end.running import retrain, untimed
 
 FORMER = Path(__file__).with_name("former_run")
-ADDED_SINCE = {"kl_mean", "lr", "updates", "reward_p10", "reward_p50", "reward_p90"}
+ADDED_SINCE = {"kl_mean", "kl_k1_mean", "lr", "updates", "reward_p10", "reward_p50", "reward_p90"}
 ADDED_TO_EVALUATIONS = {"eval_mean_reward", "eval_reward_p10", "eval_reward_p50", "eval_reward_p90"}
 
 

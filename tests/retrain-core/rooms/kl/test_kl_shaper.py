@@ -99,7 +99,7 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [pair])
     assert [score.value for score in shaped.scores] == pytest.approx([1.0 - 0.5 * 0.2, 0.0])
     assert fields == pytest.approx(
-        {"kl_mean": (0.021403 + 0.07032) / 6, "kl_coef": 0.5, "kl_penalty_mean": 0.05}, abs=1e-6
+        {"kl_mean": (0.021403 + 0.07032) / 6, "kl_k1_mean": 0.2 / 6, "kl_coef": 0.5, "kl_penalty_mean": 0.05}, abs=1e-6
     )
     assert num_correct(shaped) == 1
     assert all(c.reference_logprobs_T is None for c in shaped.completions)
@@ -154,7 +154,7 @@ def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: B
     assert backend.asked == []
     fields = made.retrain_extra_metrics(GroupsView(step=0, groups=groups), REPORT)
     assert backend.asked == [2]
-    assert fields == pytest.approx({"kl_mean": (0.021403 + 0.07032) / 3}, abs=1e-6)
+    assert fields == pytest.approx({"kl_mean": (0.021403 + 0.07032) / 3, "kl_k1_mean": 0.2 / 3}, abs=1e-6)
     assert made.retrain_extra_metrics(GroupsView(step=0, groups=groups), None) == {}
 
 

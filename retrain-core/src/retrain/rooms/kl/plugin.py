@@ -38,6 +38,12 @@ def retrain_describe_metrics() -> list[MetricSpec]:
     mean = "Mean over action tokens of k3 between the sampling policy and its reference: an estimate >= 0 of the KL."
     return [
         MetricSpec(name="kl_mean", meaning=mean, unit="nats", absent=UNMEASURED),
+        MetricSpec(
+            name="kl_k1_mean",
+            meaning="Mean of log p - log p_ref over the same tokens: the KL too, of either sign, with a shorter tail.",
+            unit="nats",
+            absent=UNMEASURED,
+        ),
         MetricSpec(name="kl_coef", meaning="Weight of the KL in this step.", unit="", absent="with [kl] coef = 0"),
         MetricSpec(
             name="kl_penalty_mean",

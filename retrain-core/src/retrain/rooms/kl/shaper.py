@@ -73,9 +73,8 @@ class KlShaper:
             return tuple(groups), {"kl_coef": self.coef}
         found = dict(zip(map(id, judged), self._reference(judged), strict=True))
         logs_A = [_differences(completion, found[id(completion)]) for completion in judged]
-        mean = float(k3(np.concatenate(logs_A)).mean())
-        fields = {"kl_mean": mean, "kl_coef": self.coef}
-        self._next_coef = self._steered(mean, len(judged))
+        fields = _means(logs_A) | {"kl_coef": self.coef}
+        self._next_coef = self._steered(fields["kl_mean"], len(judged))
         if self._table.where == "loss":
             return tuple(self._carrying(group, found) for group in groups), fields
         penalties = {id(c): self.coef * float(k1(d_A).sum()) for c, d_A in zip(judged, logs_A, strict=True)}
@@ -91,7 +90,7 @@ class KlShaper:
             return {}
         some = judged[:: min(STRIDE, len(judged))]
         logs_A = map(_differences, some, self._reference(some))
-        return {"kl_mean": float(k3(np.concatenate(list(logs_A))).mean())}
+        return _means(list(logs_A))
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
@@ -155,6 +154,12 @@ def _differences(completion: Completion, reference_T: Floats) -> Floats:
     """log p_ref - log p of the action tokens, p being the policy that sampled them."""
     result: Floats = (reference_T - completion.logprobs_T)[completion.action_T]
     return result
+
+
+def _means(differences: Sequence[Floats]) -> dict[str, float]:
+    """Both estimates of the mean KL per token."""
+    d_A = np.concatenate(differences)
+    return {"kl_mean": float(k3(d_A).mean()), "kl_k1_mean": float(k1(d_A).mean())}
 
 
 def _judged(group: Group) -> list[Completion]:
