@@ -33,6 +33,7 @@ PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "re
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
 EXTRAS = {
     "retrain-core": "ray,tensorboard,wandb",
+    "retrain-local": "quantize",
     "retrain-sepa": "semantic",
     "retrain-rewards": "reasoning-gym,verifiers,judge",
 }

@@ -88,10 +88,11 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         options: dict[str, Any] | None = None,
         dtype: str = "auto",
         adapter: str | Path = "",
+        quantize: str = "none",
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
             "model": Model.model_validate(
-                {"model": str(model), "lora_rank": rank, "dtype": dtype, "adapter": str(adapter)}
+                {"model": str(model), "lora_rank": rank, "dtype": dtype, "adapter": str(adapter), "quantize": quantize}
             ),
             "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": schema.LoraTable(alpha=alpha),

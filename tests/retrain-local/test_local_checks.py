@@ -105,12 +105,11 @@ def whole(backend: str = "local", engine: str = "pytorch", **training: int) -> C
         "inference": InferenceTable.model_validate({"engine": engine, "dtype": "fp8"}),
         "model": schema.ModelTable(lora_rank=0),
         "lora": schema.LoraTable(alpha=4),
-        "optimizer": schema.OptimizerTable(),
-        "algorithm": schema.AlgorithmTable(),
         "entropy": EntropyTable(coef=0.1),
         "training": schema.TrainingTable.model_validate(training),
     }
-    return Config(tables=tables)
+    others = {name: entry.model() for name, entry in registered_tables(load_plugins({})).items()}
+    return Config(tables=others | tables)
 
 
 def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ GPU_ONLY = {
 }
 FOREIGN = (  # keys of [model] that are ours, their defaults, and what to do under another backend
     ("dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
+    ("quantize", "none", 'remove it, or use backend = "local"'),
     ("adapter", "", 'remove it, or use backend = "local"'),
 )
 NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why no other does
@@ -77,6 +79,29 @@ def full_problems(config: Config) -> list[Problem]:
         found.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
     if config.value("inference.dtype", "auto") == "fp8":
         what, why = "dtype = 'fp8' does not go with lora_rank = 0", "its weights are quantised once and then frozen"
+        found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
+    return found
+
+
+def quantize_problems(config: Config) -> list[Problem]:
+    """What does not go with `[model] quantize`, and the package that 4 bits need."""
+    kind = config.value("model.quantize", "none")
+    if kind == "none":
+        return []
+    where, engine = config.place("model.quantize"), config.value("inference.engine", ENGINE)
+    found = []
+    if kind == "nf4" and find_spec("bitsandbytes") is None:
+        what, fix = "quantize = 'nf4' needs bitsandbytes", 'pip install "retrain-local[quantize]", or use "int8"'
+        found.append(Problem(where=where, what=what, fix=fix))
+    if not config.model.lora_rank:
+        what, why = f"quantize = {kind!r} does not go with lora_rank = 0", "quantised weights cannot be trained"
+        found.append(Problem(where=where, what=what, why=why, fix="remove it, or set [model] lora_rank to 32"))
+    if engine != ENGINE:
+        what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
+        place, fix = config.place("inference.engine"), f'use engine = "{ENGINE}", or quantize = "none"'
+        found.append(Problem(where=place, what=what, why=why, fix=fix))
+    if config.value("inference.dtype", "auto") == "fp8":
+        what, why = f"dtype = 'fp8' does not go with quantize = {kind!r}", "the matrices would be quantised twice"
         found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
 

@@ -16,6 +16,10 @@ class ModelKeys(Table):
         "auto",
         "Weights and activations of backend local, in sampling and training; auto = fp32 on a CPU, bf16 on a GPU.",
     )
+    quantize: Literal["none", "nf4", "int8"] = key(
+        "none",
+        "Frozen matrices of backend local, in sampling and training: none = as dtype says, nf4 = 4 bits (QLoRA), int8.",
+    )
     adapter: str = key(
         "",
         "PEFT adapter to start from (backend local): its folder, or a run, whose newest checkpoint is taken.",

@@ -140,12 +140,19 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
-    from retrain_local.checks import adapter_problems, foreign_keys, full_problems, problems_of, start_problems
+    from retrain_local.checks import (
+        adapter_problems,
+        foreign_keys,
+        full_problems,
+        problems_of,
+        quantize_problems,
+        start_problems,
+    )
 
     if config.backend.backend != "local":
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
-    return [*problems_of(config), *adapter_problems(config, plugins), *start]
+    return [*problems_of(config), *quantize_problems(config), *adapter_problems(config, plugins), *start]
 
 
 @hookimpl

@@ -28,6 +28,7 @@ PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of i
 AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # what [model] dtype = "auto" means
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32, as are weights that are trained
+QUANTISED_BYTES = {"nf4": 0.5625, "int8": 1.0}  # of a frozen number: 4 bits and a scale for every 64; 8 bits
 FULL_CHECKPOINT_BYTES = 14  # of a trained weight: bf16 for users, the fp32 number itself, both moments
 
 # ---------------------------------------------------------------- what was measured, for the estimate

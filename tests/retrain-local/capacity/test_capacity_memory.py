@@ -85,6 +85,14 @@ def test_all_weights_trained_by_hand() -> None:
     assert training.parts["gradients"] == (at_a_time + 1) * weights + at_a_time * 2 * 10 * 8 * 4
 
 
+@pytest.mark.parametrize(("kind", "bytes_of"), [("nf4", 0.5625), ("int8", 1.0)])
+def test_quantised_matrices_by_hand(kind: str, bytes_of: float) -> None:
+    found = estimate(SHAPE, replace(WORK, quantize=kind), runtime_bytes=0).phases[0].resident
+    adapted = SHAPE.adapted_elements
+    assert found["weights"] == (SHAPE.parameters - adapted) * 4 + bytes_of * adapted
+    assert found["sampler"] == adapted * 4 + SHAPE.sampler_adapter_elements(4) * 4
+
+
 def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
     large = replace(SHAPE, vocabulary=sizes.PREPACK_FROM // SHAPE.hidden)
     for shape, work, head in (

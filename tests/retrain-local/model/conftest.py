@@ -64,9 +64,16 @@ def own_logits() -> Callable[[Any, Tensor], Tensor]:
 @pytest.fixture
 def make_pair(make_context: Callable[..., PluginContext]) -> Callable[..., Pair]:
     def make(
-        folder: str | Path, *, rank: int = 4, alpha: int = 0, seed: int = 3, dtype: str = "auto", **places: Any
+        folder: str | Path,
+        *,
+        rank: int = 4,
+        alpha: int = 0,
+        seed: int = 3,
+        dtype: str = "auto",
+        quantize: str = "none",
+        **places: Any,
     ) -> Pair:
-        context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype)
+        context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype, quantize=quantize)
         source = find_model(context.config, context.plugins)
         return create_pair(context.config, source, trainer_device=CPU, seed=seed, **places)
 

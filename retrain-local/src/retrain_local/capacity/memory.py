@@ -77,6 +77,8 @@ def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     element = sizes.weight_bytes(work.device, work.model_dtype) if work.lora_rank else sizes.ADAPTER_BYTES
     weights = shape.parameters * element
+    if work.quantize in sizes.QUANTISED_BYTES:
+        weights -= int(shape.adapted_elements * (element - sizes.QUANTISED_BYTES[work.quantize]))
     parts = {"weights": weights, "adapter": adapter, "optimizer": 2 * (adapter if work.lora_rank else weights)}
     if work.device == "cpu":
         parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
@@ -91,6 +93,10 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     element = {"bf16": 2, "fp8": 1}.get(work.dtype, trained)
     if not work.lora_rank:
         return {"sampler": (shape.parameters + _prepacked(shape, work.device)) * element}
+    if work.quantize in sizes.QUANTISED_BYTES:  # a small model is sampled from an expanded copy
+        is_copied = shape.adapted_elements <= sizes.MERGE_LIMIT
+        adapter = shape.sampler_adapter_elements(work.lora_rank) * element
+        return {"sampler": adapter + (is_copied * shape.adapted_elements + _prepacked(shape, work.device)) * element}
     if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
         own = shape.adapted_elements * element
     else:

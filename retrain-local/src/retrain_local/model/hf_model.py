@@ -117,6 +117,10 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         what = f"lora_rank = 0 is not served for {folder.document['model_type']}, which transformers' modules compute"
         fix = "set [model] lora_rank to 32, or name a model of the Llama family (llama, qwen2, qwen3, mistral)"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+    if place.quantize != "none":
+        what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
+        fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
+        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     register()
     with _quiet():
         base = _load(folder, place)

@@ -15,6 +15,7 @@ from retrain_local.model.model_files import Folder
 from retrain_local.model.pair import Lora, Pair, Placement
 from retrain_local.model.prepacked import Matrix, frozen_matrix
 from retrain_local.model.projection import Projection, Sampled, SampledLowRank, SampledMerged
+from retrain_local.model.qlora import Expanded, QuantisedLinear, quantiser
 from retrain_local.model.quantised import SampledFp8, takes_fp8
 from retrain_local.model.stacked import SampledStacked
 from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_weights
@@ -22,15 +23,16 @@ from retrain_local.model.weights import Linear, Reader, Weights, matrices, read_
 
 def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
     """The pair for a Llama-family model, see `create_pair`; imports neither transformers nor PEFT."""
-    spare_rows = lora.rank if place.is_stacked else 0
+    pack = quantiser(place.quantize)
+    spare_rows = lora.rank if place.is_stacked and pack is None else 0
     with Reader(folder.weights(), place.trainer, place.trainer_dtype, spare_rows=spare_rows) as reader:
-        weights = read_weights(reader, architecture)
+        weights = read_weights(reader, architecture, pack=pack)
     adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
     total = weights.count + sum(p.numel() for p in parameters.values())
     targets = (name.rpartition(".")[2] for name in matrices(architecture))
     is_light = sum(linear.weight.numel() for linear in _linears(weights)) <= projection.MERGE_LIMIT
-    is_merged = is_light and weights.embedding.dtype == torch.float32
+    is_merged = is_light and weights.embedding.dtype == torch.float32 and pack is None
     kind = projection.TrainedMerged if is_merged else projection.TrainedLowRank
     head = frozen_matrix(weights.head, may_copy=is_light)
     trained = _decoder(architecture, weights, [kind(adapter) for adapter in adapters], head, total)
@@ -42,9 +44,8 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
             theirs = weights.to(device, place.sampler_dtype)
             may_copy = is_light or theirs.embedding is not weights.embedding
             there = (linear.to(device, place.sampler_dtype) for linear in _linears(weights))
-            published.append(
-                [_sampled(linear, lora.rank, place, is_merged=is_merged, may_copy=may_copy) for linear in there]
-            )
+            how = {"is_merged": is_merged, "is_light": is_light, "may_copy": may_copy}
+            published.append([_sampled(linear, lora.rank, place, **how) for linear in there])
             their_head = head if theirs.head is weights.head else frozen_matrix(theirs.head, may_copy=may_copy)
             samplers.append(_decoder(architecture, theirs, published[-1], their_head, total))
             samplers[-1].fuse()
@@ -67,7 +68,11 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     )
 
 
-def _sampled(linear: Linear, rank: int, place: Placement, *, is_merged: bool, may_copy: bool) -> Sampled:
+def _sampled(
+    linear: Linear, rank: int, place: Placement, *, is_merged: bool, is_light: bool, may_copy: bool
+) -> Sampled:
+    if isinstance(linear, QuantisedLinear):
+        return SampledLowRank(linear, rank, frozen=None if is_light else Expanded(linear))
     if place.is_quantised and takes_fp8(linear):
         return SampledFp8(linear, rank)
     if is_merged and linear.weight.dtype == torch.float32:

@@ -71,4 +71,5 @@ def _placement(
         samplers=samplers,
         sampler_dtype=trainer_dtype if dtype is None or is_quantised else dtype,
         is_quantised=is_quantised,
+        quantize=config.value("model.quantize", "none"),
     )

@@ -63,7 +63,7 @@ class Pair:
 class Placement:
     """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied elsewhere.
 
-    `is_quantised`: samplers use 8-bit copies of the matrices.
+    `is_quantised`: samplers use 8-bit copies of the matrices. `quantize` is `[model] quantize`, of both sides.
     """
 
     trainer: torch.device
@@ -71,6 +71,7 @@ class Placement:
     samplers: tuple[torch.device, ...]
     sampler_dtype: torch.dtype
     is_quantised: bool
+    quantize: str = "none"
 
     @property
     def is_stacked(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain_local.model.adapter import Adapter, merge
-from retrain_local.model.prepacked import frozen_matrix, own_matrix
+from retrain_local.model.prepacked import Matrix, frozen_matrix, own_matrix
 from retrain_local.model.weights import Linear
 from retrain_local.sizes import MERGE_LIMIT as MERGE_LIMIT
 
@@ -91,9 +91,12 @@ class SampledMerged:
 class SampledLowRank:
     """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
 
-    def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True) -> None:
-        """`may_copy`: whether W may be prepacked, which takes its size again where others hold the tensor."""
-        self._frozen, self._bias = frozen_matrix(linear.weight, may_copy=may_copy), linear.bias
+    def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, frozen: Matrix | None = None) -> None:
+        """`may_copy`: whether W may be prepacked, which takes its size again where others hold the tensor.
+
+        `frozen` is W in a form of the caller's.
+        """
+        self._frozen, self._bias = frozen or frozen_matrix(linear.weight, may_copy=may_copy), linear.bias
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
         self._b = weight.new_zeros(weight.shape[0], parts * rank)

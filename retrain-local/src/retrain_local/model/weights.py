@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,8 +183,13 @@ def file_names(folder: Path) -> list[str]:
     return sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
 
 
-def read_weights(reader: Reader, architecture: Architecture) -> Weights:
-    """All weights of a decoder, fused; MissingWeightsError or MisshapenWeightsError when the files do not hold them."""
+def read_weights(
+    reader: Reader, architecture: Architecture, *, pack: Callable[[Linear], Linear] | None = None
+) -> Weights:
+    """All weights of a decoder, fused; MissingWeightsError or MisshapenWeightsError when the files do not hold them.
+
+    `pack` is applied to every layer as soon as it is read, so that the model is never whole in memory before it.
+    """
     prefix = "" if "embed_tokens.weight" in reader else "model."
     shapes = dict(_shapes(architecture, prefix))
     is_tied = architecture.is_tied and "lm_head.weight" not in reader
@@ -202,7 +207,10 @@ def read_weights(reader: Reader, architecture: Architecture) -> Weights:
         return reader.read(name, reader.empty(*shapes[name]))
 
     embedding = whole(f"{prefix}embed_tokens.weight")
-    layers = tuple(_layer(reader, shapes, prefix, f"layers.{at}.", architecture) for at in range(architecture.layers))
+    layers = tuple(
+        _layer(reader, shapes, prefix, f"layers.{at}.", architecture, pack or _as_read)
+        for at in range(architecture.layers)
+    )
     head = embedding if is_tied else whole("lm_head.weight")
     if architecture.is_tied and not is_tied and torch.equal(head, embedding):
         head = embedding  # some files store the tied head as well
@@ -240,8 +248,17 @@ def matrices(a: Architecture) -> dict[str, tuple[int, int]]:
     }
 
 
+def _as_read(linear: Linear) -> Linear:
+    return linear
+
+
 def _layer(
-    reader: Reader, shapes: Mapping[str, tuple[int, ...]], prefix: str, layer: str, a: Architecture
+    reader: Reader,
+    shapes: Mapping[str, tuple[int, ...]],
+    prefix: str,
+    layer: str,
+    a: Architecture,
+    pack: Callable[[Linear], Linear],
 ) -> LayerWeights:
     def vector(name: str) -> Tensor:
         name = f"{prefix}{layer}{name}.weight"
@@ -260,7 +277,7 @@ def _layer(
             for name, part in zip(full, bias.split(sizes), strict=True):
                 reader.read(f"{name}.bias", part)
         modules = tuple(f"model.{layer}{name}" for name in names)
-        return Linear(weight=weight, bias=bias, names=modules, sizes=sizes, stacked=stacked if spare else None)
+        return pack(Linear(weight=weight, bias=bias, names=modules, sizes=sizes, stacked=stacked if spare else None))
 
     heads_norm = None
     if a.normalises_heads:

@@ -14,7 +14,7 @@ class Workload:
 
     `micro_batch_tokens` and `cache_bytes` are 0 if the backend chooses them. `samplers` is 0 if one device does
     everything, otherwise the number of devices that sample while another trains. `is_served`: a server samples.
-    `model_dtype` is `[model] dtype`, the rest are values of `[inference]` and `[backend.options]`.
+    `model_dtype` and `quantize` are keys of `[model]`, the rest are values of `[inference]` and `[backend.options]`.
     """
 
     device: str
@@ -33,6 +33,7 @@ class Workload:
     model_dtype: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantize: str = "none"
 
     def with_size(self, name: str, value: int) -> Workload:
         """A copy with another value in field `name`."""

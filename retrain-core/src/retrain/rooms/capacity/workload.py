@@ -38,6 +38,7 @@ def workload_of(config: Config, *, prompt_tokens: int = 0, context: int | None =
         model_dtype=config.value("model.dtype", "auto"),
         dtype=config.value("inference.dtype", "auto"),
         kv_cache_dtype=config.value("inference.kv_cache_dtype", "auto"),
+        quantize=config.value("model.quantize", "none"),
     )
 
 

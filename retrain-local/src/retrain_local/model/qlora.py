@@ -1,0 +1,122 @@
+"""`[model] quantize`: frozen matrices of 4 or 8 bits, expanded whenever they are used (QLoRA, arXiv:2305.14314).
+
+Trainer and sampler expand the same stored numbers, so both compute with the same matrix W' beside the same adapter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from retrain_local.model.weights import Linear
+
+BLOCK = 64  # numbers of a row that share a scale in nf4
+
+
+class Stored(Protocol):
+    """A matrix in fewer bits."""
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """W' [outputs, inputs]."""
+
+    def to(self, device: torch.device) -> Stored:
+        """The same there."""
+
+
+class Nf4:
+    """Blocks of 64 numbers, each one of 16 quantiles of a normal distribution times the block's largest number."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        from bitsandbytes.functional import quantize_4bit  # seconds to import
+
+        # as one row: on a CPU bitsandbytes 0.50 expands a matrix wrongly whose rows are not whole blocks
+        self._shape, flat = weight_OI.shape, weight_OI.reshape(1, -1)
+        self._packed, self._state = quantize_4bit(flat, blocksize=BLOCK, quant_type="nf4")
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """See `Stored`."""
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(self._packed, self._state).view(self._shape).to(dtype)
+
+    def to(self, device: torch.device) -> Nf4:
+        """See `Stored`."""
+        if self._packed.device == device:
+            return self
+        moved = copy.copy(self)
+        state: Any = copy.deepcopy(self._state)
+        state.to(device)  # in place
+        moved._packed, moved._state = self._packed.to(device), state
+        return moved
+
+
+class Int8:
+    """Whole numbers of -127 to 127 times a scale for each row, rounded to the nearest."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        largest_O1 = weight_OI.float().abs().amax(dim=1, keepdim=True).clamp_(min=1e-12)
+        self._scales_O1 = largest_O1 / 127.0
+        self._packed = (weight_OI.float() / self._scales_O1).round_().to(torch.int8)
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """See `Stored`."""
+        return (self._packed * self._scales_O1).to(dtype)
+
+    def to(self, device: torch.device) -> Int8:
+        """See `Stored`."""
+        moved = copy.copy(self)
+        moved._packed, moved._scales_O1 = self._packed.to(device), self._scales_O1.to(device)
+        return moved
+
+
+KINDS: dict[str, Callable[[Tensor], Stored]] = {"nf4": Nf4, "int8": Int8}
+
+
+class QuantisedLinear(Linear):
+    """A `Linear` that keeps `stored` in place of its weight, which is made anew for every use."""
+
+    _stored: Stored
+    _dtype: torch.dtype
+
+    def __init__(self, linear: Linear, stored: Stored, bias: Tensor | None, dtype: torch.dtype) -> None:
+        given: dict[str, Any] = {"bias": bias, "names": linear.names, "sizes": linear.sizes, "stacked": None}
+        for name, value in (given | {"_stored": stored, "_dtype": dtype}).items():
+            object.__setattr__(self, name, value)  # a frozen dataclass
+
+    @property
+    def weight(self) -> Tensor:
+        """W' [sum of outputs, inputs]."""
+        return self._stored.expanded(self._dtype)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
+        """The same stored numbers, expanded there and to that dtype."""
+        bias = None if self.bias is None else self.bias.to(device, dtype)
+        return QuantisedLinear(self, self._stored.to(device), bias, dtype)
+
+
+def quantiser(kind: str) -> Callable[[Linear], Linear] | None:
+    """What turns a layer just read into one of `[model] quantize`; None for "none"."""
+    if kind not in KINDS:
+        return None
+    make = KINDS[kind]
+    return lambda linear: QuantisedLinear(linear, make(linear.weight), linear.bias, linear.weight.dtype)
+
+
+class Expanded:
+    """The matrix of a `QuantisedLinear` for products without a gradient, expanded in each: see `Matrix`."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """See `Matrix`."""
+        return functional.linear(x_NI, self._linear.weight, bias_O)
+
+    def take(self, weight_OI: Tensor) -> None:
+        """See `Matrix`."""
+        raise NotImplementedError("it is frozen")

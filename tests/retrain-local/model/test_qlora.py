@@ -1,0 +1,115 @@
+"""An adapter on quantised matrices: trainer and sampler compute with the same numbers, and PEFT with them too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from retrain.api import ConfigError, SampleRequest, TrainBatch
+from retrain_local.backend import LocalBackend
+from retrain_local.checks import quantize_problems
+from retrain_local.decoder import Decoder
+from retrain_local.model import projection
+from retrain_local.model.checkpoint import save_adapter
+from retrain_local.model.pair import Pair
+from retrain_local.model.qlora import KINDS
+from tests.random_models import random_model
+
+MakePair = Callable[..., Pair]
+LogitsOf = Callable[[Decoder, Tensor], Tensor]
+LARGEST_GAP = {"nf4": 0.15, "int8": 0.01}  # of the norm of a matrix
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "nf4":
+        pytest.importorskip("bitsandbytes")
+    return str(request.param)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).float().norm() / expected.float().norm())
+
+
+@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+def test_gradients_are_those_of_peft_on_the_rounded_model(
+    kind: str,
+    merge_limit: int,
+    make_pair: MakePair,
+    logits_of: LogitsOf,
+    own_logits: Callable[[Any, Tensor], Tensor],
+    shaken: Callable[[Pair], None],
+    ids_N: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And its sampler agrees, with a copy of what it expands (small models), and without."""
+    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    model = random_model("qwen3 with windows and biases")
+    model.save_pretrained(tmp_path / "model")
+    pair = make_pair(tmp_path / "model", quantize=kind)
+    shaken(pair)
+    pair.publish()
+    (tmp_path / "adapter").mkdir()
+    save_adapter(pair, tmp_path / "adapter")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            rounded = KINDS[kind](module.weight.detach()).expanded(torch.float32)
+            assert 0.0 < relative(rounded, module.weight.detach()) < LARGEST_GAP[kind]
+            module.weight.data.copy_(rounded)
+    peft = PeftModel.from_pretrained(model, str(tmp_path / "adapter"), is_trainable=True).eval()
+    theirs = {name: p for name, p in peft.named_parameters() if p.requires_grad}
+    weights = torch.randn(len(ids_N), 200, generator=torch.Generator().manual_seed(1))
+    expected, found = own_logits(peft, ids_N), logits_of(pair.trained, ids_N)
+    assert relative(found.detach(), expected.detach()) < 1e-5
+    wanted = torch.autograd.grad((expected * weights).sum(), list(theirs.values()))
+    gradients = torch.autograd.grad((found * weights).sum(), [pair.parameters[name] for name in theirs])
+    for name, gradient, other in zip(theirs, gradients, wanted, strict=True):
+        assert relative(gradient, other) < 1e-4, name
+    with torch.no_grad():
+        assert relative(logits_of(pair.sampler, ids_N), found) < 1e-5
+
+
+def test_the_ratio_is_1_after_a_step(
+    kind: str,
+    make_backend: Callable[..., LocalBackend],
+    requests: Sequence[SampleRequest],
+    roll: Callable[..., TrainBatch],
+) -> None:
+    backend = make_backend(quantize=kind)
+    plain = make_backend()
+    backend.train(roll(backend, requests))
+    backend.publish()
+    rows = roll(backend, requests, step=1).rows
+    for row, found_T in zip(rows, backend.logprobs(rows, 1.0), strict=True):
+        assert np.abs(found_T - row.logprobs_T)[row.action_T].max() < 1e-4
+    others = plain.reference_logprobs(rows, 1.0)
+    gaps = [np.abs(a - b).max() for a, b in zip(backend.reference_logprobs(rows, 1.0), others, strict=True)]
+    assert max(gaps) > 1e-3  # it is another model
+
+
+def test_it_is_refused_where_it_cannot_be(
+    make_context: Callable[..., Any], make_pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain_local.checks.find_spec", lambda name: None)
+    inference = {"engine": "vllm", "dtype": "fp8"}
+    found = quantize_problems(make_context(rank=0, quantize="nf4", inference=inference).config)
+    assert [problem.where for problem in found] == [
+        f"[{where} (default)"
+        for where in ("model] quantize", "model] quantize", "inference] engine", "inference] dtype")
+    ]
+    assert found[0].fix == 'pip install "retrain-local[quantize]", or use "int8"'
+    assert quantize_problems(make_context(rank=0, inference=inference).config) == []
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(tmp_path)
+    for given, what in (({"quantize": "int8"}, "quantize = 'int8'"), ({"rank": 0}, "lora_rank = 0")):
+        with pytest.raises(ConfigError, match=f"{what} is not served for gpt2"):
+            make_pair(tmp_path, **given)
