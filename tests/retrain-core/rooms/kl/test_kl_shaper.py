@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +103,17 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
     )
     assert num_correct(shaped) == 1
     assert all(c.reference_logprobs_T is None for c in shaped.completions)
+
+
+def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: Group) -> None:
+    earned = replace(pair.completions[0], rewards_T=np.array([0.0, 1.0, 0.0, 0.0]))
+    (made,) = shaper_of(config(coef=0.5, where="reward"), backend, by_token=True)  # type: ignore[arg-type]
+    given = replace(pair, completions=(earned, *pair.completions[1:]))
+    (shaped,), fields = made.shape(3, [given])
+    assert shaped.scores == pair.scores
+    assert shaped.completions[0].rewards_T == pytest.approx(np.array([0.0, 1.1, -0.2, 0.0]))
+    assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert fields["kl_penalty_mean"] == pytest.approx(0.05)
 
 
 def test_a_penalty_does_not_make_a_group_informative(backend: Backend, pair: Group) -> None:

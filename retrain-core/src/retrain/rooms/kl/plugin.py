@@ -65,6 +65,8 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
 @hookimpl
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
     """The KL of a run, if it is measured at all."""
-    from retrain.rooms.kl.shaper import shaper_of  # only a run needs it
+    from retrain.rooms.credit.flow import build_flow
+    from retrain.rooms.kl.shaper import shaper_of  # only a run needs them
 
-    return shaper_of(context.config, backend)
+    flow = build_flow(context.config, context.plugins)
+    return shaper_of(context.config, backend, by_token=flow.needs_token_rewards)

@@ -22,12 +22,17 @@ STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the 
 MAX_CHANGE = 0.2
 
 
-def shaper_of(config: Config, backend: Backend) -> list[KlShaper]:
-    """One, or none where neither the reward, the loss nor the log asks for the reference."""
+def shaper_of(config: Config, backend: Backend, *, by_token: bool = False) -> list[KlShaper]:
+    """One, or none where neither the reward, the loss nor the log asks for the reference.
+
+    `by_token`: credit takes rewards of single tokens.
+    """
     table, offered = config.table("kl", KlTable), backend.capabilities.regularisers
     is_asked = table.log and config.origin("kl.log") != DEFAULT_ORIGIN
     logs = table.log and ("kl_log" in offered or (is_asked and "kl_reward" in offered))
-    return [KlShaper(table, backend, config.training.temperature, logs=logs)] if table.coef or logs else []
+    if not (table.coef or logs):
+        return []
+    return [KlShaper(table, backend, config.training.temperature, logs=logs, by_token=by_token)]
 
 
 def k1(d_A: Floats) -> Floats:
@@ -53,13 +58,17 @@ def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) 
 class KlShaper:
     """A `Shaper` that measures every completion with a verdict, and a watcher that keeps the coefficient.
 
-    `where = "reward"`: r - coef sum_t k1. `where = "loss"`: completions carry reference log-probabilities and the
-    coefficient to the loss. With coef = 0 a share of the completions is measured after training, which therefore is
-    the same run, to the bit, as without. A steered coefficient moves once per finished step.
+    `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token. `where = "loss"`:
+    completions carry reference log-probabilities and the coefficient to the loss. With coef = 0 a share of the
+    completions is measured after training, which therefore is the same run, to the bit, as without. A steered
+    coefficient moves once per finished step.
     """
 
-    def __init__(self, table: KlTable, backend: Backend, temperature: float, *, logs: bool = True) -> None:
+    def __init__(
+        self, table: KlTable, backend: Backend, temperature: float, *, logs: bool = True, by_token: bool = False
+    ) -> None:
         self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs
+        self._by_token = by_token
         self.coef = table.coef
         self._next_coef = table.coef
 
@@ -79,6 +88,9 @@ class KlShaper:
             return tuple(self._carrying(group, found) for group in groups), fields
         penalties = {id(c): self.coef * float(k1(d_A).sum()) for c, d_A in zip(judged, logs_A, strict=True)}
         fields["kl_penalty_mean"] = float(np.mean(list(penalties.values())))
+        if self._by_token:
+            rewards = {id(c): -self.coef * k1(d_A) for c, d_A in zip(judged, logs_A, strict=True)}
+            return tuple(_penalised_by_token(group, rewards) for group in groups), fields
         return tuple(_penalised(group, penalties) for group in groups), fields
 
     @hookimpl
@@ -176,3 +188,17 @@ def _penalised(group: Group, penalties: Mapping[int, float]) -> Group:
         for completion, score in zip(group.completions, group.scores, strict=True)
     )
     return group.shaped(tuple(scores))
+
+
+def _penalised_by_token(group: Group, rewards: Mapping[int, Floats]) -> Group:
+    """The group with rewards of single tokens, on top of those that it has; the scores stay."""
+    completions = []
+    for completion in group.completions:
+        if id(completion) in rewards:
+            rewards_T = (
+                np.zeros(len(completion.tokens_T)) if completion.rewards_T is None else completion.rewards_T.copy()
+            )
+            rewards_T[completion.action_T] += rewards[id(completion)]
+            completion = replace(completion, rewards_T=rewards_T)
+        completions.append(completion)
+    return replace(group, completions=tuple(completions))
