@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,18 @@ def test_token_statistics_before_and_after_pooling(make_group: MakeGroup, comple
     ]
     other = CreditAlgorithm(flow=flow("toy"), detector=EverySecond()).assign(0, groups)
     assert "post_exec_uncertainty_mean" in other.metrics
+
+
+def test_the_controller_sees_the_correct_rate_that_no_choice_has_touched(make_group: MakeGroup) -> None:
+    algorithm = CreditAlgorithm(flow=flow(), controller=Ramp())
+    groups = [
+        make_group(0, 0),
+        make_group(1, 0),
+        replace(make_group(1, 1), round=1),
+        replace(make_group(1, 0), round=1),
+    ]
+    algorithm.observe(0, groups, algorithm.assign(0, groups))
+    assert [view.correct_rate for view in algorithm.controller.seen] == [0.25]  # type: ignore[attr-defined]
 
 
 def test_statistics_of_no_token_are_absent(make_group: MakeGroup) -> None:

@@ -56,7 +56,10 @@ class RolloutBatch(Protocol):
         """The score of each completion; RewardError when more failed than the configuration allows."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Further fields for the step's line, after `scores`."""
+        """Further fields for the step's line, after `scores`.
+
+        Of a step in several rounds, `_mean` and `_rate` fields are those of the first, `_max` the largest, others add up.
+        """
 
 
 class Rollouts(Protocol):

@@ -30,13 +30,19 @@ SAME_WORK = (
     ("training", "max_tokens"),
     ("training", "minibatches"),
     ("training", "epochs"),
+    ("training", "refill"),
     ("inference", "engine"),
     ("inference", "dtype"),
     ("inference", "kv_cache_dtype"),
     ("model", "dtype"),
 )
 # Keys that the oldest runs lack, and what those did.
-ADDED_LATER = {("model", "dtype"): "auto", ("training", "minibatches"): 1, ("training", "epochs"): 1}
+ADDED_LATER = {
+    ("model", "dtype"): "auto",
+    ("training", "minibatches"): 1,
+    ("training", "epochs"): 1,
+    ("training", "refill"): 0,
+}
 SAME_PROCESS = SAME_WORK[:1] + SAME_WORK[2:4]  # what the memory of an idle process depends on
 
 

@@ -13,7 +13,7 @@ from retrain.kernel.overlap import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, Score, StopReason
 
-OF_FIRST_ROUND = re.compile(r"_(mean|rate)(_|$)")
+OF_FIRST_ROUND, LARGEST = re.compile(r"_(mean|rate)(_|$)"), re.compile(r"_max(_|$)")
 TRUNCATED = "truncated: [training] overlong = drop"
 
 
@@ -84,5 +84,5 @@ def joined_fields(before: Mapping[str, float], after: Mapping[str, float]) -> di
         if name not in before:
             joined[name] = value
         elif not OF_FIRST_ROUND.search(name):
-            joined[name] = max(before[name], value) if "_max_" in name else before[name] + value
+            joined[name] = max(before[name], value) if LARGEST.search(name) else before[name] + value
     return joined

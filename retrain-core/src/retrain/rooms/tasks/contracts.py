@@ -24,7 +24,8 @@ class Reward(Protocol):
     once, before it loads anything else;
     `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
     `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
-    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per step;
+    `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
+    with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
     `concurrency: int` of an async reward, 16 when absent.
     """
 
