@@ -200,12 +200,14 @@ def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
         rounds.append((planned.cursor, planned.round))
         marks = ".x" if planned.round < 2 else ".."
         groups = tuple(make_group(1, 0, completions=truncated(marks)) for _ in range(2))
-        return Sampled(prompts=("p", "q"), groups=groups, metrics={"a_count": 1, "b_mean": len(rounds), "c_max_s": 9.0})
+        return Sampled(
+            prompts=("p", "q"), groups=groups, metrics={"a_count": 1, "b_mean": len(rounds), "c_max": len(rounds)}
+        )
 
     sampled = selection(config)(sample)(Planned(step=0, cursor=7, batch_size=2), Clock())
     assert rounds == [(7, 0), (9, 1), (11, 2)]
     assert len(sampled.prompts) == len(sampled.groups) == 6
-    assert sampled.metrics == {"a_count": 3, "b_mean": 1, "c_max_s": 9.0}
+    assert sampled.metrics == {"a_count": 3, "b_mean": 1, "c_max": 3}
 
 
 def test_fields_of_two_rounds() -> None:

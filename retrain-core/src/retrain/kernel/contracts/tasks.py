@@ -58,7 +58,7 @@ class RolloutBatch(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """Further fields for the step's line, after `scores`.
 
-        Of a step in several rounds, `_mean` and `_rate` fields are those of the first, `_max` the largest, others add up.
+        In several rounds `_mean` and `_rate` fields are those of the first, `_max` the largest; the rest adds up.
         """
 
 
