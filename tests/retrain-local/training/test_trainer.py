@@ -19,6 +19,8 @@ from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Attend
 from retrain_local.model import dtype as dtypes
 from retrain_local.options import LocalOptions
+from retrain_local.training.loss import Mismatch, PolicyLoss
+from retrain_local.training.losses import CISPO, GSPO, PPO
 from retrain_local.training.packs import pack_rows
 from retrain_local.training.trainer import Trainer
 
@@ -75,6 +77,25 @@ def test_cutting_into_packs_changes_nothing(
 ) -> None:
     batch = roll(trained, requests, step=1)
     assert distance(gradient(trained, batch, max_tokens), gradient(trained, batch)) < 1e-5
+
+
+def test_cutting_into_packs_changes_nothing_of_any_loss_off_policy(
+    trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll
+) -> None:
+    batch, noise, trainer = roll(trained, requests, step=1), np.random.default_rng(3), trainer_of(trained)
+    rows = [replace(row, logprobs_T=row.logprobs_T - noise.normal(0.0, 0.2, len(row.tokens_T))) for row in batch.rows]
+    batch = replace(batch, rows=tuple(rows), num_masked=2)
+    by_sequence = Mismatch(level="geometric", mode="mask", low=0.95, high=2.0)
+    for loss in (
+        PolicyLoss(spec=GSPO, clip=GSPO.clip.resolved(0.05, 0.05, 0.0), aggregation="sequence_mean"),
+        PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 3.0), aggregation="constant", max_tokens=60),
+        PolicyLoss(spec=CISPO, clip=CISPO.clip.resolved(0.0, 1.1, 0.0), mismatch=by_sequence),
+    ):
+        trainer._loss = loss
+        whole = gradient(trained, batch)
+        assert whole.norm() > 0.0
+        for max_tokens in (1, 60, 300):
+            assert distance(gradient(trained, batch, max_tokens), whole) < 1e-5, loss.spec.name
 
 
 def test_two_packs_at_a_time_give_the_same_bits_as_one_after_another(
