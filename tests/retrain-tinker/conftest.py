@@ -11,6 +11,7 @@ import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.kernel.config import schema
+from retrain.rooms.session.loss_keys import LossKeys
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.tinker_rows import EOS
@@ -46,6 +47,10 @@ def url(toy: Toy) -> Iterator[str]:
         yield address
 
 
+class Algorithm(schema.AlgorithmTable, LossKeys):
+    """`[algorithm]` with the keys of the losses."""
+
+
 @pytest.fixture
 def context(url: str) -> Callable[..., PluginContext]:
     """A context with keys by `table__key` in place of their defaults, `options__key` for `[backend.options]`."""
@@ -65,7 +70,7 @@ def context(url: str) -> Callable[..., PluginContext]:
             "model": schema.ModelTable,
             "training": schema.TrainingTable,
             "backend": schema.BackendTable,
-            "algorithm": schema.AlgorithmTable,
+            "algorithm": Algorithm,
             "optimizer": schema.OptimizerTable,
             "lora": schema.LoraTable,
         }

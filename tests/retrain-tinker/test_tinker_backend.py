@@ -93,6 +93,28 @@ def test_the_gradient_is_that_of_the_mean_over_action_tokens(backend: Make, toy:
     assert not report.loss_is_placeholder
 
 
+@pytest.mark.parametrize("reports_sum", [False, True], ids=["like SkyRL-tx", "like the hosted service"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
+def test_the_other_averages_scale_what_is_sent(backend: Make, toy: Toy, aggregation: str, reports_sum: bool) -> None:
+    """By row, since masked completions count too and rows differ in length; the loss is reported in that average."""
+    toy.faults.reports_sum = reports_sum
+    made = backend(algorithm__aggregation=aggregation, training__max_tokens=9)
+    batch = replace(batch_of(*drawn(made)), num_masked=3)
+    assert len({int(row.action_T.sum()) for row in batch.rows}) > 1
+    sequences, total = len(batch.rows) + 3, 0.0
+    toy.calls.clear()
+    report = made.train(batch)
+    (body,) = [body for path, body in toy.calls if path == "forward_backward"]
+    for row, datum in zip(batch.rows, body["forward_backward_input"]["data"], strict=True):
+        actions, count = row.action_T[1:], int(row.action_T.sum())
+        divided = row.advantages_T[1:][actions] / sequences / (9 if aggregation == "constant" else count)
+        back = 1.0 if reports_sum else len(actions) * len(batch.rows)  # by what the service itself divides
+        sent = np.asarray(datum["loss_fn_inputs"]["advantages"]["data"])[actions]
+        assert sent == pytest.approx(divided * back, rel=1e-5)
+        total -= float(divided.sum())
+    assert report.loss == pytest.approx(total, abs=1e-5)  # on policy
+
+
 def test_the_keys_of_adamw_are_passed_on(backend: Make, toy: Toy) -> None:
     toy.faults.reports_sum = True
     keys = {"optimizer__beta1": 0.8, "optimizer__beta2": 0.7, "optimizer__eps": 1e-5, "optimizer__grad_clip_norm": 0.3}

@@ -33,7 +33,8 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
             return [problem, *found]
         if problem := _inapplicable(config, plugins, spec):
             return [problem, *found]
-    if config.value("algorithm.dual_clip", 0.0) and spec and not found and not _traits(spec).dual_clip:
+    is_refused = any("dual_clip" in problem.where for problem in found)
+    if config.value("algorithm.dual_clip", 0.0) and spec and not is_refused and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
