@@ -21,11 +21,12 @@ EVERYTHING = (
     *("--eval-examples", "4", "--eval-samples", "2", "--eval-every", "2", "--bp-enabled", "true"),
     *("--bp-warmup-steps", "2", "--bp-max-batch-size", "4", "--sepa-correct-rate-gate", "0"),
     *("--reward-weights", '{"match": 1.0, "math": 0.5}'),
+    *("--refill", "1", "--overlong", "drop", "--soft-overlong", "8"),
 )
 CUT_OFF = (
     *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
     *("--health-steps", "1", "--health-truncation", "0", "--minibatches", "2"),
-    *("--kl-coef", "0.01", "--kl-where", "reward"),
+    *("--overlong", "mask", "--kl-coef", "0.01", "--kl-where", "reward"),
 )
 # Described, and not to be seen in these runs; each has a test where it comes about.
 ELSEWHERE = {
