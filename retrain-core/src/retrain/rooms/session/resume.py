@@ -195,8 +195,9 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         old = before.get(key.table, {}).get(key.name, key.default)
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
-        if key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {}) and old == FORMER_CLIP:
-            old = key.default  # of every loss that there was, which the default now stands for
+        is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
+        if is_former and (old, new) == (FORMER_CLIP, key.default):
+            continue  # of every loss that there was, the default now stands for the former one
         if old != new:
             why = COURSE.format(course.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))
