@@ -214,7 +214,8 @@ def test_a_condition_tells_each_under_its_flat_name(installed: Plugins, tmp_path
     with pytest.raises(ConfigError) as caught:
         load_campaign([str(file)], installed)
     told = {p.where.partition("condition 1 ")[2]: p.fix for p in caught.value.problems}
-    assert told["clip_ratio_c"] == note_on("training.clip_ratio_c") != ""
+    assert told["clip_ratio_c"] == note_on("training.clip_ratio_c")
+    assert told["clip_ratio_c"].startswith(PREFIXES["renamed"] + "[algorithm] dual_clip")
     assert told["echo_weight"] == note_on("echo") != ""
     assert told["batch_advantage_norm"] == note_on("training.batch_advantage_norm") != ""
     assert note_on_entry("no_such_key") == ""
