@@ -12,7 +12,7 @@ lora_rank = 16
 backend = "local"
 devices = "cpu"             # gpu:0 for a CUDA device
 
-[algorithm]
+[algorithm]                 # in place of these two: recipe = "dapo", or another algorithm of the field
 advantage_mode = "maxrl"    # credit per completion: grpo | maxrl
 transform_mode = "gtpo_sepa"  # credit per token: none | gtpo | gtpo_hicra | gtpo_sepa
 

@@ -52,6 +52,7 @@ max_workers = 2             # the small model keeps one core busy
 # conditions: the five default ones, from grpo+none to maxrl+gtpo_sepa. Your own:
 # conditions = [
 #   { advantage_mode = "grpo", transform_mode = "none" },
+#   { recipe = "dapo" },
 #   { advantage_mode = "grpo", transform_mode = "my_transforms.make_transform_spec" },
 # ]
 

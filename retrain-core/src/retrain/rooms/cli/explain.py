@@ -12,6 +12,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.check_loss import capability_fields
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
@@ -128,7 +129,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     }
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         content |= {name: value for name, value in (rows or {}).items() if name not in content}
-    content |= {"origins": values, "warnings": _warnings(config)}
+    content |= {"origins": values, "warnings": [*_warnings(config), *_departures(config, plugins)]}
     hidden: dict[str, Any] = hide(content)
     return hidden
 
@@ -146,6 +147,13 @@ def _warnings(config: Config) -> list[str]:
     if training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found
+
+
+def _departures(config: Config, plugins: Plugins) -> list[str]:
+    """What is set otherwise than the recipe has it, in one line."""
+    recipe = configured_recipe(config, plugins)
+    names = sorted(departures(config, recipe, plugins)) if recipe else []
+    return [f"{', '.join(names)}: set otherwise than {recipe.place} has it"] if recipe and names else []
 
 
 def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:

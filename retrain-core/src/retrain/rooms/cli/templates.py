@@ -18,7 +18,7 @@ DEFAULT = """\
 model = "Qwen/Qwen3-4B-Instruct-2507"
 lora_rank = 32
 
-[algorithm]
+[algorithm]                     # in place of these two: recipe = "dapo", or another algorithm of the field
 advantage_mode = "maxrl"        # grpo | maxrl
 transform_mode = "gtpo_sepa"    # none | gtpo | gtpo_hicra | gtpo_sepa
 
