@@ -45,6 +45,7 @@ KEYS: Sequence[Mapping[str, str]] = (
     {"training.minibatches": "2", "entropy.kl_cov": "0.002"},
     {"entropy.clip_cov": "0.002"},
     {"model.adapter": "some-adapter"},
+    {"model.lora_rank": "0"},
 )
 NO_FOLDER = "there is no such folder"  # a fault of the question, not of the backend
 
