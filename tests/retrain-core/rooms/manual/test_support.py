@@ -69,8 +69,8 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
         ("[algorithm] dual_clip = 3.0", "prime_rl", "loss = 'ppo' would have no effect"),
         ('[optimizer] schedule = "cosine"', "prime_rl", "schedule = 'cosine' would have no effect"),
         ('[algorithm] recipe = "gspo"', "tinker", "cannot apply the loss 'gspo'"),
-        ("[model] lora_rank = 0", "tinker", "lora_rank = 0"),
-        ("[model] lora_rank = 0", "prime_rl", "lora_rank = 0"),
+        ("[model] lora_rank = 0", "tinker", "trains adapters only"),
+        ("[model] lora_rank = 0", "prime_rl", "trains adapters only"),
     ],
 )
 def test_what_would_be_ignored_is_refused(
