@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(plugins: Plugins, name: s
     for path, mark in clips.items():
         said = re.search(rf"(?:^|, ){mark}(\S+?)(?:,|$)", loss)
         assert (float(said[1]) if said else None) == found.pop(path, None)
-    assert more == ", ".join(f'`{path.partition(".")[2]} = "{value}"`' for path, value in found.items())
+    assert more == ", ".join(f"`{path.partition('.')[2]} = {json.dumps(value)}`" for path, value in found.items())
 
 
 def test_its_campaign_is_eight_algorithms_by_three_seeds_in_less_than_30_lines(

@@ -29,14 +29,15 @@ DR_GRPO: Mapping[str, Any] = {
     "algorithm.aggregation": "constant",
 }
 
-# arXiv:2503.14476, section 3: clip-higher, loss by token, filtered truncation. Its soft punishment depends on
-# `max_tokens` (a fifth of it there): `[training] soft_overlong`.
+# arXiv:2503.14476, section 3: clip-higher, dynamic sampling (up to ten rounds of prompts, as in verl's scripts), loss by
+# token, filtered truncation. Its soft punishment, whose zone is a fifth of the longest completion, is left out.
 DAPO: Mapping[str, Any] = {
     **GROUP_STD,
     **PPO,
     "algorithm.clip_eps_high": 0.28,
     "algorithm.aggregation": "token_mean",
     "training.overlong": "mask",
+    "training.refill": 9,
 }
 
 # arXiv:2507.18071, equation 5 and section 5.1: ratio, clip and mean by sequence.
