@@ -29,8 +29,8 @@ DR_GRPO: Mapping[str, Any] = {
     "algorithm.aggregation": "constant",
 }
 
-# arXiv:2503.14476, section 3: clip-higher, dynamic sampling (up to ten rounds of prompts, as in verl's scripts), loss by
-# token, filtered truncation. Its soft punishment, whose zone is a fifth of the longest completion, is left out.
+# arXiv:2503.14476, section 3: clip-higher, dynamic sampling (ten rounds of prompts at most, as in verl's scripts), loss
+# by token, filtered truncation. Its soft punishment, whose zone is a fifth of the longest completion, is left out.
 DAPO: Mapping[str, Any] = {
     **GROUP_STD,
     **PPO,
