@@ -91,9 +91,9 @@ def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> Non
     asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
     zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
     assert zsh[:2] == ["plain", "--loss"]
-    assert zsh[2].startswith("importance_sampling (no clip)")
+    assert zsh[2].startswith("Policy loss: importance_sampling, ppo")
     fish = script(environ={VARIABLE: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
-    assert fish.startswith("plain,--loss\timportance_sampling (no clip)")
+    assert fish.startswith("plain,--loss\tPolicy loss: importance_sampling, ppo")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
