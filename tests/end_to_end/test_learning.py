@@ -28,6 +28,29 @@ def test_the_full_pipeline_learns_for_every_seed(seed: int, tmp_path: Path) -> N
     assert after >= 0.85
 
 
+@pytest.mark.slow
+def test_all_weights_learn(tmp_path: Path) -> None:
+    """Six steps of full fine-tuning, which a model of transformers remains of."""
+    size = ("--max-steps", "6", "--save-every", "1", "--eval-every", "6")
+    tiny("--seed", "1", "--lora-rank", "0", "--lr", "1e-3", *size, cwd=tmp_path)
+    before, after = held_out(tmp_path)
+    assert before + 0.2 < after
+    kept = {folder.name for folder in (tmp_path / "logs/tiny/adapter").iterdir() if (folder / "config.json").is_file()}
+    assert kept == {"final", "checkpoint_step_4", "checkpoint_step_5"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_an_adapter_on_quantised_weights_learns(kind: str, tmp_path: Path) -> None:
+    if kind == "nf4":
+        pytest.importorskip("bitsandbytes")
+    tiny("--seed", "1", "--quantize", kind, "--max-steps", "30", "--eval-every", "30", cwd=tmp_path)
+    before, after = held_out(tmp_path)
+    assert before + 0.2 < after
+    gaps = [record["logprob_gap_max"] for record in records(tmp_path / "logs/tiny/metrics.jsonl") if "loss" in record]
+    assert max(gaps) < 1e-4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("advantage", "transform"), CONDITIONS)
 def test_every_other_condition_learns_too(advantage: str, transform: str, tmp_path: Path) -> None:

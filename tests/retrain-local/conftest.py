@@ -17,7 +17,7 @@ from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, Tra
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
-from retrain_local.options import LocalOptions, ModelKeys
+from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
 from tests.sampled_rows import sampled_rows
 
 VOCABULARY = 512
@@ -26,6 +26,10 @@ STOP = (500, 501)
 
 class Model(schema.ModelTable, ModelKeys):
     """`[model]` with the key that this distribution adds."""
+
+
+class Lora(schema.LoraTable, LoraKeys):
+    """`[lora]` with the keys that this distribution adds."""
 
 
 class Inference(BaseModel):
@@ -89,13 +93,14 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         dtype: str = "auto",
         adapter: str | Path = "",
         quantize: str = "none",
+        lora: dict[str, bool] | None = None,
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
             "model": Model.model_validate(
                 {"model": str(model), "lora_rank": rank, "dtype": dtype, "adapter": str(adapter), "quantize": quantize}
             ),
             "backend": schema.BackendTable(backend="local", devices=devices),
-            "lora": schema.LoraTable(alpha=alpha),
+            "lora": Lora.model_validate({"alpha": alpha} | (lora or {})),
             "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay),
             "optimizer": schema.OptimizerTable(grad_clip_norm=clip),
             "inference": Inference(**(inference or {})),

@@ -79,7 +79,8 @@ def test_a_run_folder_means_its_newest_checkpoint(
     [
         ({"rank": 8}, {}, ["lora_rank", "is 8, and the adapter in", "has rank 4", "set lora_rank = 4"]),
         ({"alpha": 3}, {}, ["alpha", "is 3", "was trained with 8", "set alpha = 8"]),
-        ({}, {"use_rslora": True}, ["adapter", "not plain LoRA: it sets use_rslora"]),
+        ({}, {"use_dora": True}, ["adapter", "not plain LoRA: it sets use_dora"]),
+        ({}, {"use_rslora": True}, ["rslora", "is false", "trained with use_rslora = true", "set rslora = true"]),
         ({}, {"bias": "all", "modules_to_save": ["lm_head"]}, ["it sets modules_to_save, bias"]),
         ({}, {"r": "four"}, ["adapter_config.json", "cannot be read: ValueError"]),
     ],

@@ -19,17 +19,22 @@ GPU_ONLY = {
     ("attention_kernel", "tk"): "its kernels are CUDA's",
     ("attention_kernel", "cutlass"): "its kernels are CUDA's",
 }
-FOREIGN = (  # keys of [model] that are ours, their defaults, and what to do under another backend
-    ("dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
-    ("quantize", "none", 'remove it, or use backend = "local"'),
-    ("adapter", "", 'remove it, or use backend = "local"'),
+FOREIGN = (  # keys that are ours, their defaults, and what to do under another backend
+    ("model.dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
+    ("model.quantize", "none", 'remove it, or use backend = "local"'),
+    ("model.adapter", "", 'remove it, or use backend = "local"'),
+    ("lora.rslora", False, 'remove it, or use backend = "local"'),
+    ("lora.dora", False, 'remove it, or use backend = "local"'),
 )
 NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why no other does
     "entropy.coef": (0.0, "the entropy has no gradient for the head, which is trained too"),
     "lora.alpha": (0, "there is no adapter to scale"),
+    "lora.rslora": (False, "there is no adapter to scale"),
+    "lora.dora": (False, "there is no adapter"),
     "model.adapter": ("", "an adapter needs a rank"),
 }
-BEYOND_LORA = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
+BEYOND_LORA = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
+SERVED_KINDS = {"rslora": (ENGINE, "vllm"), "dora": (ENGINE,)}  # engines that scale as asked
 ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
 
 
@@ -107,13 +112,13 @@ def quantize_problems(config: Config) -> list[Problem]:
 
 
 def foreign_keys(config: Config) -> list[Problem]:
-    """Keys of `[model]` that no other backend reads, set under another backend."""
+    """Keys of `[model]` and `[lora]` that no other backend reads, set under another backend."""
     problems, backend = [], config.backend.backend
-    for name, default, fix in FOREIGN:
-        value = config.value(f"model.{name}", default)
+    for path, default, fix in FOREIGN:
+        name, value = path.partition(".")[2], config.value(path, default)
         if value != default:
             what = f"{name} = {value!r} would have no effect: backend {backend!r} does not read it"
-            problems.append(Problem(where=config.place(f"model.{name}"), what=what, fix=fix))
+            problems.append(Problem(where=config.place(path), what=what, fix=fix))
     return problems
 
 
@@ -189,7 +194,8 @@ def start_problems(config: Config) -> list[Problem]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
         return [Problem(where=where, what=what, fix="give an adapter folder that PEFT wrote, or a run")]
-    return [*_different_sizes(config, folder, found), *_not_plain(where, folder, document)]
+    different = [*_different_sizes(config, folder, found), *_different_scale(config, folder, document)]
+    return [*different, *_not_plain(where, folder, document)]
 
 
 def _different_sizes(config: Config, folder: Path, found: Mapping[str, int]) -> list[Problem]:
@@ -204,6 +210,34 @@ def _different_sizes(config: Config, folder: Path, found: Mapping[str, int]) -> 
         why = "another alpha would scale what it has learned"
         return [Problem(where=config.place("lora.alpha"), what=what, why=why, fix=f"set alpha = {found['lora_alpha']}")]
     return []
+
+
+def _different_scale(config: Config, folder: Path, document: Mapping[str, Any]) -> list[Problem]:
+    has, asked = bool(document.get("use_rslora")), config.value("lora.rslora", False)
+    problems = []
+    if has != asked:
+        what = f"is {str(asked).lower()}, and the adapter in {folder} was trained with use_rslora = {str(has).lower()}"
+        where, fix = config.place("lora.rslora"), f"set rslora = {str(has).lower()}"
+        problems.append(Problem(where=where, what=what, why="its scale would be another", fix=fix))
+    if config.value("lora.dora", False):
+        where, what = config.place("lora.dora"), f"is true, and the adapter in {folder} has no magnitudes"
+        problems.append(Problem(where=where, what=what, fix="set dora = false"))
+    return problems
+
+
+def adapter_kind_problems(config: Config) -> list[Problem]:
+    """What does not go with `[lora] rslora` and `dora`."""
+    problems, engine = [], config.value("inference.engine", ENGINE)
+    for name, engines in SERVED_KINDS.items():
+        if config.value(f"lora.{name}", False) and engine not in engines:
+            what = f"engine = {engine!r} does not go with [lora] {name}"
+            why, fix = f"it is known to apply it in {', '.join(engines)} only", f'use engine = "{ENGINE}"'
+            problems.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
+    if config.value("lora.dora", False) and config.value("model.quantize", "none") != "none":
+        what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
+        why = "PEFT's modules, which apply it, are not quantised here"
+        problems.append(Problem(where=config.place("model.quantize"), what=what, why=why, fix=fix))
+    return problems
 
 
 def _not_plain(where: str, folder: Path, document: Mapping[str, Any]) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Keys of the local backend: `[backend.options]`, and what it adds to `[model]`."""
+"""Keys of the local backend: `[backend.options]`, and what it adds to `[model]` and `[lora]`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class ModelKeys(Table):
         "",
         "PEFT adapter to start from (backend local): its folder, or a run, whose newest checkpoint is taken.",
         reads="data",
+    )
+
+
+class LoraKeys(Table):
+    """The keys of backend `local` in the kernel's `[lora]`."""
+
+    rslora: bool = key(False, "Scale the adapter by alpha / sqrt(rank), not alpha / rank (backend local).")
+    dora: bool = key(
+        False, "Train magnitudes of the matrices beside the adapter; samples slowly, by PEFT's modules (backend local)."
     )
 
 

@@ -33,11 +33,13 @@ BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """`[backend] backend = "local"` unless a configuration says otherwise, and its keys of `[model]`."""
+    """`[backend] backend = "local"` unless a configuration says otherwise, and its keys of `[model]` and `[lora]`."""
     default = TableTraits(extends=True, defaults={"backend": "local"})
     register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
     keys, extends = "retrain_local.options:ModelKeys", TableTraits(extends=True)
     register(PluginSpec(name="model", summary="Keys of backend local.", factory=keys, traits=extends))
+    keys = "retrain_local.options:LoraKeys"
+    register(PluginSpec(name="lora", summary="Keys of backend local.", factory=keys, traits=extends))
 
 
 @hookimpl
@@ -141,6 +143,7 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
     from retrain_local.checks import (
+        adapter_kind_problems,
         adapter_problems,
         foreign_keys,
         full_problems,
@@ -152,7 +155,8 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     if config.backend.backend != "local":
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
-    return [*problems_of(config), *quantize_problems(config), *adapter_problems(config, plugins), *start]
+    kinds = [*quantize_problems(config), *adapter_kind_problems(config)]
+    return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
 
 
 @hookimpl

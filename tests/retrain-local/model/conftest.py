@@ -71,9 +71,10 @@ def make_pair(make_context: Callable[..., PluginContext]) -> Callable[..., Pair]
         seed: int = 3,
         dtype: str = "auto",
         quantize: str = "none",
+        lora: dict[str, bool] | None = None,
         **places: Any,
     ) -> Pair:
-        context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype, quantize=quantize)
+        context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype, quantize=quantize, lora=lora)
         source = find_model(context.config, context.plugins)
         return create_pair(context.config, source, trainer_device=CPU, seed=seed, **places)
 

@@ -57,7 +57,9 @@ class Adapter:
         return replace(self, a=torch.cat(parts_a), b=torch.cat(parts_b), parts_a=parts_a, parts_b=parts_b)
 
 
-def create_adapters(linears: Iterable[Linear], *, rank: int, alpha: int, seed: int) -> list[Adapter]:
+def create_adapters(
+    linears: Iterable[Linear], *, rank: int, alpha: int, seed: int, rslora: bool = False
+) -> list[Adapter]:
     """An adapter for each, in fp32 on the device of its matrices; A is drawn from `seed` alone and B is zero.
 
     The numbers are those that PEFT draws after `torch.manual_seed(seed)`: each of its layers makes two linear layers,
@@ -80,7 +82,7 @@ def create_adapters(linears: Iterable[Linear], *, rank: int, alpha: int, seed: i
                 b=b,
                 parts_a=tuple(nn.Parameter(part) for part in a.split(rank)),
                 parts_b=tuple(nn.Parameter(part) for part in b.split(linear.sizes)),
-                scale=alpha / rank,
+                scale=alpha / (math.sqrt(rank) if rslora else rank),
                 linear=linear,
             )
         )
@@ -99,11 +101,20 @@ def merge(adapter: Adapter, frozen: Tensor, out: Tensor) -> Tensor:
 
 def file_names(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """The same parameters by the names that they have in adapter_model.safetensors."""
-    return {name.replace(f".{ADAPTER}.", "."): p for name, p in sorted(parameters.items())}
+    magnitude = f".lora_magnitude_vector.{ADAPTER}.weight"  # of DoRA, which PEFT's file has without an ending
+    names = {name: name.replace(magnitude, ".lora_magnitude_vector") for name in sorted(parameters)}
+    return {file_name.replace(f".{ADAPTER}.", "."): parameters[name] for name, file_name in names.items()}
 
 
 def adapter_config(
-    names: Iterable[str], *, rank: int, alpha: int, base: str, fan_in_fan_out: bool = False
+    names: Iterable[str],
+    *,
+    rank: int,
+    alpha: int,
+    base: str,
+    fan_in_fan_out: bool = False,
+    rslora: bool = False,
+    dora: bool = False,
 ) -> dict[str, Any]:
     """The adapter_config.json that PEFT needs to read the adapter; all other fields have their defaults."""
     return {
@@ -119,6 +130,6 @@ def adapter_config(
         "r": rank,
         "target_modules": sorted(set(names)),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
+        "use_dora": dora,
+        "use_rslora": rslora,
     }

@@ -150,7 +150,13 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
             publish(adapter)
 
     written = adapter_config(
-        targets(peft), rank=lora.rank, alpha=lora.alpha, base=lora.name, fan_in_fan_out=fan_in_fan_out(peft)
+        targets(peft),
+        rank=lora.rank,
+        alpha=lora.alpha,
+        base=lora.name,
+        fan_in_fan_out=fan_in_fan_out(peft),
+        rslora=lora.rslora,
+        dora=lora.dora,
     )
     return Pair(
         trained=trained,

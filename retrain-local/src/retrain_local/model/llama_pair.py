@@ -27,7 +27,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     spare_rows = lora.rank if place.is_stacked and pack is None else 0
     with Reader(folder.weights(), place.trainer, place.trainer_dtype, spare_rows=spare_rows) as reader:
         weights = read_weights(reader, architecture, pack=pack)
-    adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed)
+    adapters = create_adapters(_linears(weights), rank=lora.rank, alpha=lora.alpha, seed=lora.seed, rslora=lora.rslora)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
     total = weights.count + sum(p.numel() for p in parameters.values())
     targets = (name.rpartition(".")[2] for name in matrices(architecture))
@@ -63,7 +63,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
         parameters=parameters,
         total=total,
         eos_ids=folder.eos_ids(),
-        adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name),
+        adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name, rslora=lora.rslora),
         publish=publish,
     )
 

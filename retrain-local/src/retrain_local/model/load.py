@@ -36,7 +36,8 @@ def create_pair(
     """
     log.info("Loading train model: %s on %s...", config.model.model, trainer_device)
     rank = config.model.lora_rank
-    lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path)
+    kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
+    lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
     place = _placement(config, trainer_device, tuple(sampler_devices) or (trainer_device,), sampler_dtype)
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
@@ -45,7 +46,7 @@ def create_pair(
             from retrain_local.model.full import create_full_pair
 
             pair = create_full_pair(folder, architecture, place)
-        elif architecture is not None:
+        elif architecture is not None and not lora.dora:
             from retrain_local.model.llama_pair import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)

@@ -81,9 +81,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Settings of the adapter: A is initialised from `seed` alone, `name` is the base in adapter_config.json."""
+    """Settings of the adapter: A is initialised from `seed` alone, `name` is the base in adapter_config.json.
+
+    `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353).
+    """
 
     rank: int
     alpha: int
     seed: int
     name: str
+    rslora: bool = False
+    dora: bool = False

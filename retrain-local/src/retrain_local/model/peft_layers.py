@@ -26,6 +26,8 @@ def attach(base: Any, lora: Lora) -> PeftModel:
         target_modules="all-linear",
         bias="none",
         task_type="CAUSAL_LM",
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
     )
     device = next(base.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
@@ -66,7 +68,8 @@ def create_sampler(peft: PeftModel, place: Placement, device: torch.device) -> t
     is_plain = all(isinstance(w, Tensor) and w.dtype == torch.float32 for w in matrices)
     is_small = is_plain and sum(w.numel() for w in matrices if w is not None) <= projection.MERGE_LIMIT
     model = _copy(peft.get_base_model(), place, device)
-    if place.sampler_dtype == torch.float32 and is_small:
+    has_magnitudes = any(layer.lora_magnitude_vector for layer in layers.values())
+    if place.sampler_dtype == torch.float32 and is_small and not has_magnitudes:
         return model, _merging(model, layers, trainable(peft))
     return model, _copying(model, trainable(peft))
 

@@ -84,7 +84,8 @@ def _shown(value: Any) -> str:
 def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     """The explanation as plain data; secrets are hidden."""
     config, flow, training = checked.config, checked.flow, checked.config.training
-    alpha = config.lora.alpha or 2 * config.model.lora_rank
+    rank = config.model.lora_rank
+    alpha = config.lora.alpha or 2 * rank
     completions = training.batch_size * training.group_size
     tables = config.as_dict()
     values = {}
@@ -119,7 +120,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "seed": training.seed,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": alpha,
-        "lora_scale": alpha / config.model.lora_rank if config.model.lora_rank else 0.0,
+        "lora_scale": alpha / (rank**0.5 if config.value("lora.rslora", False) else rank) if rank else 0.0,
         "data": config.data.source,
         "reward_type": config.value("reward.type", "match"),
         "eval_examples": config.eval.examples,

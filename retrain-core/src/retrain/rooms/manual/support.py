@@ -46,6 +46,9 @@ KEYS: Sequence[Mapping[str, str]] = (
     {"entropy.clip_cov": "0.002"},
     {"model.adapter": "some-adapter"},
     {"model.lora_rank": "0"},
+    {"model.quantize": "int8"},
+    {"lora.rslora": "true"},
+    {"lora.dora": "true"},
 )
 NO_FOLDER = "there is no such folder"  # a fault of the question, not of the backend
 
