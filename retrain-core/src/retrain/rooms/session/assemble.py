@@ -143,7 +143,7 @@ def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
     capabilities = declared_capabilities(config, plugins)
     if config.model.lora_rank or capabilities is None or capabilities.all_weights:
         return []
-    what = f"is 0, and backend {config.backend.backend!r} trains adapters only"
+    what = f"lora_rank = 0 asks for all weights, and backend {config.backend.backend!r} trains adapters only"
     fix = 'set a rank, such as 32, or use backend = "local"'
     return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
 
