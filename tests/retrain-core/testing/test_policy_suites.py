@@ -32,6 +32,7 @@ BROKEN = (
     ("WrongSign", "makes_rewarded_tokens_likelier", "check the sign"),
     ("Averages", "credits_single_tokens", "nothing changed"),
     ("Decays", "changes_nothing_without_credit", "without any advantage"),
+    ("RefersToItself", "remembers_its_reference", "or moves with training"),
     ("FixedRate", "trains_at_the_rate_it_is_given", "reports 0.0 and changes the policy"),
     ("CountsCredited", "reports_what_it_did", "num_tokens is 1"),
     ("ReportsNothing", "reports_what_it_did", "loss is nan"),

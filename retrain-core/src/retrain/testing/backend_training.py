@@ -155,6 +155,27 @@ def trains_at_the_rate_it_is_given(bench: Bench) -> None:
     )
 
 
+def remembers_its_reference(bench: Bench) -> None:
+    """Reference log-probabilities, if declared, are those of the policy at the start, however long it has trained."""
+    subject = open_subject(bench)
+    found = subject.capabilities
+    if found is None or "kl_reward" not in found.regularisers:
+        return
+    batch, _ = _trained(bench, subject)
+    answers = [subject.part.reference_logprobs(batch.rows, batch.temperature)]
+    subject.part.train(batch)
+    subject.part.publish()
+    answers.append(subject.part.reference_logprobs(batch.rows, batch.temperature))
+    for row, first_T, second_T in zip(batch.rows, *answers, strict=True):
+        gap = float(np.abs(first_T - row.logprobs_T)[row.action_T].max(initial=0.0))
+        expect(
+            gap <= MAX_GAP and np.array_equal(first_T, second_T),
+            f"the reference is {gap} nats from the policy that sampled first, or moves with training",
+            why="[kl] would hold the policy near another one, or near itself",
+            fix="compute it with the weights that training began with, or leave kl_reward out of regularisers",
+        )
+
+
 def publishes_when_asked(bench: Bench) -> None:
     """`sample` uses the last published policy; the version starts at 0 and grows with each published training step."""
     subject = open_subject(bench)
@@ -314,6 +335,7 @@ TRAINING = (
     has_ratio_1_on_its_own_policy,
     changes_nothing_without_credit,
     credits_single_tokens,
+    remembers_its_reference,
     trains_at_the_rate_it_is_given,
     publishes_when_asked,
     refuses_numbers_that_are_not_finite,

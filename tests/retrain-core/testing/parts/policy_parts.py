@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.EXACT,
     provides_entropy=True,
+    regularisers=frozenset({"kl_reward"}),
 )
 VOCABULARY, RATE, DECAY = 40, 0.5, 0.9
 PREFIX = "base_model.model.head"
@@ -46,6 +47,7 @@ class Backend:
         start_V = context.seeds.stream("start").normal(0.0, 0.3, VOCABULARY)
         self.eos = context.tokenizer.eos_token_id
         self.logits_V, self.momentum_V, self.published_V = start_V.copy(), np.zeros(VOCABULARY), start_V.copy()
+        self.start_V = start_V
         self.trained = self.version = 0
         self.is_closed = False
 
@@ -99,6 +101,10 @@ class Backend:
 
     def rate(self, batch):
         return RATE if batch.lr is None else batch.lr
+
+    def reference_logprobs(self, rows, temperature):
+        logp_V = log_softmax(self.start_V, temperature)
+        return [np.where(row.action_T, logp_V[np.where(row.action_T, row.tokens_T, 0)], 0.0) for row in rows]
 
     def gaps(self, batch):
         logp_V = log_softmax(self.logits_V, batch.temperature)
