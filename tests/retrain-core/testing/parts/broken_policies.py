@@ -272,6 +272,7 @@ class PromisesLittle(StartsAnywhere):
         supports_checkpoint_resume=False,
         checkpoint_resume_mode=CheckpointMode.UNSUPPORTED,
         provides_entropy=False,
+        regularisers=frozenset(),
     )
 
     def draw(self, seed, params):
