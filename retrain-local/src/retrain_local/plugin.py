@@ -26,6 +26,7 @@ LOSSES = (
     ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip)."),
     ("cispo", "The clipped ratio as a weight: clipped tokens keep their gradient."),
     ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
+    ("likelihood", "The log-probability times the advantage, without a ratio: that of [sft]."),
 )
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}

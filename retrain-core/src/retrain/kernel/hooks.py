@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Credit, Shaper
-    from retrain.kernel.contracts.backend import Backend
+    from retrain.kernel.contracts.backend import Backend, WarmUp
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
@@ -268,6 +268,11 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
     """
 
 
+@hookspec(firstresult=True)
+def retrain_warm_up(context: PluginContext, tasks: LoadedTasks) -> WarmUp | None:
+    """What is trained before the first step; None = nothing. The tasks of the run are loaded, the model is not."""
+
+
 @hookspec
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
     """What changes rewards between scoring and credit in this run; None = nothing. Once per run, all parts are built.
@@ -336,7 +341,7 @@ def retrain_step_line(run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, 
 
 @hookspec
 def retrain_step_end(run: RunView, metrics: Mapping[str, Any]) -> None:
-    """The step's line is written. Once per step, and once with `step` = -1 for the evaluation before training."""
+    """The step's line is written. Once per step, a warm-up's included, and once with `step` = -1 for the first eval."""
 
 
 @hookspec(firstresult=True)

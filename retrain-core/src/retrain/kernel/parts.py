@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
-from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt, Prompts, Rollouts
 from retrain.kernel.contracts.views import RunView
@@ -45,6 +45,7 @@ class Parts:
     overlap: type[Serial]
     select: Callable[[Sample], Sample]
     shapers: tuple[Shaper, ...] = ()
+    warm_up: WarmUp | None = None
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""

@@ -54,6 +54,12 @@ class Trainer:
 
     def _steps(self, *, is_restored: bool) -> None:
         run, progress = self.run, self.run.progress
+        while run.parts.warm_up and progress.step < 0:
+            run.notify("retrain_step_start", step=progress.step)
+            run.enter(progress.step, "training")
+            with run.stops.shield():
+                self._finish(run.parts.warm_up.take(progress.step, run.parts.backend.train))
+            is_restored = True  # here, too, the sampler has an older policy
         first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
         is_sampled = progress.is_overlapped
         upcoming = partial(self.step.upcoming, first, cursor)
@@ -91,7 +97,7 @@ class Trainer:
                 line = line | dict(added or {})
             run.records.write_metrics(line)
             progress.unfinished = None
-            progress.step = step + 1
+            progress.step = step + 1 if step + 1 != BEFORE_TRAINING else 0
             self._last = line
             run.notify("retrain_step_end", metrics=line)
             ending = self._rejected_too_often(line) or run.notify("retrain_stop_run", metrics=line)
@@ -143,5 +149,5 @@ class Trainer:
         return f"checkpoint_step_{progress.step + (progress.unfinished is not None)}"
 
     def _evaluates_after(self, step: int) -> bool:
-        every = self.run.parts.config.eval.every
-        return step + 1 == self.run.parts.config.training.max_steps or (every > 0 and (step + 1) % every == 0)
+        every, last = self.run.parts.config.eval.every, self.run.parts.config.training.max_steps
+        return step + 1 == last or (every > 0 and step >= 0 and (step + 1) % every == 0)

@@ -20,7 +20,7 @@ from retrain.api import (
     TrainBatch,
     find_loss,
 )
-from retrain_local.training.losses import IMPORTANCE_SAMPLING, MAX_LOG_RATIO
+from retrain_local.training.losses import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
 from retrain_local.training.regularisers import NO_COLUMNS, Columns, Regularisers, added_terms
 
 
@@ -185,6 +185,9 @@ class PolicyLoss:
                 fix = "return one number per token of the pack, not summed or averaged"
                 raise PluginError(Problem(where="[algorithm] loss", what=told, fix=fix))
         return terms
+
+
+NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # what `TrainBatch.loss` may name: nothing is added to these
 
 
 def _mismatch(config: Config) -> Mismatch | None:

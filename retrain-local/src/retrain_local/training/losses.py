@@ -1,4 +1,4 @@
-"""The policy losses that come with `local`: importance_sampling, ppo, cispo, gspo.
+"""The policy losses that come with `local`: importance_sampling, ppo, cispo, gspo, likelihood.
 
 With rho = exp(log p now - log p when sampled) of one token, A its advantage, sg = no gradient.
 """
@@ -45,6 +45,12 @@ def gspo(ctx: LossContext) -> LossTerms:
     return _clipped(means_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), ctx)
 
 
+def likelihood(ctx: LossContext) -> Tensor:
+    """A log p: for given answers, A = 1, maximum likelihood; for samples, REINFORCE."""
+    terms_M: Tensor = ctx.advantages_M * ctx.new_M
+    return terms_M
+
+
 def _clipped(ratios_M: Tensor, ctx: LossContext) -> LossTerms:
     terms_M = ratios_M * ctx.advantages_M
     bounded_M = ratios_M.clamp(1.0 - ctx.clip.eps, 1.0 + ctx.clip.eps_high) * ctx.advantages_M
@@ -54,4 +60,5 @@ def _clipped(ratios_M: Tensor, ctx: LossContext) -> LossTerms:
 IMPORTANCE_SAMPLING = LossSpec(name="importance_sampling", compute=importance_sampling)
 PPO = LossSpec(name="ppo", compute=ppo, clip=LossClip(eps=0.2))
 CISPO = LossSpec(name="cispo", compute=cispo, clip=LossClip(eps_high=4.0), stops_gradient=True)
+LIKELIHOOD = LossSpec(name="likelihood", compute=likelihood)
 GSPO = LossSpec(name="gspo", compute=gspo, clip=LossClip(eps=3e-4, eps_high=4e-4), aggregation="sequence_mean")

@@ -40,7 +40,7 @@ from retrain_local.training.adamw import AdamW
 from retrain_local.training.covariances import mark
 from retrain_local.training.entropy import logprobs_and_entropies
 from retrain_local.training.head import selected_logprobs, softmax_of
-from retrain_local.training.loss import PolicyLoss
+from retrain_local.training.loss import NAMED, PolicyLoss
 from retrain_local.training.packs import Pack, check_rows, pack_rows
 from retrain_local.training.regularisers import Marked, columns_of
 
@@ -128,6 +128,8 @@ class Trainer:
         Returns the loss, the number of clipped tokens and log rho = logp_trainer - logp_sampler of every action token.
         """
         check_rows(batch.rows, self._decoder.shape.vocabulary)
+        if batch.loss and batch.loss not in NAMED:
+            raise BackendError(Problem(what=f"no loss {batch.loss!r} for a batch", fix=f"known: {', '.join(NAMED)}"))
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
@@ -207,19 +209,21 @@ class Trainer:
 
     def _marked(self, batch: TrainBatch) -> Marked:
         """Tokens that the loss chooses among all of the step's."""
-        if not self._loss.regularisers.has_marks:
+        policy = self._loss_of(batch)
+        if not policy.regularisers.has_marks:
             return Marked()
         # before the first update the policy is still the one that sampled
         now = self.logprobs(batch.rows, batch.temperature) if batch.update else [row.logprobs_T for row in batch.rows]
-        return mark(self._loss, batch, now, self._seeds)
+        return mark(policy, batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, marked: Marked, pack: Pack) -> _PackResult:
-        new_M, entropies_M = self._with_entropies(pack, batch.temperature)
-        is_fixed = self._loss.is_fixed(batch)
-        loss, clipped = self._loss.of_pack(
+        policy = self._loss_of(batch)
+        new_M, entropies_M = self._with_entropies(policy, pack, batch.temperature)
+        is_fixed = policy.is_fixed(batch)
+        loss, clipped = policy.of_pack(
             new_M,
             pack,
-            self._loss.denominator(batch),
+            policy.denominator(batch),
             columns=columns_of(batch.rows, pack, marked),
             entropies_M=entropies_M,
             is_fixed=is_fixed,
@@ -228,6 +232,10 @@ class Trainer:
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()
         return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
+
+    def _loss_of(self, batch: TrainBatch) -> PolicyLoss:
+        """The loss of `[algorithm]`, or the one that the batch names."""
+        return NAMED[batch.loss] if batch.loss else self._loss
 
     def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
         with torch.inference_mode():
@@ -257,9 +265,9 @@ class Trainer:
         given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, self._softmax
         return selected_logprobs(self._hidden(pack), pack.tokens_M, *given, self._decoder.head_parameters)
 
-    def _with_entropies(self, pack: Pack, temperature: float) -> tuple[Tensor, Tensor | None]:
+    def _with_entropies(self, policy: PolicyLoss, pack: Pack, temperature: float) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities, and entropies where the loss has a term of them."""
-        if not self._loss.regularisers.entropy:
+        if not policy.regularisers.entropy:
             return self._logprobs(pack, temperature), None
         given = self._decoder.logits, self._decoder.shape.vocabulary, temperature
         return logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)

@@ -1,10 +1,10 @@
-"""The contracts of the engine, which samples, and of the backend, which trains."""
+"""The contracts of the engine, which samples, of the backend, which trains, and of training before the first step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from retrain.kernel.declared import Capabilities
 from retrain.kernel.types import ActionRow, Floats, Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
@@ -60,6 +60,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""
+
+
+class WarmUp(Protocol):
+    """S optimizer steps before step 0, numbered -(S + 1) to -2: step -1 is the evaluation before training."""
+
+    first_step: int  # -(S + 1)
+
+    def take(self, step: int, train: Callable[[TrainBatch], TrainReport]) -> dict[str, Any]:
+        """Train one step; return its line. It keeps no state: seed and number say what a step trains on."""
 
 
 @runtime_checkable

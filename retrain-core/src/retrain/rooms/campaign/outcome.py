@@ -89,7 +89,7 @@ def progress(folder: Path) -> RunProgress:
     """Progress of a run; only the end of `metrics.jsonl` is read."""
     with suppress(ConfigError, ValueError, KeyError, TypeError):
         record = last_record(folder / "metrics.jsonl", skip_damaged=True) or {}
-        return RunProgress(steps_done=int(record["step"]) + 1, correct_rate=record.get("correct_rate"))
+        return RunProgress(steps_done=max(0, int(record["step"]) + 1), correct_rate=record.get("correct_rate"))
     return RunProgress()
 
 

@@ -54,7 +54,12 @@ class HealthWatch:
 
     @hookimpl
     def retrain_step_line(self, metrics: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Let every monitor examine a step; return the field `health` for its line, or {} when nothing is wrong."""
+        """Let every monitor examine a step; return the field `health` for its line, or {} when nothing is wrong.
+
+        Monitors judge what is sampled: they do not see a warm-up.
+        """
+        if metrics["step"] < 0:
+            return {}
         states: list[str] = []
         for name, monitor in self._monitors.items():
             has_answered, findings = self._guard.call(name, "observe", _findings, monitor, metrics)

@@ -12,7 +12,7 @@ from retrain.rooms.session.records.reading import Record, number, read_steps
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")
 HELD_OUT = ("eval_correct_rate", "eval_mean_reward")
-TIMES = ("step_time_s", "eval_time_s")
+TIMES = ("step_time_s", "eval_time_s", "sft_time_s")
 # These fields are settings, compared as such; only results can diverge.
 LABELS = frozenset({"step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition"})
 _ABSENT = object()
@@ -30,7 +30,7 @@ class Curve:
     names: set[str] = field(default_factory=set)
 
     def add(self, step: int, metrics: Record) -> None:
-        """Add the next line; a negative step is the evaluation before training."""
+        """Add the next line; a negative step is the evaluation before training, or one of a warm-up."""
         self.wall_time_s += sum(number(metrics.get(name)) or 0.0 for name in TIMES)
         self.final |= {name: value for name in HELD_OUT if (value := number(metrics.get(name))) is not None}
         if step < 0:

@@ -187,7 +187,7 @@ def _metrics(diff: RunDiff) -> Iterator[RenderableType]:
 
 
 def _named(step: int) -> str:
-    return "the evaluation before training" if step < 0 else f"step {step}"
+    return "the evaluation before training" if step == -1 else f"step {step}"
 
 
 def _value(sides: Mapping[str, Any], side: str) -> str:

@@ -104,7 +104,7 @@ def read_run(folder: Path) -> RunStatus:
         path=folder,
         state=state,
         condition=text(manifest.get("condition")),
-        step=0 if step is None else int(step) + 1,
+        step=0 if step is None else max(0, int(step) + 1),
         max_steps=None if max_steps is None else int(max_steps),
         correct_rate=number(metrics.get("correct_rate")),
         loss=number(metrics.get("loss")),

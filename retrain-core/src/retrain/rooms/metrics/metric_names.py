@@ -25,7 +25,7 @@ QUANTILE = "Smallest score that at least {}% of the scored completions do not ex
 CORRECT = "Share of completions above `[scoring] correct_above`; no verdict and failures count as wrong."
 
 HEAD = (
-    ("step", "Number of the step, from 0; -1 is the evaluation before training.", "", ""),
+    ("step", "Number of the step, from 0; -1 is the evaluation before training, less a step of [sft].", "", ""),
     ("algorithm_mode", "[algorithm] algorithm_mode.", "text", ""),
     ("advantage_mode", "Name of the advantage in use.", "text", ""),
     ("transform_mode", "Name of the transform in use.", "text", ""),

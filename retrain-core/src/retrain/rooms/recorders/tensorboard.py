@@ -18,19 +18,20 @@ FILE_VERSION = "brain.Event:2"  # the first record of every event file
 def build(context: PluginContext) -> TensorboardRecorder:
     """The recorder; ConfigError when tensorboard is not installed."""
     require("tensorboard", where=context.config.place("logging.recorders"))
-    return TensorboardRecorder()
+    return TensorboardRecorder(first_step=FIRST_STEP - context.config.value("sft.steps", 0))
 
 
 class TensorboardRecorder:
     """An event file per session, one record per step, on disk when `step` returns.
 
-    The evaluation before training has step -1. A session that finds files of earlier sessions tells TensorBoard from
-    which step on they are outdated. Uses TensorBoard's own record format, without TensorFlow or PyTorch.
+    The evaluation before training has step -1, a warm-up the steps before. A session that finds files of earlier
+    sessions tells TensorBoard from which step on they are outdated. Uses TensorBoard's own record format, without
+    TensorFlow or PyTorch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: int = FIRST_STEP) -> None:
         self._writer: Any = None
-        self._next_step = FIRST_STEP
+        self._next_step = first_step
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at the step that follows the checkpoint."""

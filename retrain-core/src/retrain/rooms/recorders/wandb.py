@@ -41,7 +41,8 @@ class WandbRecorder:
     """One wandb run. Everything it sends comes from `run.json` and `metrics.jsonl`, where secrets are hidden.
 
     wandb's step is the batch index. It has no step -1: the evaluation before training shares the row of step 0, where
-    an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. After a resume,
+    an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. So does the last
+    step of a warm-up, as `train/sft_...`. After a resume,
     wandb skips the steps that it already has.
     """
 

@@ -185,6 +185,7 @@ def assemble(
         _import_backend(context)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+        warm_up = plugins.notify("retrain_warm_up", context=context, tasks=tasks)
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
         restore_credit(algorithm, pacer, saved or {})
@@ -207,6 +208,7 @@ def assemble(
         overlap=Overlapped if overlaps_training(backend) else Serial,
         select=selection(config),
         shapers=tuple(shaper for found in shaping for shaper in found or ()),
+        warm_up=warm_up,
     )
     watching = (shaper for shaper in parts.shapers if any(name.startswith("retrain_") for name in dir(shaper)))
     return Assembled(parts=parts, watchers=(*watchers, *watching))

@@ -150,9 +150,9 @@ def plugin_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return former | dict(state["plugins"])
 
 
-def progress_of(checkpoint: Checkpoint | None) -> Progress:
-    """The counters of a checkpoint; without one, those of a new run."""
-    return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress()
+def progress_of(checkpoint: Checkpoint | None, first_step: int = 0) -> Progress:
+    """The counters of a checkpoint; without one, those of a new run, which begins with `first_step`."""
+    return Progress.of_state(checkpoint.state["progress"]) if checkpoint else Progress(step=first_step)
 
 
 def kept_checkpoints(config: Config) -> int:

@@ -92,7 +92,8 @@ def _session(
         manifest |= {"identity": identity.summary(), **examples.entry}
         if plan:
             manifest |= plan.recorded(examples.accepted)
-        progress = progress_of(plan.checkpoint if plan else None)
+        first_step = parts.warm_up.first_step if parts.warm_up else 0
+        progress = progress_of(plan.checkpoint if plan else None, first_step)
         view = RunView(
             config=config,
             condition=condition,

@@ -14,6 +14,7 @@ from retrain.kernel.types import Group
 from retrain.rooms.credit.flow import build_flow
 from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.terminal.progress_lines import ProgressLines
+from retrain.rooms.text.phase_progress import warm_up_left
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL, printable
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class RunLines:
         """The step's line, and that of its evaluation."""
         if metrics["step"] >= 0:
             LOG.info("%s", step_line(metrics))
+        elif "sft_loss" in metrics:
+            LOG.info("%s", supervised_line(metrics))
         if "eval_correct_rate" in metrics:
             LOG.info("%s", evaluation(metrics))
         self._progress.last_line = time.monotonic()
@@ -139,6 +142,14 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"time={metrics['step_time_s']:.1f}s",
     ]
     return " | ".join(parts)
+
+
+def supervised_line(metrics: Mapping[str, Any]) -> str:
+    """`SFT, 19 steps left | loss=1.2031 | tokens=512 | time=0.4s`"""
+    loss = f"loss={metrics['sft_loss']:.4f}" if "rejected" not in metrics else f"rejected: {metrics['rejected']}"
+    tokens = [f"tokens={metrics['sft_tokens']}"] if "sft_tokens" in metrics else []
+    head, time_s = f"SFT, {warm_up_left(metrics['step'] + 1)}", metrics["sft_time_s"]
+    return " | ".join([head, loss, *tokens, f"time={time_s:.1f}s"])
 
 
 def reward_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -19,7 +19,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
 from retrain.rooms.terminal.lines import graded_texts
-from retrain.rooms.text.phase_progress import progress_of, progress_text
+from retrain.rooms.text.phase_progress import progress_of, progress_text, warm_up_left
 from retrain.rooms.text.terminal_text import duration, sparkline
 
 PHASES = ("sampling", "scoring", "training", "eval")
@@ -100,7 +100,7 @@ class LiveDisplay:
         head = Table.grid(padding=(0, 1))
         head.add_row(
             self._spinner,
-            Text(f"step {min(self._step + 1, total)}/{total}", style="bold"),
+            Text(f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else self._warm_up(), style="bold"),
             ProgressBar(total=total, completed=done, width=30),
             Text(self._time_left(total - done), style="cyan"),
         )
@@ -121,6 +121,9 @@ class LiveDisplay:
             shown = " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:])
             rows.append(Text(f"  held-out {shown}  {self._held_out_reward}".rstrip()))
         return Group(*rows)
+
+    def _warm_up(self) -> str:
+        return f"warm-up, {warm_up_left(self._step)}"
 
     def _time_left(self, steps: int) -> str:
         if not self._times_s:

@@ -48,9 +48,16 @@ def progress_text(data: Mapping[str, Any]) -> str:
 
 def phase_text(phase: str, step: float, elapsed_s: float, data: Mapping[str, Any]) -> str:
     """`sampling, step 3, for 12 s: 12/32 completions, ...`; step -1 is the evaluation before training."""
-    when = f"step {int(min(step, MOST))}" if step >= 0 else "before training"
+    when = f"step {int(min(step, MOST))}" if step >= 0 else "before training" if step >= -1 else "warm-up, "
+    when += warm_up_left(step) if step < -1 else ""
     text = progress_text(data)
     return f"{printable(phase)}, {when}, for {duration(min(elapsed_s, MOST))}" + (f": {text}" if text else "")
+
+
+def warm_up_left(step: float) -> str:
+    """Steps before the first one that are left at a negative step, itself included: they end with step -2."""
+    left = int(min(-step, MOST)) - 1
+    return f"{left} step{'s' * (left != 1)} left"
 
 
 def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:

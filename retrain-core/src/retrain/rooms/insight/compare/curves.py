@@ -46,7 +46,7 @@ class Curves:
     @property
     def num_steps(self) -> int:
         """Finished steps: one more than the last step."""
-        return int(self.steps_R[-1]) + 1 if self.steps_R.size else 0
+        return max(0, int(self.steps_R[-1]) + 1) if self.steps_R.size else 0
 
     def column(self, field: str) -> Floats:
         """The values of a field; all NaN if the run never has it."""

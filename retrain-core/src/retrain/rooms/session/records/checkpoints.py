@@ -234,7 +234,8 @@ def _age(path: Path) -> tuple[int, bool]:
         steps = Checkpoint(path=path, state=state).first_unwritten_step
     except (OSError, ValueError, KeyError, TypeError):
         digits = _plain_name(path).rpartition("_")[2]
-        steps = int(digits) if digits.isdecimal() else sys.maxsize if _plain_name(path) == FINAL else 0
+        is_number = digits.removeprefix("-").isdecimal()
+        steps = int(digits) if is_number else sys.maxsize if _plain_name(path) == FINAL else 0
     return steps, _plain_name(path) == FINAL
 
 

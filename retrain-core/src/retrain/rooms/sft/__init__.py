@@ -1,0 +1,1 @@
+"""Supervised steps before the first one."""
