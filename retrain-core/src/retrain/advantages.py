@@ -14,8 +14,9 @@ No gradient flows through credit. Arrays hold action tokens only; plugins may us
 """
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
-from retrain.kernel.informative import GroupStatus, group_status
+from retrain.kernel.informative import GroupStatus
 from retrain.rooms.credit.algorithm import train_rows
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.public import (
     amplify_planning,
     compute_composable_advantages,

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group
+from retrain.rooms.credit.group_status import group_status
 
 MakeGroup = Callable[..., Group]
 

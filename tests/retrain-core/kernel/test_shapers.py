@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Score
+from retrain.rooms.credit.group_status import group_status
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]

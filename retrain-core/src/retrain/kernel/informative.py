@@ -1,4 +1,4 @@
-"""Which groups carry a training signal, and why the others do not; decided on raw scores."""
+"""Whether a group carries a training signal, and why not; decided on raw scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupStatus(StrEnum):
 
 def verdicts(group: Group) -> list[float]:
     """The raw scores of a group's completions that have one, in order."""
-    return _values(group.raw_scores)
+    return values_of(group.raw_scores)
 
 
 def num_correct(group: Group) -> int:
@@ -29,21 +29,6 @@ def num_correct(group: Group) -> int:
     return sum(value > group.correct_above for value in verdicts(group))
 
 
-def group_status(group: Group) -> GroupStatus:
-    """INFORMATIVE unless all scores are exactly equal or fewer than two completions have one.
-
-    Decided on raw scores, without those of completions that a shaper left without a verdict.
-    """
-    pairs = zip(group.raw_scores, group.scores, strict=True)
-    values = _values(raw for raw, score in pairs if score.outcome is Outcome.SCORED)
-    if len(values) < 2:
-        return GroupStatus.NO_VERDICT
-    if any(value != values[0] for value in values):
-        return GroupStatus.SURPLUS if group.is_surplus else GroupStatus.INFORMATIVE
-    if values[0] >= 1.0:
-        return GroupStatus.ALL_RIGHT
-    return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED
-
-
-def _values(scores: Iterable[Score]) -> list[float]:
+def values_of(scores: Iterable[Score]) -> list[float]:
+    """The values of the scores that are verdicts."""
     return [score.value for score in scores if score.outcome is Outcome.SCORED and score.value is not None]

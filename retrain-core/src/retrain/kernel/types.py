@@ -245,16 +245,12 @@ class TrainBatch:
 
 
 def percentile_99(values_N: Floats) -> float:
-    """The 99th percentile with linear interpolation, bit for bit what `np.percentile` returns.
-
-    The latter imports masked arrays on its first call, which costs 25 ms in a run's first step.
-    """
-    last = values_N.size - 1
-    rank = 0.99 * last
+    """The 99th percentile, bit for bit that of `np.percentile`, whose imports cost 25 ms in a run's first step."""
+    rank = 0.99 * (values_N.size - 1)
     below = int(rank)
-    above = min(below + 1, last)
-    ordered_N = np.partition(values_N, (below, above))
-    low, high, share = ordered_N[below], ordered_N[above], rank - below
+    above = min(below + 1, values_N.size - 1)
+    low, high = np.partition(values_N, (below, above))[[below, above]]
+    share = rank - below
     return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share))
 
 

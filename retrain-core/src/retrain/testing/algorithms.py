@@ -10,10 +10,11 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.errors import PluginError
-from retrain.kernel.informative import GroupStatus, group_status
+from retrain.kernel.informative import GroupStatus
 from retrain.kernel.types import Floats, Group
 from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import build_flow
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.pipeline import CreditGroup
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.contracts.algorithm import Algorithm
-from retrain.kernel.informative import GroupStatus, group_status, verdicts
+from retrain.kernel.informative import GroupStatus, verdicts
 from retrain.kernel.overlap import Planned, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Completion, Group, StopReason
 from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.rooms.insight.stored import read_step

@@ -14,8 +14,9 @@ from retrain.api import BackendError, Completion, Example, Group, Outcome, Resum
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView
-from retrain.kernel.informative import GroupStatus, group_status, num_correct
+from retrain.kernel.informative import GroupStatus, num_correct
 from retrain.rooms.credit.algorithm import train_rows
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.kl.shaper import KlShaper, k1, k3, shaper_of, steered
 from retrain.rooms.kl.tables import KlTable
 

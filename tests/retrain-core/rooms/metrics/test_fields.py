@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.kernel.informative import group_status
 from retrain.kernel.types import Completion, Group, StopReason
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.metrics.fields import group_metrics, length_metrics, quantiles, reward_metrics
 
 MakeGroup = Callable[..., Group]

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs, TokenCredit
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.informative import GroupStatus, group_status, num_correct
+from retrain.kernel.informative import GroupStatus, num_correct
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Completion, Floats, Group, Kind, Mask, Outcome, Score, StopReason, TrainRow
@@ -18,6 +18,7 @@ from retrain.rooms.credit.checks import refusal
 from retrain.rooms.credit.custom import build_custom
 from retrain.rooms.credit.episode import CreditGroup, named_rewards
 from retrain.rooms.credit.flow import CreditFlow
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.overlong import MaskedOverlong
 from retrain.rooms.credit.parts import Controller, ControllerView, PlanningDetector
 from retrain.rooms.credit.pipeline import CreditResult, assign_credit

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.informative import GroupStatus, group_status
+from retrain.kernel.informative import GroupStatus
 from retrain.kernel.overlap import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, Score, StopReason
+from retrain.rooms.credit.group_status import group_status
 
 OF_FIRST_ROUND, LARGEST = re.compile(r"_(mean|rate)(_|$)"), re.compile(r"_max(_|$)")
 TRUNCATED = "truncated: [training] overlong = drop"

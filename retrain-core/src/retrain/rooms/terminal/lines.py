@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.informative import GroupStatus, group_status, num_correct, verdicts
+from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group
 from retrain.rooms.credit.flow import build_flow
+from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.text.phase_progress import warm_up_left
