@@ -32,7 +32,7 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.EXACT,
     provides_entropy=False,
-    losses=frozenset({"importance_sampling", "ppo", "cispo"}),
+    losses=frozenset({"importance_sampling", "ppo", "cispo", "likelihood"}),
 )
 
 

@@ -224,8 +224,8 @@ class TrainBatch:
 
     `lr` is its learning rate, None for that of `[training]`. `num_masked` sequences have no row because they were
     masked, and still count where the loss divides by sequences; `masked_groups` are their groups, where known. It is
-    update number `update` of the step's `updates`, all of which come before the next `publish`. `loss` names its loss, empty for
-    that of `[algorithm]`.
+    update number `update` of the step's `updates`, all of which come before the next `publish`. `loss` names its
+    loss, empty for that of `[algorithm]`.
     """
 
     step: int

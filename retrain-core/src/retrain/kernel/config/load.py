@@ -140,7 +140,7 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
 
 def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
     if not isinstance(content, dict):
-        owners = [key for key in draft.keys.values() if key.name == table]
+        owners = sorted((key for key in draft.keys.values() if key.name == table), key=lambda key: len(key.flag))
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
         return Problem(where=place, what=f"key {table!r} stands outside any table", fix=fix)
     if hint := draft.table_hint(table):
@@ -154,7 +154,7 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
 def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
     near = get_close_matches(name, own, n=1)
-    elsewhere = [key for key in draft.keys.values() if key.name == name]
+    elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
     if hint := draft.table_hint(f"{table}.{name}"):
         fix = hint
     elif near:

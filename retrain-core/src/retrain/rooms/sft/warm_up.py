@@ -72,7 +72,7 @@ def supervised(context: PluginContext, tasks: Tasks) -> SupervisedSteps:
 def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prompt]:
     """The examples of the source of `[sft]`, put to the model as those of `[data]`, without any that is held out."""
     config = context.config
-    ours = {"source": table.source, "path": table.path, "options": table.options}
+    ours: dict[str, Any] = {"source": table.source, "path": table.path, "options": table.options}
     fields = {name: getattr(config.data, name) for name in DataTable.model_fields if name not in ours}
     if table.source != config.data.source:  # its columns may have other names
         fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key")}
@@ -82,8 +82,8 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
         tables={**config.tables, "data": DataTable(**fields, **ours)},
         origins={**config.origins, **moved},
     )
-    build = replace(context, config=read)
-    source = build_part(Kind.DATA_SOURCE, table.source, "sft.source", build, table.options, "sft.options")
+    reading = replace(context, config=read)
+    source = build_part(Kind.DATA_SOURCE, table.source, "sft.source", reading, table.options, "sft.options")
     data: LoadedData = source.load()
     examples, notes = usable_examples(data, read)
     for note in (*data.notes, *notes):
