@@ -26,7 +26,7 @@ EVERYTHING = (
 CUT_OFF = (
     *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
     *("--health-steps", "1", "--health-truncation", "0", "--minibatches", "2"),
-    *("--overlong", "mask", "--kl-coef", "0.01", "--kl-where", "reward"),
+    *("--overlong", "mask", "--kl-coef", "0.01", "--kl-where", "reward", "--sft-steps", "1", "--sft-lr", "1e-3"),
 )
 # Described, and not to be seen in these runs; each has a test where it comes about.
 ELSEWHERE = {

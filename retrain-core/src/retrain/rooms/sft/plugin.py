@@ -24,7 +24,7 @@ METRICS = (
     ("sft_grad_norm", "L2 norm of the gradient before clipping, where the backend reports it.", ""),
     ("sft_lr", "Learning rate, where the backend reports it.", ""),
     ("sft_left_out", "Examples that are not trained on: their answer is missing or too long.", "examples"),
-    ("sft_time_s", "Seconds of the supervised step.", "seconds"),
+    ("sft_time_s", "Time of the supervised step.", "s"),
 )
 
 
