@@ -57,9 +57,9 @@ def wait_once():
             time.sleep(0.05)
 
 original_sample = Overlapped._sample_measured
-def sample(self, step, prompts, clock):
-    state["drawing"] = step
-    return original_sample(self, step, prompts, clock)
+def sample(self, planned, clock):
+    state["drawing"] = planned.step
+    return original_sample(self, planned, clock)
 Overlapped._sample_measured = sample
 
 def slow(owner, name, is_time):
@@ -80,7 +80,7 @@ if place == "training":
 if place == "eval":
     slow(Loop, "_evaluate", lambda loop, step: step == {step})
 if place == "drawing again":
-    slow(Overlapped, "_sample_next", lambda overlap, step, *_: step == {step} + 1 and overlap._version == 0)
+    slow(Overlapped, "_sample_next", lambda overlap, planned, *_: planned.step == {step} + 1 and overlap._version == 0)
 """
 # where -> optimizer steps in the checkpoint that the signal leaves; with both halves at work it may be either
 PLACES = {"sampling": (4,), "scoring": (4,), "training": (3,), "eval": (4,), "both": (3, 4)}

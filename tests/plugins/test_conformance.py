@@ -55,6 +55,7 @@ WAITS_FOR_WEIGHTS = {
     "reports_what_it_did",
     "publishes_when_asked",
     "leaves_batches_alone",
+    "trains_at_the_rate_it_is_given",
 }
 PRIME_RL_CANNOT = {
     "goes_on_from_a_checkpoint": "its trainer cannot be put back to a checkpoint: test_prime_rl_resume.py resumes it",
