@@ -90,7 +90,11 @@ ALGORITHMS = (
 RECIPES = (
     ("grpo", "Over the group's deviation, PPO's clip, mean by sequence: arXiv:2402.03300.", "GRPO"),
     ("dr_grpo", "GRPO without division by deviation or length: arXiv:2503.20783.", "DR_GRPO"),
-    ("dapo", "GRPO by token, with a wider clip upwards, truncated completions masked: arXiv:2503.14476.", "DAPO"),
+    (
+        "dapo",
+        "GRPO by token, wider clip upwards, dynamic sampling, truncated completions masked: arXiv:2503.14476.",
+        "DAPO",
+    ),
     ("gspo", "GRPO's advantage, ratio and clip by sequence: arXiv:2507.18071.", "GSPO"),
     ("cispo", "GRPO's advantage, a cap on each token's weight instead of a clip: arXiv:2506.13585.", "CISPO"),
     ("rloo", "REINFORCE, the baseline the mean of the other completions: arXiv:2402.14740.", "RLOO"),
