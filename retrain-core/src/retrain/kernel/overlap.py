@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from retrain.kernel.contracts.backend import Backend, Measuring
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import NonFiniteError
-from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
 
@@ -45,6 +44,7 @@ class Sampled:
 
 
 Sample = Callable[[Planned, Clock], Sampled]
+Train = Callable[[TrainBatch], TrainReport]
 Upcoming = Callable[[], Planned | None]  # the next step; None after the last one
 
 
@@ -59,10 +59,8 @@ class Serial:
     is_on = False
     batch_size = 0
 
-    def __init__(self, run: Run, sample: Sample) -> None:
-        self._backend = run.parts.backend
-        self._train = run.parts.train
-        self._sample = sample
+    def __init__(self, backend: Backend, train: Train, sample: Sample) -> None:
+        self._backend, self._train, self._sample = backend, train, sample
 
     def collect(self, planned: Planned, clock: Clock) -> Sampled:
         """Sample the step's scored groups now."""

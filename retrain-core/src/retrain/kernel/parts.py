@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
@@ -14,13 +14,11 @@ from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.pacing import Pacer
 from retrain.kernel.contracts.tasks import Prompt, Prompts, Rollouts
 from retrain.kernel.contracts.views import RunView
+from retrain.kernel.overlap import Sample, Serial, Train
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.progress import Progress
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Group, TrainBatch, TrainReport
-
-if TYPE_CHECKING:
-    from retrain.kernel.overlap import Sample, Serial
+from retrain.kernel.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,8 +39,8 @@ class Parts:
     algorithm: Algorithm
     backend: Backend
     pacer: Pacer
-    train: Callable[[TrainBatch], TrainReport]
-    overlap: type[Serial]
+    train: Train
+    overlap: Callable[[Run, Sample], Serial]
     select: Callable[[Sample], Sample]
     shapers: tuple[Shaper, ...] = ()
     warm_up: WarmUp | None = None

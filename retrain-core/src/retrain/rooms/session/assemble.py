@@ -15,7 +15,6 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.pacing import Pacer, PaceView
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.kernel.overlap import Serial
 from retrain.kernel.parts import Parts
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
@@ -36,7 +35,7 @@ from retrain.rooms.session.check import (
 )
 from retrain.rooms.session.check_loss import check_loss
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.overlapped import Overlapped, overlaps_training
+from retrain.rooms.session.overlapped import arrangement
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
@@ -205,7 +204,7 @@ def assemble(
         backend=backend,
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
-        overlap=Overlapped if overlaps_training(backend) else Serial,
+        overlap=arrangement(backend),
         select=selection(config),
         shapers=tuple(shaper for found in shaping for shaper in found or ()),
         warm_up=warm_up,

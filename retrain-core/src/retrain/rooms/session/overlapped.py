@@ -7,7 +7,7 @@ never more, whichever finishes first.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +48,13 @@ def overlaps_training(backend: object) -> bool:
     return isinstance(backend, SamplesAhead) and backend.samples_ahead
 
 
+def arrangement(backend: object) -> Callable[[Run, Sample], Serial]:
+    """How sampling and training follow each other in a run with this backend."""
+    if overlaps_training(backend):
+        return Overlapped
+    return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
+
+
 class Overlapped(Serial):
     """The run's thread samples the next step while a separate thread trains this one.
 
@@ -58,7 +65,7 @@ class Overlapped(Serial):
     is_on = True
 
     def __init__(self, run: Run, sample: Sample) -> None:
-        super().__init__(run, sample)
+        super().__init__(run.parts.backend, run.parts.train, sample)
         self._run = run
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._version = 0
