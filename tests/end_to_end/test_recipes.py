@@ -30,7 +30,7 @@ save_every = 2
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_named_after_its_recipe_repeats_from_its_records_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "retrain.toml").write_text(TOML, encoding="utf-8")
     tiny("--max-steps", "3", "--log-dir", "a", cwd=tmp_path)
