@@ -98,3 +98,16 @@ def check_same(run: Path, wanted: Path) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def killed_and_resumed(factory: pytest.TempPathFactory, name: str, folder: Path, patch: str, *arguments: str) -> Path:
+    """The folder of a run that `patch` kills and that is resumed: it must be the run `name` that was left alone."""
+    wanted = left_alone(factory, name, *arguments)
+    (folder / "retrain.toml").write_bytes((wanted / "retrain.toml").read_bytes())
+    code, _, _ = finish(start(*arguments, "--log-dir", "killed", cwd=folder, patch=patch))
+    assert code == -9
+    check_nothing_is_half_written(folder / "killed")
+    code, _, err = finish(start("--resume", "killed", cwd=folder))
+    assert code == 0, err
+    check_same(folder / "killed", wanted / "never")
+    return folder / "killed"

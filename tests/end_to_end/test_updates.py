@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
+from tests.end_to_end.killing import BASE, killed_and_resumed
 from tests.end_to_end.running import records, tiny
 
 MANY = ("--minibatches", "4", "--epochs", "2", "--loss", "ppo")
@@ -49,14 +49,7 @@ def test_eight_updates_learn_more_per_sample_than_one(seed: str, tmp_path: Path)
 @pytest.mark.slow
 def test_a_kill_between_two_updates_changes_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     arguments = (*BASE, *MANY, *COURSE, "--max-steps", "3", "--eval-examples", "0")
-    wanted = left_alone(tmp_path_factory, "updates", *arguments)
-    (tmp_path / "retrain.toml").write_bytes((wanted / "retrain.toml").read_bytes())
-    code, _, _ = finish(start(*arguments, "--log-dir", "killed", cwd=tmp_path, patch=KILLED_IN_AN_UPDATE))
-    assert code == -9
-    check_nothing_is_half_written(tmp_path / "killed")
-    code, _, err = finish(start("--resume", "killed", cwd=tmp_path))
-    assert code == 0, err
-    check_same(tmp_path / "killed", wanted / "never")
-    found = [line for line in lines(tmp_path / "killed") if line["step"] >= 0]
+    run = killed_and_resumed(tmp_path_factory, "updates", tmp_path, KILLED_IN_AN_UPDATE, *arguments)
+    found = [line for line in lines(run) if line["step"] >= 0]
     assert max(line["updates"] for line in found) >= 4
     assert [line["lr"] for line in found] == pytest.approx([3e-3, 3e-3, 1.5e-3])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
+from tests.end_to_end.killing import BASE, killed_and_resumed
 from tests.end_to_end.running import records, tiny
 
 SFT = ("--sft-steps", "4", "--sft-batch-size", "8", "--sft-lr", "0.01")
@@ -62,14 +62,7 @@ def test_20_supervised_steps_raise_a_rate_under_5_percent_over_30_and_rl_goes_on
 @pytest.mark.slow
 def test_a_kill_within_the_warm_up_changes_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     arguments = (*BASE, *SFT, "--max-steps", "1")
-    wanted = left_alone(tmp_path_factory, "warm up", *arguments)
-    (tmp_path / "retrain.toml").write_bytes((wanted / "retrain.toml").read_bytes())
-    code, _, _ = finish(start(*arguments, "--log-dir", "killed", cwd=tmp_path, patch=KILLED_IN_SFT))
-    assert code == -9
-    check_nothing_is_half_written(tmp_path / "killed")
-    code, _, err = finish(start("--resume", "killed", cwd=tmp_path))
-    assert code == 0, err
-    check_same(tmp_path / "killed", wanted / "never")
-    found = records(tmp_path / "killed" / "metrics.jsonl")
+    run = killed_and_resumed(tmp_path_factory, "warm up", tmp_path, KILLED_IN_SFT, *arguments)
+    found = records(run / "metrics.jsonl")
     losses = [line["sft_loss"] for line in found if line["step"] < -1]
     assert losses == sorted(losses, reverse=True)

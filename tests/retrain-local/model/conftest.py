@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,29 @@ def shake(pair: Pair, size: float = 0.05) -> None:
     with torch.no_grad():
         for p in pair.parameters.values():
             p.copy_(torch.randn(p.shape, generator=generator) * size)
+
+
+@pytest.fixture(scope="session")
+def agrees_with(
+    logits_of: Callable[[Decoder, Tensor], Tensor], own_logits: Callable[[Any, Tensor], Tensor]
+) -> Callable[..., None]:
+    """Logits of trainer and sampler, and gradients, equal those of a model of PEFT with the parameters `theirs`."""
+
+    def relative(found: Tensor, expected: Tensor) -> float:
+        return float((found - expected).float().norm() / expected.float().norm())
+
+    def check(peft: Any, theirs: Mapping[str, Tensor], pair: Pair, ids_N: Tensor) -> None:
+        weights = torch.randn(len(ids_N), 200, generator=torch.Generator().manual_seed(1))
+        expected, found = own_logits(peft, ids_N), logits_of(pair.trained, ids_N)
+        assert relative(found.detach(), expected.detach()) < 1e-5
+        wanted = torch.autograd.grad((expected * weights).sum(), list(theirs.values()))
+        gradients = torch.autograd.grad((found * weights).sum(), [pair.parameters[name] for name in theirs])
+        for name, gradient, other in zip(theirs, gradients, wanted, strict=True):
+            assert relative(gradient, other) < 1e-4, name
+        with torch.no_grad():
+            assert relative(logits_of(pair.sampler, ids_N), found) < 1e-5
+
+    return check
 
 
 @pytest.fixture(scope="session")

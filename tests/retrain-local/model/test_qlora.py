@@ -15,7 +15,6 @@ from torch import Tensor
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.checks import quantize_problems
-from retrain_local.decoder import Decoder
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
@@ -23,7 +22,6 @@ from retrain_local.model.qlora import KINDS
 from tests.random_models import random_model
 
 MakePair = Callable[..., Pair]
-LogitsOf = Callable[[Decoder, Tensor], Tensor]
 LARGEST_GAP = {"nf4": 0.15, "int8": 0.01}  # of the norm of a matrix
 
 
@@ -43,8 +41,7 @@ def test_gradients_are_those_of_peft_on_the_rounded_model(
     kind: str,
     merge_limit: int,
     make_pair: MakePair,
-    logits_of: LogitsOf,
-    own_logits: Callable[[Any, Tensor], Tensor],
+    agrees_with: Callable[..., None],
     shaken: Callable[[Pair], None],
     ids_N: Tensor,
     tmp_path: Path,
@@ -66,15 +63,7 @@ def test_gradients_are_those_of_peft_on_the_rounded_model(
             module.weight.data.copy_(rounded)
     peft = PeftModel.from_pretrained(model, str(tmp_path / "adapter"), is_trainable=True).eval()
     theirs = {name: p for name, p in peft.named_parameters() if p.requires_grad}
-    weights = torch.randn(len(ids_N), 200, generator=torch.Generator().manual_seed(1))
-    expected, found = own_logits(peft, ids_N), logits_of(pair.trained, ids_N)
-    assert relative(found.detach(), expected.detach()) < 1e-5
-    wanted = torch.autograd.grad((expected * weights).sum(), list(theirs.values()))
-    gradients = torch.autograd.grad((found * weights).sum(), [pair.parameters[name] for name in theirs])
-    for name, gradient, other in zip(theirs, gradients, wanted, strict=True):
-        assert relative(gradient, other) < 1e-4, name
-    with torch.no_grad():
-        assert relative(logits_of(pair.sampler, ids_N), found) < 1e-5
+    agrees_with(peft, theirs, pair, ids_N)
 
 
 def test_the_ratio_is_1_after_a_step(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from retrain_local.sizes import LOGIT_CHUNK
-from retrain_local.training.head import Seeded
+from retrain_local.training.head import pulled_back
 
 
 def logprobs_and_entropies(
@@ -54,9 +54,7 @@ class _LogprobsAndEntropies(torch.autograd.Function):  # type: ignore[misc]
             for at in range(2):
                 values[at].append(found[at])
                 if wanted:
-                    with torch.enable_grad():
-                        seeded = Seeded.apply(logits, slopes_MV[at])
-                    slopes[at].extend(torch.autograd.grad(seeded, chunk, retain_graph=at == 0))
+                    slopes[at].extend(pulled_back(logits, slopes_MV[at], (chunk,), keep=at == 0))
         if wanted:
             ctx.save_for_backward(*map(torch.cat, slopes))
         return torch.cat(values[0]), torch.cat(values[1])

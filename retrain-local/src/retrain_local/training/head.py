@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
         softmax: Softmax,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[0]
-        logprobs, slopes = [], []
+        logprobs, slopes = list[Tensor](), list[Tensor]()
         for hidden, tokens in zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True):
             chunk = hidden.detach().requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):
@@ -55,9 +55,7 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
             found_M, slope_MV = softmax(logits.detach(), tokens, temperature, wanted)
             logprobs.append(found_M)
             if wanted:
-                with torch.enable_grad():
-                    seeded = Seeded.apply(logits, slope_MV)
-                slopes += torch.autograd.grad(seeded, chunk)
+                slopes += pulled_back(logits, slope_MV, (chunk,))
         if wanted:
             ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(logprobs)
@@ -102,15 +100,13 @@ class _TrainedHeadLogprobs(torch.autograd.Function):  # type: ignore[misc]
                 logits = head(chunk)
             _, slope_MV = softmax(logits.detach(), tokens, temperature, True)
             slope_MV = slope_MV.mul_(back_M[:, None].to(slope_MV.dtype))
-            with torch.enable_grad():
-                seeded = Seeded.apply(logits, slope_MV)
-            found, *sums = torch.autograd.grad(seeded, (chunk, *parameters))
+            found, *sums = pulled_back(logits, slope_MV, (chunk, *parameters))
             of_hidden.append(found)
             of_parameters = [a.add_(b) for a, b in zip(of_parameters, sums, strict=True)] if of_parameters else sums
         return torch.cat(of_hidden), None, None, None, None, None, *of_parameters
 
 
-class Seeded(torch.autograd.Function):  # type: ignore[misc]
+class _Seeded(torch.autograd.Function):  # type: ignore[misc]
     """A zero whose gradient with respect to `logits` is `slope`.
 
     Passing `slope` to torch.autograd.grad would give the same result, but imports sympy: half a second in the first
@@ -125,6 +121,16 @@ class Seeded(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.saved_tensors[0], None
+
+
+def pulled_back(
+    logits_MV: Tensor, slope_MV: Tensor, inputs: Sequence[Tensor], *, keep: bool = False
+) -> tuple[Tensor, ...]:
+    """The gradients of (logits * slope) summed, slope held fixed, by the inputs; `keep` the graph for another slope."""
+    with torch.enable_grad():
+        seeded = _Seeded.apply(logits_MV, slope_MV)
+    gradients: tuple[Tensor, ...] = torch.autograd.grad(seeded, inputs, retain_graph=keep)
+    return gradients
 
 
 def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
