@@ -144,6 +144,19 @@ def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: Gr
     assert fields == {"kl_coef": 0.5}
 
 
+def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: Group) -> None:
+    others = tuple(map(replace, pair.completions))
+    groups = (pair, replace(pair, completions=others, is_surplus=True))
+    shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
+    assert (backend.asked, fields["kl_mean"]) == ([2], pytest.approx((0.021403 + 0.07032) / 6, abs=1e-6))
+    assert [c.kl_coef for each in shaped for c in each.completions] == [0.5, 0.5, 0.0, 0.0]
+    shaper(backend).retrain_extra_metrics(GroupsView(step=3, groups=groups[1:]), REPORT)
+    assert backend.asked == [2]
+    shaped, _ = shaper(backend, coef=0.5, where="reward").shape(3, groups)
+    assert backend.asked == [2, 4]
+    assert [each.scores[0].value for each in shaped] == pytest.approx([0.9, 0.9])
+
+
 def test_every_context_of_an_episode_is_a_row_of_its_own(backend: Backend) -> None:
     episode = completion([99, 0, 99, 1, 2], LOGPROBS.tolist(), starts=(0, 2))
     (shaped,), _ = shaper(backend, coef=1.0).shape(0, [group(episode, scores=(1.0,))])

@@ -200,25 +200,31 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
         raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
-    ends = (*completion.starts[1:], len(completion.tokens_T))
-    parts = [slice(start, end) for start, end in zip(completion.starts, ends, strict=True)]
+
+    def cut(values_T: Floats | None, part: slice) -> Floats | None:
+        return None if values_T is None else values_T[part]
+
     return [
         TrainRow(
             tokens_T=completion.tokens_T[part],
             action_T=completion.action_T[part],
             logprobs_T=completion.logprobs_T[part],
             advantages_T=advantages_T[part],
-            engine_logprobs_T=None if completion.engine_logprobs_T is None else completion.engine_logprobs_T[part],
-            reference_logprobs_T=None
-            if completion.reference_logprobs_T is None
-            else completion.reference_logprobs_T[part],
+            engine_logprobs_T=cut(completion.engine_logprobs_T, part),
+            reference_logprobs_T=cut(completion.reference_logprobs_T, part),
             kl_coef=completion.kl_coef,
             group=group,
             is_truncated=completion.stop_reason is StopReason.LENGTH,
         )
-        for part in parts
-        if completion.action_T[part].any()
+        for part in contexts(completion)
     ]
+
+
+def contexts(completion: Completion) -> list[slice]:
+    """The parts of a completion that the policy was given as a context each, and in which it sampled something."""
+    ends = (*completion.starts[1:], len(completion.tokens_T))
+    parts = map(slice, completion.starts, ends)
+    return [part for part in parts if completion.action_T[part].any()]
 
 
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import BackendError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, Outcome, Score, TrainReport
+from retrain.rooms.credit.algorithm import contexts
 from retrain.rooms.kl.tables import KlTable
 from retrain.rooms.session.logprob_gap import LogprobRow
 
@@ -56,11 +57,12 @@ def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) 
 
 
 class KlShaper:
-    """A `Shaper` that measures every completion with a verdict, and a watcher that keeps the coefficient.
+    """A `Shaper` that measures completions with a verdict, and a watcher that keeps the coefficient.
 
-    `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token. `where = "loss"`:
-    completions carry reference log-probabilities and the coefficient to the loss. With coef = 0 a share of the
-    completions is measured after training, which therefore is the same run, to the bit, as without. A steered
+    `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token, of every group: an
+    advantage that sees the whole step counts surplus groups too. `where = "loss"`: completions carry reference
+    log-probabilities and the coefficient to the loss; surplus groups are never trained, so they are not measured. With
+    coef = 0 a share of the completions is measured after training, which leaves the run as it is, to the bit. A steered
     coefficient moves once per finished step.
     """
 
@@ -77,7 +79,7 @@ class KlShaper:
         self._next_coef = self.coef
         if not self.coef:
             return tuple(groups), {}
-        judged = [completion for group in groups for completion in _judged(group)]
+        judged = self._measured(groups)
         if not judged:
             return tuple(groups), {"kl_coef": self.coef}
         found = dict(zip(map(id, judged), self._reference(judged), strict=True))
@@ -97,7 +99,7 @@ class KlShaper:
     def retrain_extra_metrics(self, groups: GroupsView, report: TrainReport | None) -> dict[str, float]:
         """The step is done: the coefficient moves; with coef = 0, the mean KL of a share of the completions."""
         self.coef = self._next_coef
-        judged = [completion for group in groups.groups for completion in _judged(group)]
+        judged = self._measured(groups.groups)
         if self.coef or report is None or not self._logs or not judged:
             return {}
         some = judged[:: min(STRIDE, len(judged))]
@@ -120,6 +122,11 @@ class KlShaper:
             what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
             raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
 
+    def _measured(self, groups: Sequence[Group]) -> list[Completion]:
+        """The completions to measure, in order."""
+        every = self.coef and self._table.where == "reward"
+        return [c for group in groups if every or not group.is_surplus for c in _judged(group)]
+
     def _steered(self, kl: float, count: int) -> float:
         table = self._table
         if not table.target:
@@ -138,28 +145,18 @@ class KlShaper:
 
         Every context that the policy was given is a row of its own, as it is in training.
         """
-        parts = [list(_parts(completion)) for completion in completions]
-        rows = [
-            LogprobRow(c.tokens_T[p], c.action_T[p]) for c, own in zip(completions, parts, strict=True) for p in own
-        ]
+        rows = [LogprobRow(c.tokens_T[part], c.action_T[part]) for c in completions for part in contexts(c)]
         answers = iter(self._backend.reference_logprobs(rows, self._temperature))
         found = []
-        for completion, own in zip(completions, parts, strict=True):
+        for completion in completions:
             values_T = np.zeros(len(completion.tokens_T))
-            for part in own:
+            for part in contexts(completion):
                 values_T[part] = next(answers)
             if not np.isfinite(values_T).all():
                 what = "a log-probability of the reference is not finite"
                 raise BackendError(Problem(where="[kl]", what=what, fix="check the model's weights and dtype"))
             found.append(values_T)
         return found
-
-
-def _parts(completion: Completion) -> Iterable[slice]:
-    """The contexts in which something was sampled."""
-    ends = (*completion.starts[1:], len(completion.tokens_T))
-    spans = (slice(start, end) for start, end in zip(completion.starts, ends, strict=True))
-    return (span for span in spans if completion.action_T[span].any())
 
 
 def _differences(completion: Completion, reference_T: Floats) -> Floats:
