@@ -173,9 +173,9 @@ def server_max(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def referee(session: nox.Session) -> None:
-    """Compare loss and gradient with TRL, installed in a virtualenv of its own, on the same samples and weights."""
+    """Compare loss and gradient with TRL, in a virtualenv of its own, and with the verl that RETRAIN_VERL names."""
     python = _server_python(session, "trl", *TRL)
-    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py")
+    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py", "test_verl.py")
 
 
 @nox.session(default=False)

@@ -14,7 +14,7 @@ HOURS = "measures for minutes and rewrites the page; tests/end_to_end/test_bench
 MATRIX = "makes an environment of its own; .ci/run types it as it stands"
 TOOL = "jq and less are not ours, and `tail -f` never ends"
 REAL = "needs a model of 93 MB; `nox -s real` makes and trains it"
-REFEREE = "makes an environment with TRL; tests/servers/test_trl.py is what it runs"
+REFEREE = "makes an environment with TRL; tests/servers/test_trl.py and test_verl.py are what it runs"
 FAILED = "needs a run whose reward failed; tests/retrain-core/rooms/insight/test_score_command.py replays one"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
@@ -76,6 +76,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain score --replay logs/train/failures/step_000012_0.json": FAILED,
     },
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
+    "docs/pages/verl.md": {
+        "git clone ...": "needs the network",
+        "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
+    },
     "docs/pages/tinker.md": {
         "retrain doctor tinker.toml": SERVICE,
         "retrain tinker.toml": SERVICE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# (r - mean) / (std + 1e-4) with Bessel's correction, as in TRL and verl; every token gets its completion's advantage.
+# (r - mean) / (std + 1e-4) with Bessel's correction, as in TRL; every token gets its completion's advantage.
 GROUP_STD: Mapping[str, Any] = {
     "algorithm.advantage_mode": "grpo",
     "algorithm.advantage_params": {"scale": "std", "ddof": 1},
