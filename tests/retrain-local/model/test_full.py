@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from retrain.api import SampleRequest, TrainBatch
+from retrain.api import BackendError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
@@ -132,6 +134,34 @@ def test_bf16_products_keep_fp32_weights_and_their_gradient(
         assert relative(logits_of(rounded.sampler, ids_N), logits_of(rounded.trained, ids_N)) < 2e-2
 
 
+def held_bytes(root: object) -> dict[int, int]:
+    """Sizes of all tensors that can be reached from an object; functions, classes and modules lead elsewhere."""
+    storages, seen, open_ = dict[int, int](), set[int](), [root]
+    while open_:
+        each = open_.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType | BuiltinFunctionType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        else:
+            open_ += gc.get_referents(each)
+    return storages
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_sampler_holds_every_weight_once(
+    dtype: str, named: tuple[Any, Path], make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These matrices are too small to be prepacked: this is what a GPU holds."""
+    monkeypatch.setattr("retrain_local.model.dtype.bf16_refusal", lambda: None)
+    pair = make_pair(named[1], rank=0, dtype=dtype)
+    wanted = pair.total * {"fp32": 4, "bf16": 2}[dtype]
+    trained = held_bytes(pair.trained)  # to whose layers the sampler's refer
+    own = sum(size for place, size in held_bytes(pair.sampler).items() if place not in trained)
+    assert wanted <= own < wanted + 8192  # and norms of heads, expanded, and frequencies
+
+
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]
 
@@ -148,6 +178,25 @@ def test_a_step_changes_every_weight_and_the_next_is_on_policy(
     rows = roll(backend, requests, step=1).rows
     for row, found_T in zip(rows, backend.logprobs(rows, 1.0), strict=True):
         assert np.abs(found_T - row.logprobs_T)[row.action_T].max() < 1e-4
+
+
+@pytest.mark.parametrize(("rank", "fix"), [(0, "train an adapter"), (4, "lower [model] lora_rank")])
+def test_an_update_without_memory_says_what_to_do(
+    rank: int,
+    fix: str,
+    make_backend: MakeBackend,
+    requests: Sequence[SampleRequest],
+    roll: Roll,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*given: Any) -> float:
+        raise torch.OutOfMemoryError("no room for moments")
+
+    backend = make_backend(rank=rank)
+    monkeypatch.setattr("retrain_local.training.adamw.AdamW.step", full)
+    with pytest.raises(BackendError, match="the optimizer's update ran out of memory on cpu") as caught:
+        backend.train(roll(backend, requests))
+    assert fix in str(caught.value)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

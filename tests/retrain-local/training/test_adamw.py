@@ -3,13 +3,23 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
+from retrain_local.training import adamw
 from retrain_local.training.adamw import AdamW
 
 
-def test_it_is_torchs_adamw_to_the_last_bit() -> None:
+@pytest.mark.parametrize(("at_a_time", "calls"), [(adamw.AT_A_TIME, [2]), (16, [1, 1])])
+def test_it_is_torchs_adamw_to_the_last_bit(at_a_time: int, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few numbers are updated at a time, which bounds what an update of all weights takes on a GPU."""
+    counts: list[int] = []
+    original = adamw.adamw
+    monkeypatch.setattr(
+        adamw, "adamw", lambda params, *rest, **named: (counts.append(len(params)), original(params, *rest, **named))
+    )
+    monkeypatch.setattr(adamw, "AT_A_TIME", at_a_time)
     drawn = torch.Generator().manual_seed(0)
     mine = [nn.Parameter(torch.randn(shape, generator=drawn)) for shape in ((3, 4), (5,), (2, 2))]
     theirs = [nn.Parameter(p.detach().clone()) for p in mine]
@@ -26,6 +36,7 @@ def test_it_is_torchs_adamw_to_the_last_bit() -> None:
     assert set(ours.state) == set(mine[:2])
     for p, q in zip(mine[:2], theirs[:2], strict=True):
         assert all(torch.equal(ours.state[p][name], value) for name, value in reference.state[q].items())
+    assert counts == calls * 5
     ours.zero_grad()
     assert all(p.grad is None for p in mine)
 

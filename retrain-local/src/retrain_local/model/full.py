@@ -16,7 +16,7 @@ from retrain_local.model.llama import LlamaDecoder, Projections
 from retrain_local.model.model_files import Folder
 from retrain_local.model.model_folder import ModelFiles
 from retrain_local.model.pair import Pair, Placement
-from retrain_local.model.prepacked import Matrix, own_matrix
+from retrain_local.model.prepacked import Matrix, frozen_matrix
 from retrain_local.model.weights import HeadsNorm, LayerWeights, Linear, Reader, Weights, read_weights
 
 WEIGHTS = ("_embedding", "_norm", "_head", "_sampled_head", "_layers")  # what a `LlamaDecoder` computes with
@@ -154,22 +154,23 @@ class _Rounded:
 
 
 class _SampledLinear:
-    """x W^T + bias with copies of both."""
+    """x W^T + bias with copies of both, the only ones on the sampler's device."""
 
-    def __init__(self, linear: Linear) -> None:
-        self._linear, self._matrix = linear, own_matrix(linear.weight)
-        self._bias = None if linear.bias is None else linear.bias.clone()
+    def __init__(self, linear: Linear, device: torch.device, dtype: torch.dtype) -> None:
+        self._names, self._device, self._dtype = linear.names, device, dtype
+        self._matrix = frozen_matrix(linear.weight.to(device, dtype, copy=True))
+        self._bias = None if linear.bias is None else linear.bias.to(device, dtype, copy=True)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See `Projection`."""
         return self._matrix.linear(x_NI, self._bias)
 
-    def take(self, values: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    def take(self, values: Mapping[str, Tensor]) -> None:
         """Use these from now on; copied in place, so that CUDA graphs see them."""
-        names = self._linear.names
-        self._matrix.take(torch.cat([values[f"{name}.weight"] for name in names]).to(device, dtype))
+        weight = torch.cat([values[f"{name}.weight"] for name in self._names])
+        self._matrix.take(weight.to(self._device, self._dtype))
         if self._bias is not None:
-            self._bias.copy_(torch.cat([values[f"{name}.bias"] for name in names]))
+            self._bias.copy_(torch.cat([values[f"{name}.bias"] for name in self._names]))
 
 
 class _Sampler:
@@ -178,11 +179,10 @@ class _Sampler:
     def __init__(
         self, architecture: Architecture, weights: Weights, device: torch.device, dtype: torch.dtype, total: int
     ) -> None:
-        self._device, self._dtype, self._heads = device, dtype, architecture.heads
-        self._weights = _copied(weights, device, dtype)
-        linears = [linear.to(device, dtype) for layer in weights.layers for linear in layer.linears]
-        self._linears = [_SampledLinear(linear) for linear in linears]
-        self._head: Matrix = own_matrix(self._weights.head)
+        self._heads, self._weights = architecture.heads, _copied(weights, device, dtype)
+        linears = (linear for layer in weights.layers for linear in layer.linears)
+        self._linears = [_SampledLinear(linear, device, dtype) for linear in linears]
+        self._head: Matrix = frozen_matrix(self._weights.head)  # unless prepacked, that tensor itself
         self.decoder = LlamaDecoder(
             architecture, self._weights, _layers(self._linears), head=self._head, parameters=total
         )
@@ -197,7 +197,7 @@ class _Sampler:
             mine.head.copy_(values[HEAD])
         self._head.take(mine.head)
         for linear in self._linears:
-            linear.take(values, self._device, self._dtype)
+            linear.take(values)
         for at, layer in enumerate(mine.layers):
             names = _norm_names(at)
             layer.attention_norm.copy_(values[names[0]])

@@ -38,7 +38,8 @@ class ModelFiles:
 
 def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write the trained weights as a model of transformers, in the dtypes that it came in."""
-    rounded = {name: tensor.to(files.dtypes[name]) for name, tensor in tensors.items()}
+    # on the host: a GPU that is full of weights and moments has no room for another copy
+    rounded = {name: tensor.cpu().to(files.dtypes[name]) for name, tensor in tensors.items()}
     save_tensors(rounded, folder / MODEL_FILE)
     text = json.dumps(dict(files.document), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")

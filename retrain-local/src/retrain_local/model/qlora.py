@@ -6,7 +6,9 @@ Trainer and sampler expand the same stored numbers, so both compute with the sam
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -28,11 +30,24 @@ class Stored(Protocol):
         """The same there."""
 
 
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """While bitsandbytes is imported: on some CPUs it warns that it lacks a kernel, which nothing here would use."""
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 class Nf4:
     """Blocks of 64 numbers, each one of 16 quantiles of a normal distribution times the block's largest number."""
 
     def __init__(self, weight_OI: Tensor) -> None:
-        from bitsandbytes.functional import quantize_4bit  # seconds to import
+        with _without_advice():
+            from bitsandbytes.functional import quantize_4bit  # seconds to import
 
         # as one row: on a CPU bitsandbytes 0.50 expands a matrix wrongly whose rows are not whole blocks
         self._shape, flat = weight_OI.shape, weight_OI.reshape(1, -1)

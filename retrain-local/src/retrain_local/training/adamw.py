@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+AT_A_TIME = 2**28  # numbers: on CUDA an update holds one more for each, 16 GB for all weights of a 4 B model at once
 
 
 class AdamW:
@@ -32,6 +34,11 @@ class AdamW:
             if p not in self.state:
                 moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                 self.state[p] = {**moments, "step": torch.tensor(0.0)}
+        for some in _cut(updated):
+            self._update(some, rate)
+        return rate
+
+    def _update(self, updated: list[nn.Parameter], rate: float) -> None:
         states = [self.state[p] for p in updated]
         with torch.no_grad():
             adamw(
@@ -49,9 +56,21 @@ class AdamW:
                 eps=self._eps,
                 maximize=False,
             )
-        return rate
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for p in self.parameters:
             p.grad = None
+
+
+def _cut(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Runs of parameters with at most `AT_A_TIME` numbers, or with one parameter that has more."""
+    some: list[nn.Parameter] = []
+    numbers = 0
+    for p in parameters:
+        numbers += p.numel()
+        if some and numbers > AT_A_TIME:
+            yield some
+            some, numbers = [], p.numel()
+        some.append(p)
+    yield some

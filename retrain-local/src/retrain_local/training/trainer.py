@@ -100,7 +100,7 @@ class Trainer:
         self._fitting_tokens = 0
         self._loss = loss
         self._seeds = seeds or Seeds(0)
-        self._clip = config.optimizer.grad_clip_norm
+        self._clip, self._rank = config.optimizer.grad_clip_norm, config.model.lora_rank
         self.optimizer = AdamW(
             self.parameters.values(),
             lr=config.training.lr,
@@ -117,7 +117,10 @@ class Trainer:
                 grad_norm, lr = self._update(loss, batch.lr)
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
-            raise BackendError(Problem(where="training", what=what, fix="lower [model] lora_rank")) from error
+            smaller = "lower [model] lora_rank" if self._rank else "train an adapter ([model] lora_rank = 32)"
+            raise BackendError(
+                Problem(where="training", what=what, fix=f"{smaller}, or name a smaller model")
+            ) from error
         finally:
             self.optimizer.zero_grad()
         return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)

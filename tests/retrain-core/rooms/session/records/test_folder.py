@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,20 @@ TOKENS = TokenRecord(tokens_T=np.array([3]), logprobs_T=np.array([-0.5]), advant
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+
+
+def test_the_folder_of_runs_may_be_shared_with_one_that_starts_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tempfile.TemporaryFile
+
+    def meanwhile(**given: Any) -> Any:
+        (tmp_path / "logs" / "other").mkdir(parents=True, exist_ok=True)
+        return original(**given)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", meanwhile)
+    check_run_folder(str(tmp_path / "logs" / "run"), "", place=PLACE)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["other"]
 
 
 def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:

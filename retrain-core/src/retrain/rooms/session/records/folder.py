@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,9 @@ def refuse_unwritable(*folders: Path, place: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            for each in made:  # a run that does not start leaves nothing behind
-                each.rmdir()
+            with suppress(OSError):  # another run may have begun in one of them
+                for each in made:  # a run that does not start leaves nothing behind
+                    each.rmdir()
         except OSError as error:
             what = f"cannot write {folder}: {error.strerror or error}"
             fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
