@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Reply,
         Reward,
     )
+    from retrain.rooms.teacher.contract import Teacher
 
 __all__ = [
     "Action",
@@ -175,6 +176,7 @@ __all__ = [
     "TakesWeights",
     "TensorSize",
     "Throttle",
+    "Teacher",
     "Tokens",
     "TrainBatch",
     "TrainReport",
@@ -225,6 +227,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.session.overlapped",
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
+    "retrain.rooms.teacher.contract",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
     "retrain.rooms.credit.forms",

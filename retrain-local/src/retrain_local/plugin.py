@@ -19,7 +19,17 @@ from retrain.api import (
 from retrain_local.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis, LossTrial, LossValue, MemoryModel, MetricSpec, Plugins
+    from retrain.api import (
+        Config,
+        Diagnosis,
+        LossTrial,
+        LossValue,
+        MemoryModel,
+        MetricSpec,
+        PluginContext,
+        Plugins,
+        Teacher,
+    )
 
 LOSSES = (
     ("importance_sampling", "The ratio times the advantage, without a clip."),
@@ -68,6 +78,8 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
                 determinism=Determinism.SAME_MACHINE,
                 provides_entropy=True,
                 honours=frozenset({"attention_kernel", "dtype", "kv_cache_dtype"}),
+                can_teach=True,
+                teaches_at_any_temperature=True,
             ),
         )
     )
@@ -90,6 +102,16 @@ def retrain_evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) ->
     from retrain_local.training.evaluate_loss import evaluate_loss
 
     return evaluate_loss(config, plugins, trial)
+
+
+@hookimpl
+def retrain_open_teacher(context: PluginContext) -> Teacher | None:
+    """A second model in this process."""
+    if context.config.value("teacher.engine", "") != "pytorch":
+        return None
+    from retrain_local.teacher import open_teacher
+
+    return open_teacher(context)
 
 
 @hookimpl

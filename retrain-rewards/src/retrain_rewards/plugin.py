@@ -31,7 +31,7 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_rewards(register: Register) -> None:
-    """`match`, `math`, `judge`, `custom`."""
+    """`match`, `math`, `judge`, `custom`, `none`."""
     rewards = (
         ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
         (
@@ -41,6 +41,7 @@ def retrain_register_rewards(register: Register) -> None:
         ),
         ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
         ("custom", "a function of yours: [reward] custom_module, custom_function", "custom.reward:make_custom"),
+        ("none", "judges nothing, for a run that learns from a [teacher]", "no_reward:make_none"),
     )
     for name, summary, factory in rewards:
         register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.{factory}"))

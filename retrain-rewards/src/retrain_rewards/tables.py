@@ -16,7 +16,9 @@ SCORERS = frozenset({"match", "math", "judge", "custom"})  # our own rewards, wh
 class RewardTable(Table):
     """How completions are scored, unless the data source brings its own verifier."""
 
-    type: str = key("match", "Reward: match, math, judge, custom or a plugin.", names=Kind.REWARD)
+    type: str = key(
+        "match", "Reward: match, math, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
+    )
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
     answer: Literal["box", "last_number"] = key("box", "What of a completion is its answer (match).")
     unfinished: Literal["refuse", "accept"] = key(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from retrain.api import MetricSpec, PluginSpec, TableTraits, hookimpl
 
 if TYPE_CHECKING:
-    from retrain.api import Config, Diagnosis
+    from retrain.api import Config, Diagnosis, Problem
 
 Register = Callable[[PluginSpec], None]
 
@@ -52,6 +52,12 @@ ADVANTAGES = (
         "Several rewards, each normalised within its group before they are summed (GDPO).",
         "step_advantages:GDPO",
         "step_advantages:GdpoParams",
+    ),
+    (
+        "distillation",
+        "log p_teacher - log p of each token: the reverse KL to a [teacher], without a verifier.",
+        "distillation:DISTILLATION",
+        "distillation:DistillationParams",
     ),
 )
 TRANSFORMS = (
@@ -173,6 +179,14 @@ def retrain_register_controllers(register: Register) -> None:
             factory="retrain_sepa.controller:sepa_controller",
         )
     )
+
+
+@hookimpl
+def retrain_check_config(config: Config) -> list[Problem]:
+    """What does not go with `distillation`."""
+    from retrain_sepa.distillation import problems_of
+
+    return problems_of(config)
 
 
 @hookimpl

@@ -85,12 +85,15 @@ class EngineTraits:
 
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` whether samples carry entropies.
     `honours` names those of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]` that it
-    supports; the others are refused unless they are at their defaults.
+    supports; the others are refused unless they are at their defaults. `can_teach`: it gives log-probabilities of given
+    tokens, as a `[teacher]` must, at a temperature other than 1 as well with `teaches_at_any_temperature`.
     """
 
     determinism: Determinism = Determinism.NONE
     provides_entropy: bool = False
     honours: frozenset[str] = frozenset()
+    can_teach: bool = False
+    teaches_at_any_temperature: bool = False
 
     def limit(self, capabilities: Capabilities) -> Capabilities:
         """What a backend with these capabilities can promise while it samples with this engine."""

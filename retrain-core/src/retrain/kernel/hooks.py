@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from retrain.rooms.doctor.diagnosis import Diagnosis
     from retrain.rooms.session.report_parts import ReportSection
     from retrain.rooms.tasks.contracts import LoadedTasks
+    from retrain.rooms.teacher.contract import Teacher
 
     Register = Callable[[PluginSpec], None]
 
@@ -271,6 +272,11 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 @hookspec(firstresult=True)
 def retrain_warm_up(context: PluginContext, tasks: LoadedTasks) -> WarmUp | None:
     """What is trained before the first step; None = nothing. The tasks of the run are loaded, the model is not."""
+
+
+@hookspec(firstresult=True)
+def retrain_open_teacher(context: PluginContext) -> Teacher | None:
+    """The model of `[teacher]`; None = its engine is another plugin's. Once per run, the backend is built."""
 
 
 @hookspec

@@ -41,6 +41,10 @@ class Progress:
         """Share of correct completions so far."""
         return self.total_correct / max(self.total_completions, 1)
 
+    def rate_fields(self) -> dict[str, float]:
+        """`running_correct_rate`; absent where nothing is judged."""
+        return {"running_correct_rate": self.running_rate()} if self.total_completions else {}
+
     def as_state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
         return asdict(self)

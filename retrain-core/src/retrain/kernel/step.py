@@ -47,7 +47,8 @@ class Step:
         credit = parts.algorithm.assign(step, shaped)
         with run.stops.shield():
             report, rejected = self._train(step, credit, clock, progress.example_idx + len(sampled.prompts))
-            progress.count([group for group in groups if not group.round])
+            if getattr(parts.rollouts, "has_verifier", True):
+                progress.count([group for group in groups if not group.round])
             progress.example_idx += len(sampled.prompts)
             progress.is_overlapped = self.overlap.is_on and report is not None
             line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")
@@ -138,7 +139,7 @@ class Step:
             "backend_reports_sync_loss": capabilities.reports_sync_loss,
             "backend_preserves_token_advantages": capabilities.preserves_token_advantages,
             **train_fields(report),
-            "running_correct_rate": self.run.progress.running_rate(),
+            **self.run.progress.rate_fields(),
             "num_datums": len(credit.rows) if report else 0,
             "batch_size": planned.batch_size,
             "group_size": parts.config.training.group_size,

@@ -34,7 +34,7 @@ def follows_the_order_of_completions(bench: Bench) -> None:
         moved_PG = _advantages([reordered(group, order) for group, order in zip(step, orders, strict=True)], flow)
         for group, order, plain_G, moved_G in zip(step, orders, _advantages(step, flow), moved_PG, strict=True):
             expect(
-                np.allclose(moved_G, plain_G[order], rtol=1e-6, atol=1e-9),
+                np.allclose(moved_G, _in_order(plain_G, order, group, flow), rtol=1e-6, atol=1e-9),
                 f"{group.name}: {_show(group.rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order "
                 f"{_show(order)}",
                 why="an advantage that does not stay with its completion rewards the wrong text",
@@ -172,7 +172,17 @@ def _sees_steps(flow: CreditFlow) -> bool:
 
 
 def _advantages(step: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
-    return step_advantages(step, flow, [True] * len(step))
+    """The advantages of each group; those of single tokens one after another."""
+    given_PG = step_advantages(step, flow, [True] * len(step))
+    return [given_G if isinstance(given_G, np.ndarray) else np.concatenate([*given_G, []]) for given_G in given_PG]
+
+
+def _in_order(advs_G: Floats, order: NDArray[np.int64], group: CreditGroup, flow: CreditFlow) -> Floats:
+    """The advantages of a group whose completions have another order."""
+    if flow.advantage.compute_tokens is None:
+        return advs_G[order]
+    by_completion = np.split(advs_G, np.cumsum([len(logprobs) for logprobs in group.logprobs_G])[:-1])
+    return np.concatenate([by_completion[number] for number in order])
 
 
 def _credit(bench: Bench, flow: CreditFlow) -> Callable[[Sequence[CreditGroup], float], Arrays]:

@@ -62,8 +62,11 @@ def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
 
 def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
     """The group with its completions in another order."""
+    asked_for = {"tokens_G": group.tokens_G, "texts_G": group.texts_G, "token_rewards_G": group.token_rewards_G}
+    moved: dict[str, Any] = {name: [of_G[n] for n in order] for name, of_G in asked_for.items() if of_G is not None}
     return replace(
         group,
+        **moved,
         rewards_G=group.rewards_G[order],
         named_rewards={name: rewards_G[order] for name, rewards_G in group.named_rewards.items()},
         logprobs_G=[group.logprobs_G[number] for number in order],

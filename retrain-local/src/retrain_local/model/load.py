@@ -25,20 +25,22 @@ def create_pair(
     trainer_device: torch.device,
     sampler_devices: Sequence[torch.device] = (),
     sampler_dtype: torch.dtype | None = None,
+    samples: bool = True,
     seed: int,
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
     With [model] lora_rank = 0 there is no adapter: all weights are trained.
     One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and
-    float8_e4m3fn quantises the matrices. ConfigError when the model cannot be loaded completely or cannot be computed
-    exactly; BackendError when it does not fit on a device.
+    float8_e4m3fn quantises the matrices. None is made without `samples`. ConfigError when the model cannot be loaded
+    completely or cannot be computed exactly; BackendError when it does not fit on a device.
     """
     log.info("Loading train model: %s on %s...", config.model.model, trainer_device)
     rank = config.model.lora_rank
     kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
     lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
-    place = _placement(config, trainer_device, tuple(sampler_devices) or (trainer_device,), sampler_dtype)
+    samplers = (tuple(sampler_devices) or (trainer_device,)) if samples else ()
+    place = _placement(config, trainer_device, samplers, sampler_dtype)
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)

@@ -76,7 +76,7 @@ class Placement:
     @property
     def is_stacked(self) -> bool:
         """Whether samplers keep A below the matrix that it belongs to: on GPUs, where launches cost."""
-        return not self.is_quantised and all(device.type == "cuda" for device in self.samplers)
+        return bool(self.samplers) and not self.is_quantised and all(device.type == "cuda" for device in self.samplers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,10 @@ class RolloutBatch(Protocol):
 
 
 class Rollouts(Protocol):
-    """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step."""
+    """The one contract of tasks: a single-turn verifier and an episode of many turns are the same to the step.
+
+    Optional: `has_verifier`, False where nothing is judged, so that no correct rate is recorded.
+    """
 
     def batch(self, label: str, failures: Path | None = None) -> AbstractContextManager[RolloutBatch]:
         """Open the rollouts of a step or an evaluation; work that is unfinished when the block ends is abandoned.

@@ -14,6 +14,7 @@ from retrain.rooms.audit.gold import Gold, GoldOf, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
 from retrain.rooms.audit.trial import Scorer, audit
 from retrain.rooms.tasks.contracts import LoadedTasks
+from retrain.rooms.tasks.scoring.build import judges
 
 LOG = logging.getLogger("retrain")
 
@@ -21,7 +22,7 @@ LOG = logging.getLogger("retrain")
 def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
     """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise."""
     config = context.config
-    if config.scoring.audit == "off":
+    if config.scoring.audit == "off" or not judges(tasks.verifier.rewards):
         return
     report = audit_tasks(tasks, context.tokenizer, config.scoring)
     raise_on_failure(report, config.scoring.audit, place=config.place("scoring.audit"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,10 +81,11 @@ class CreditAlgorithm:
     def assign(self, step: int, groups: Sequence[Group]) -> Credit:
         """Token advantages for every judged completion, and the rows of the groups to train (see `assign_credit`).
 
-        A completion without a verdict is neither trained nor part of its group's statistics.
+        A completion without a verdict is neither trained nor part of its group's statistics, unless the advantage
+        needs none: then every group teaches.
         """
-        statuses_P = tuple(group_status(group) for group in groups)
-        judged_P = [_judged(group) for group in groups]
+        statuses_P = tuple(map(group_status if self.flow.needs_verdict else _teaching, groups))
+        judged_P = [self._judged(group) for group in groups]
         planning_P = self._planning(judged_P)
         sepa_lambda = self.controller.value(step)
         informative_P = [status is GroupStatus.INFORMATIVE for status in statuses_P]
@@ -125,6 +126,12 @@ class CreditAlgorithm:
         if "controller" in state:
             self.controller.restore(state["controller"])
 
+    def _counts(self, score: Score) -> bool:
+        return score.outcome is Outcome.SCORED or not self.flow.needs_verdict
+
+    def _judged(self, group: Group) -> tuple[Completion, ...]:
+        return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if self._counts(score))
+
     def _planning(self, judged_P: Sequence[Sequence[Completion]]) -> list[tuple[Mask, ...]]:
         if self.detector is None:
             return [tuple(np.zeros(c.num_actions, np.bool_) for c in judged) for judged in judged_P]
@@ -137,16 +144,16 @@ class CreditAlgorithm:
         """The judged completions of a group, with what the flow asks for."""
         entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
         tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
-        pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if _is_judged(pair[0])]
-        rewards_G = np.asarray([score.value for score, _ in pairs], dtype=np.float64)
-        raw_G = np.asarray([score.value if raw.value is None else raw.value for score, raw in pairs], dtype=np.float64)
+        pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
+        rewards_G = _values(score.value for score, _ in pairs)
+        raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
         return CreditGroup(
             rewards_G=rewards_G,
             logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
             planning_G=planning_G,
             entropies_G=entropies if len(entropies) == len(judged) else None,
             named_rewards=named_rewards([score.parts for score, _ in pairs]),
-            shaping_G=None if np.array_equal(rewards_G, raw_G) else rewards_G - raw_G,
+            shaping_G=None if np.array_equal(rewards_G, raw_G, equal_nan=True) else rewards_G - raw_G,
             tokens_G=tokens_G,
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=[_token_rewards(c) for c in judged] if self.flow.needs_token_rewards else None,
@@ -161,7 +168,7 @@ class CreditAlgorithm:
         tokens_G = []
         for completion, score in zip(group.completions, group.scores, strict=True):
             length = completion.num_actions
-            planning_A, advs_A = next(judged) if _is_judged(score) else (np.zeros(length, np.bool_), np.zeros(length))
+            planning_A, advs_A = next(judged) if self._counts(score) else (np.zeros(length, np.bool_), np.zeros(length))
             tokens_G.append(TokenCredit(advantages_A=advs_A, planning_A=planning_A if self.detector else None))
         return tuple(tokens_G)
 
@@ -255,12 +262,14 @@ def build_detector(flow: CreditFlow, context: PluginContext) -> PlanningDetector
     return detector
 
 
-def _is_judged(score: Score) -> bool:
-    return score.outcome is Outcome.SCORED
+def _teaching(group: Group) -> GroupStatus:
+    """The status of every group where each token has a reward of its own, whatever the scores."""
+    return GroupStatus.INFORMATIVE
 
 
-def _judged(group: Group) -> tuple[Completion, ...]:
-    return tuple(c for c, score in zip(group.completions, group.scores, strict=True) if _is_judged(score))
+def _values(values: Iterable[float | None]) -> Floats:
+    """The values, NaN where there is no verdict."""
+    return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) -> CreditResult:

@@ -1,19 +1,20 @@
-"""Episode advantages of a step: by group or over the whole step, then normalised over the step and clipped.
+"""Advantages of a step: by group, over the whole step or by token, then normalised over the step and clipped.
 
-`_PG` one array per group, with one entry per judged completion.
+`_PG` one array per group, with one entry per judged completion; by token, one array per completion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retrain.kernel.types import Floats, Mask, Tokens
-from retrain.rooms.credit.checks import as_numbers, call_part, refusal
-from retrain.rooms.credit.specs import AdvantageContext, StepAdvantageContext
+from retrain.rooms.credit.checks import as_numbers, call_part, check_count, refusal
+from retrain.rooms.credit.specs import AdvantageContext, StepAdvantageContext, TokenAdvantageContext
 
 if TYPE_CHECKING:
     from retrain.rooms.credit.flow import CreditFlow
@@ -28,7 +29,8 @@ class CreditGroup:
 
     `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
     `shaping_G` is what shapers added to `rewards_G`, None for nothing.
-    `tokens_G`, `texts_G` and `token_rewards_G` are there when the flow asks for them.
+    `tokens_G`, `texts_G` and `token_rewards_G` are there when the flow asks for them. A reward is NaN where there is
+    no verdict, which only an advantage that needs none is shown.
     """
 
     rewards_G: Floats
@@ -49,11 +51,20 @@ def named_rewards(parts_G: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
     return {name: np.array([parts[name] for parts in parts_G], dtype=np.float64) for name in shared}
 
 
-def step_advantages(groups: Sequence[CreditGroup], flow: CreditFlow, trained: Sequence[bool]) -> list[Floats]:
-    """One checked array of advantages per group.
+def step_advantages(
+    groups: Sequence[CreditGroup], flow: CreditFlow, trained: Sequence[bool]
+) -> Sequence[Floats | Sequence[Floats]]:
+    """One checked array of advantages per group, or one per completion of each where the advantage is by token.
 
     An advantage of groups is asked about the `trained` ones; the others get zeros. One of steps is asked about all.
     """
+    if flow.advantage.compute_tokens is not None:
+        by_token_PG = [
+            _by_token(group, flow) if is_trained else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
+            for group, is_trained in zip(groups, trained, strict=True)
+        ]
+        flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], flow))
+        return [tuple(islice(flat, len(advs_G))) for advs_G in by_token_PG]
     if flow.advantage.compute_step is None:
         advs_PG = [
             episode_advantages(group.rewards_G, flow, name=group.name) if is_trained else np.zeros(len(group.rewards_G))
@@ -61,11 +72,7 @@ def step_advantages(groups: Sequence[CreditGroup], flow: CreditFlow, trained: Se
         ]
     else:
         advs_PG = _from_step(groups, flow)
-    if flow.batch_norm:
-        advs_PG = normalised(advs_PG)
-    if flow.advantage_clip > 0.0:
-        advs_PG = [np.clip(advs_G, -flow.advantage_clip, flow.advantage_clip) for advs_G in advs_PG]
-    return advs_PG
+    return _limited(advs_PG, flow)
 
 
 def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -> Floats:
@@ -77,7 +84,7 @@ def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -
 
 
 def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
-    """(x - mean) / (std + 1e-8) over all completions of the step, std with ddof 0; zeros when all are equal."""
+    """(x - mean) / (std + 1e-8) over all completions or tokens of the step, std with ddof 0; zeros if all are equal."""
     flat = np.concatenate([np.zeros(0), *values_PG])
     if not flat.size or flat.min() == flat.max():
         return [np.zeros(values_G.shape) for values_G in values_PG]
@@ -85,6 +92,34 @@ def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
     if abs(mean) <= ROUNDING * np.abs(flat).max():
         mean = 0.0  # centred already: a residue would give groups without information some credit
     return [(values_G - mean) / (flat.std() + NORM_EPS) for values_G in values_PG]
+
+
+def _limited(advantages: list[Floats], flow: CreditFlow) -> list[Floats]:
+    """The arrays after `batch_norm` and `advantage_clip`."""
+    if flow.batch_norm:
+        advantages = normalised(advantages)
+    if flow.advantage_clip > 0.0:
+        advantages = [np.clip(each, -flow.advantage_clip, flow.advantage_clip) for each in advantages]
+    return advantages
+
+
+def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
+    """One array per completion, with a number per action token, checked."""
+    lengths, what = [len(logprobs) for logprobs in group.logprobs_G], f"{group.name}: advantage {flow.advantage.name!r}"
+    context = TokenAdvantageContext(
+        token_rewards_G=group.token_rewards_G or [np.zeros(length) for length in lengths],
+        logprobs_G=group.logprobs_G,
+        rewards_G=as_numbers(group.rewards_G, len(lengths), what=f"{group.name}: reward")
+        if flow.advantage.needs_verdict
+        else None,
+        params=flow.advantage_params,
+    )
+    advs_G = call_part(flow.advantage.compute_tokens, context, what)
+    check_count(advs_G, len(lengths), what=f"{what} output")
+    return [
+        as_numbers(advs_T, length, what=f"{what} completion {i}")
+        for i, (advs_T, length) in enumerate(zip(advs_G, lengths, strict=True))
+    ]
 
 
 def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:

@@ -76,7 +76,14 @@ class CreditFlow:
     @property
     def needs_token_rewards(self) -> bool:
         """Whether rewards of single tokens must be given."""
-        return self.transform.needs_token_rewards or bool(self.algorithm and self.algorithm.needs_token_rewards)
+        if self.algorithm and self.algorithm.compute_context:
+            return self.algorithm.needs_token_rewards
+        return self.transform.needs_token_rewards or self.advantage.needs_token_rewards
+
+    @property
+    def needs_verdict(self) -> bool:
+        """Whether only completions with a verdict are trained."""
+        return self.advantage.needs_verdict or bool(self.algorithm and self.algorithm.compute_context)
 
     @property
     def controller(self) -> str:
@@ -121,6 +128,8 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
     transform = _transform(parts[1], problems)
     is_whole = bool(algorithm and algorithm.compute_context)
     stages = _stages(config, plugins, transform, problems, is_whole=is_whole)
+    if parts[0] and transform and transform.compute_context is not None and not is_whole:
+        problems += _by_token_problems(parts[0], transform, places["transform_mode"])
     if problems or None in parts or transform is None:
         raise ConfigError(*problems)
     advantage, _, uncertainty = (found for found in parts if found is not None)
@@ -151,6 +160,14 @@ def _transform(found: Found | None, problems: list[Problem]) -> TransformSpec | 
             raise
         problems.extend(error.problems)
         return None
+
+
+def _by_token_problems(found: Found, transform: TransformSpec, where: str) -> list[Problem]:
+    """A transform whose function is given one advantage per completion, under an advantage that gives one per token."""
+    if as_advantage(found).compute_tokens is None:
+        return []
+    what = f"transform {transform.name!r} takes one advantage per completion, and {found.name!r} gives one per token"
+    return [Problem(where=where, what=what, fix='use transform_mode = "none", or one made of stages, such as "gtpo"')]
 
 
 def _stages(
@@ -194,7 +211,12 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
         advantage=AdvantageSpec(name=found.name, compute=unused),
         transform=TransformSpec(name=found.name, compute_context=unused),
         uncertainty=UncertaintySpec(name=found.name, compute=unused),
-        algorithm=AlgorithmSpec(name=found.name, compute_context=unused, needs_entropy=needs.entropy),
+        algorithm=AlgorithmSpec(
+            name=found.name,
+            compute_context=unused,
+            needs_entropy=needs.entropy,
+            needs_token_rewards=needs.token_rewards,
+        ),
         params=config.algorithm.params,
         is_custom=True,
     )

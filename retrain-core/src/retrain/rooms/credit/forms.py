@@ -16,14 +16,22 @@ from retrain.rooms.credit.losses import AGGREGATIONS, LossSpec
 from retrain.rooms.credit.specs import AdvantageContext, AdvantageSpec, AlgorithmSpec, TransformSpec, UncertaintySpec
 from retrain.rooms.text.raised_at import raised_at
 
+COMPUTE = ("compute", "compute_step", "compute_tokens")
+
 
 def as_advantage(found: Found) -> AdvantageSpec:
     """An `AdvantageSpec`, from a spec, a factory of one, or `f(rewards)`, `f(rewards, params)`, `f(ctx)`, `f(step)`."""
     target = _spec_or_callable(found, AdvantageSpec, "advantage")
     if isinstance(target, AdvantageSpec):
-        if (target.compute is None) == (target.compute_step is None):
-            given = "neither compute nor compute_step" if target.compute is None else "both compute and compute_step"
-            raise _wrong_shape(found, "advantage", f"has {given}", "an AdvantageSpec with one of them")
+        given = [name for name in COMPUTE if getattr(target, name) is not None]
+        if len(given) != 1:
+            has = f"has {' and '.join(given)}" if given else f"has none of {', '.join(COMPUTE)}"
+            raise _wrong_shape(found, "advantage", has, "an AdvantageSpec with one of them")
+        if not target.needs_verdict and target.compute_tokens is None:
+            what = "has needs_verdict=False without compute_tokens"
+            raise _wrong_shape(
+                found, "advantage", what, "an AdvantageSpec that takes scores, or gives numbers by token"
+            )
         return target
     names = _positional(target)
     if names == ["step"]:

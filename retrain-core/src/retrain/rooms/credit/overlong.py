@@ -113,6 +113,7 @@ class MaskedOverlong:
 
 def _masked(completion: Completion, score: Score, tokens: TokenCredit) -> TokenCredit:
     """The credit of a completion in a group to train: none if it would be trained and is truncated."""
-    if completion.stop_reason is not StopReason.LENGTH or score.outcome is not Outcome.SCORED:
+    is_trained = score.outcome is Outcome.SCORED or bool(tokens.advantages_A.any())
+    if completion.stop_reason is not StopReason.LENGTH or not is_trained:
         return tokens
     return replace(tokens, advantages_A=np.zeros(len(tokens.advantages_A)), is_masked=True)

@@ -58,11 +58,12 @@ def assign_credit(
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
-    episode_PG: Sequence[Floats] = [group.rewards_G for group in groups]
+    episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
     if not (flow.algorithm and flow.algorithm.compute_context):
         episode_PG = step_advantages(groups, flow, chosen)
         if flow.advantage.compute_step is not None:
-            chosen = [is_trained or bool(advs_G.any()) for is_trained, advs_G in zip(chosen, episode_PG, strict=True)]
+            given = [bool(np.any(advs_G)) for advs_G in episode_PG]
+            chosen = [is_trained or has_any for is_trained, has_any in zip(chosen, given, strict=True)]
     token_advs: list[Arrays] = []
     extras: list[Mapping[str, float]] = []
     for group, episode_G, raw_G, pooled_G, is_trained in zip(groups, episode_PG, measured, pooled, chosen, strict=True):
@@ -120,18 +121,23 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
 
 
 def _credit_group(
-    group: CreditGroup, episode_G: Floats, raw_G: Arrays, pooled_G: Arrays, flow: CreditFlow, sepa_lambda: float
+    group: CreditGroup,
+    episode_G: Floats | Sequence[Floats],
+    raw_G: Arrays,
+    pooled_G: Arrays,
+    flow: CreditFlow,
+    sepa_lambda: float,
 ) -> tuple[Arrays, Mapping[str, float]]:
-    """Token advantages and extra metrics of one group."""
+    """Token advantages and extra metrics of one group; `episode_G` has a number, or an array, per completion."""
     custom = flow.algorithm.compute_context if flow.algorithm else None
-    advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward") if custom else episode_G
     compute = custom or flow.transform.compute_context
     if compute is not None:
+        advantages_G = as_numbers(episode_G, len(group.rewards_G), what=f"{group.name}: reward")
         context = _context(group, advantages_G, raw_G, flow, sepa_lambda)
         return _run_context(compute, context, f"{group.name}: {'algorithm' if custom else 'transform'} {flow.name!r}")
     advs_G = tuple(
-        _spread(float(a), u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
-        for i, (a, u, p) in enumerate(zip(advantages_G, pooled_G, group.planning_G, strict=True))
+        _spread(a, u, np.asarray(p, dtype=np.bool_), flow, f"{group.name} completion {i}")
+        for i, (a, u, p) in enumerate(zip(episode_G, pooled_G, group.planning_G, strict=True))
     )
     return advs_G, {}
 
@@ -164,8 +170,8 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
     return tuple(pooled)
 
 
-def _spread(advantage: float, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
-    """One completion's advantage over its tokens."""
+def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
+    """One completion's advantage over its tokens, which may have one each already."""
     transform, length = flow.transform, len(uncertainty_T)
     advs_T: Floats = np.full(length, advantage)
     if transform.use_gtpo:

@@ -42,21 +42,42 @@ class StepAdvantageContext:
     params: Params = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenAdvantageContext:
+    """Input of an advantage that gives each token a number of its own: one group, one array per completion.
+
+    `token_rewards_G` are the rewards of single tokens (`Completion.rewards_T`), 0 for tokens that got none;
+    `logprobs_G` the behaviour log-probabilities. `rewards_G` are the scores, None for an advantage with
+    `needs_verdict=False`, whose completions need not have one.
+    """
+
+    token_rewards_G: Sequence[Floats]
+    logprobs_G: Sequence[Floats]
+    rewards_G: Floats | None = None
+    params: Params = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec:
-    """An episode advantage, by one of two functions.
+    """An advantage, by one of three functions.
 
     `compute(ctx)` sees one group and returns one finite number per completion; it is called for informative groups.
     `compute_step(step)` sees the whole step (`StepAdvantageContext`) and returns one such array per group; a group
     without information of its own (all rewards equal) is trained, too, where its numbers are not all 0.
+    `compute_tokens(ctx)` sees one group (`TokenAdvantageContext`) and returns one array per completion, with a number
+    per action token; transforms then weigh each token's own number.
     With `needs_group`, which says that it compares the completions of a group, a run with `group_size = 1` is refused
-    before anything loads.
+    before anything loads. With `needs_token_rewards` it gets the rewards of single tokens. With `needs_verdict=False`,
+    for `compute_tokens` only, every completion is trained, whatever its score or status; none needs a verdict.
     """
 
     name: str
     compute: Callable[[AdvantageContext], Numbers] | None = None
     needs_group: bool = False
     compute_step: Callable[[StepAdvantageContext], Sequence[Numbers]] | None = None
+    compute_tokens: Callable[[TokenAdvantageContext], Sequence[Numbers]] | None = None
+    needs_token_rewards: bool = False
+    needs_verdict: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

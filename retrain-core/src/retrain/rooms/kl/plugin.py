@@ -69,4 +69,4 @@ def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[
     from retrain.rooms.kl.shaper import shaper_of  # only a run needs them
 
     flow = build_flow(context.config, context.plugins)
-    return shaper_of(context.config, backend, by_token=flow.needs_token_rewards)
+    return shaper_of(context.config, backend, by_token=flow.needs_token_rewards, needs_verdict=flow.needs_verdict)

@@ -11,11 +11,11 @@ import numpy as np
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.views import GroupsView
-from retrain.kernel.errors import BackendError, Problem, ResumeError
+from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, Outcome, Score, TrainReport
-from retrain.rooms.credit.algorithm import contexts
+from retrain.kernel.types import Completion, Floats, Group, Outcome, Score, TrainReport
 from retrain.rooms.kl.tables import KlTable
+from retrain.rooms.session.divergence import difference, given_logprobs, k1, means, with_token_rewards
 from retrain.rooms.session.logprob_gap import LogprobRow
 
 STATE = "kl"
@@ -23,29 +23,20 @@ STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the 
 MAX_CHANGE = 0.2
 
 
-def shaper_of(config: Config, backend: Backend, *, by_token: bool = False) -> list[KlShaper]:
+def shaper_of(
+    config: Config, backend: Backend, *, by_token: bool = False, needs_verdict: bool = True
+) -> list[KlShaper]:
     """One, or none where neither the reward, the loss nor the log asks for the reference.
 
-    `by_token`: credit takes rewards of single tokens.
+    `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains completions with a verdict alone.
     """
     table, offered = config.table("kl", KlTable), backend.capabilities.regularisers
     is_asked = table.log and config.origin("kl.log") != DEFAULT_ORIGIN
     logs = table.log and ("kl_log" in offered or (is_asked and "kl_reward" in offered))
     if not (table.coef or logs):
         return []
-    return [KlShaper(table, backend, config.training.temperature, logs=logs, by_token=by_token)]
-
-
-def k1(d_A: Floats) -> Floats:
-    """-d per token, d = log p_ref - log p: unbiased for KL(p, p_ref) on samples of p, of either sign."""
-    return -d_A
-
-
-def k3(d_A: Floats) -> Floats:
-    """e^d - 1 - d per token: unbiased too, never negative, and of less variance near the reference."""
-    clamped_A = np.clip(d_A, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    result: Floats = np.expm1(clamped_A) - clamped_A
-    return result
+    given = {"logs": logs, "by_token": by_token, "needs_verdict": needs_verdict}
+    return [KlShaper(table, backend, config.training.temperature, **given)]
 
 
 def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) -> float:
@@ -57,7 +48,7 @@ def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) 
 
 
 class KlShaper:
-    """A `Shaper` that measures completions with a verdict, and a watcher that keeps the coefficient.
+    """A `Shaper` that measures every completion that may be trained, and a watcher that keeps the coefficient.
 
     `where = "reward"`: r - coef sum_t k1, or, `by_token`, -coef k1 as the reward of each token, of every group: an
     advantage that sees the whole step counts surplus groups too. `where = "loss"`: completions carry reference
@@ -67,8 +58,16 @@ class KlShaper:
     """
 
     def __init__(
-        self, table: KlTable, backend: Backend, temperature: float, *, logs: bool = True, by_token: bool = False
+        self,
+        table: KlTable,
+        backend: Backend,
+        temperature: float,
+        *,
+        logs: bool = True,
+        by_token: bool = False,
+        needs_verdict: bool = True,
     ) -> None:
+        self._needs_verdict = needs_verdict
         self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs
         self._by_token = by_token
         self.coef = table.coef
@@ -83,8 +82,8 @@ class KlShaper:
         if not judged:
             return tuple(groups), {"kl_coef": self.coef}
         found = dict(zip(map(id, judged), self._reference(judged), strict=True))
-        logs_A = [_differences(completion, found[id(completion)]) for completion in judged]
-        fields = _means(logs_A) | {"kl_coef": self.coef}
+        logs_A = [difference(completion, found[id(completion)]) for completion in judged]
+        fields = means(logs_A, "kl") | {"kl_coef": self.coef}
         self._next_coef = self._steered(fields["kl_mean"], len(judged))
         if self._table.where == "loss":
             return tuple(self._carrying(group, found) for group in groups), fields
@@ -92,7 +91,7 @@ class KlShaper:
         fields["kl_penalty_mean"] = float(np.mean(list(penalties.values())))
         if self._by_token:
             rewards = {id(c): -self.coef * k1(d_A) for c, d_A in zip(judged, logs_A, strict=True)}
-            return tuple(_penalised_by_token(group, rewards) for group in groups), fields
+            return tuple(with_token_rewards(group, rewards) for group in groups), fields
         return tuple(_penalised(group, penalties) for group in groups), fields
 
     @hookimpl
@@ -103,8 +102,8 @@ class KlShaper:
         if self.coef or report is None or not self._logs or not judged:
             return {}
         some = judged[:: min(STRIDE, len(judged))]
-        logs_A = map(_differences, some, self._reference(some))
-        return _means(list(logs_A))
+        logs_A = map(difference, some, self._reference(some))
+        return means(list(logs_A), "kl")
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
@@ -122,11 +121,6 @@ class KlShaper:
             what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
             raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
 
-    def _measured(self, groups: Sequence[Group]) -> list[Completion]:
-        """The completions to measure, in order."""
-        every = self.coef and self._table.where == "reward"
-        return [c for group in groups if every or not group.is_surplus for c in _judged(group)]
-
     def _steered(self, kl: float, count: int) -> float:
         table = self._table
         if not table.target:
@@ -141,38 +135,19 @@ class KlShaper:
         return replace(group, completions=tuple(completions))
 
     def _reference(self, completions: Sequence[Completion]) -> list[Floats]:
-        """Reference log-probabilities at the action tokens of each, 0 elsewhere.
+        """Reference log-probabilities at the action tokens of each, 0 elsewhere."""
 
-        Every context that the policy was given is a row of its own, as it is in training.
-        """
-        rows = [LogprobRow(c.tokens_T[part], c.action_T[part]) for c in completions for part in contexts(c)]
-        answers = iter(self._backend.reference_logprobs(rows, self._temperature))
-        found = []
-        for completion in completions:
-            values_T = np.zeros(len(completion.tokens_T))
-            for part in contexts(completion):
-                values_T[part] = next(answers)
-            if not np.isfinite(values_T).all():
-                what = "a log-probability of the reference is not finite"
-                raise BackendError(Problem(where="[kl]", what=what, fix="check the model's weights and dtype"))
-            found.append(values_T)
-        return found
+        def asked(rows: list[LogprobRow]) -> list[Floats]:
+            return self._backend.reference_logprobs(rows, self._temperature)
 
+        return given_logprobs(completions, asked, where="[kl]", of="reference")
 
-def _differences(completion: Completion, reference_T: Floats) -> Floats:
-    """log p_ref - log p of the action tokens, p being the policy that sampled them."""
-    result: Floats = (reference_T - completion.logprobs_T)[completion.action_T]
-    return result
-
-
-def _means(differences: Sequence[Floats]) -> dict[str, float]:
-    """Both estimates of the mean KL per token."""
-    d_A = np.concatenate(differences)
-    return {"kl_mean": float(k3(d_A).mean()), "kl_k1_mean": float(k1(d_A).mean())}
-
-
-def _judged(group: Group) -> list[Completion]:
-    return [c for c, score in zip(group.completions, group.scores, strict=True) if _value(score) is not None]
+    def _measured(self, groups: Sequence[Group]) -> list[Completion]:
+        """The completions to measure, in order: those with a verdict, or all of them where credit needs none."""
+        every = self.coef and self._table.where == "reward"
+        chosen = (group for group in groups if every or not group.is_surplus)
+        pairs = (pair for group in chosen for pair in zip(group.completions, group.scores, strict=True))
+        return [c for c, score in pairs if not self._needs_verdict or _value(score) is not None]
 
 
 def _value(score: Score) -> float | None:
@@ -185,17 +160,3 @@ def _penalised(group: Group, penalties: Mapping[int, float]) -> Group:
         for completion, score in zip(group.completions, group.scores, strict=True)
     )
     return group.shaped(tuple(scores))
-
-
-def _penalised_by_token(group: Group, rewards: Mapping[int, Floats]) -> Group:
-    """The group with rewards of single tokens, on top of those that it has; the scores stay."""
-    completions = []
-    for completion in group.completions:
-        if id(completion) in rewards:
-            rewards_T = (
-                np.zeros(len(completion.tokens_T)) if completion.rewards_T is None else completion.rewards_T.copy()
-            )
-            rewards_T[completion.action_T] += rewards[id(completion)]
-            completion = replace(completion, rewards_T=rewards_T)
-        completions.append(completion)
-    return replace(group, completions=tuple(completions))

@@ -25,11 +25,12 @@ def retrain_describe_metrics() -> list[MetricSpec]:
 @hookimpl
 def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> Mapping[str, Any]:
     """Rewards, groups and lengths of a step; with `[training] refill` and `overlong` also what was left out."""
-    from retrain.rooms.metrics import fields  # only a run needs it
+    from retrain.rooms.metrics import fields  # only a run needs them
+    from retrain.rooms.tasks.scoring.build import has_verifier
 
     scored = groups.groups
     found = {
-        **fields.reward_metrics(scored),
+        **(fields.reward_metrics(scored) if has_verifier(run.config) else {}),
         **fields.group_metrics(credit.statuses_P),
         **fields.length_metrics(scored),
     }

@@ -26,7 +26,8 @@ class Reward(Protocol):
     `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
     `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
     with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
-    `concurrency: int` of an async reward, 16 when absent.
+    `concurrency: int` of an async reward, 16 when absent;
+    `gives_verdicts: bool`, false when it judges nothing (`none`): it is neither tried nor audited.
     """
 
     def score(self, example: Example, text: str) -> Score:

@@ -21,13 +21,14 @@ from retrain.rooms.tasks.scoring.service import ScoringService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTurn:
-    """Rollouts of one answer each, scored by the rewards of the run."""
+    """Rollouts of one answer each, scored by the rewards of the run, unless `has_verifier` says that nothing is."""
 
     backend: Backend
     tokenizer: Any
     scoring: ScoringService
     params: SamplingParams
     progress: PhaseProgress = field(default_factory=PhaseProgress)
+    has_verifier: bool = True
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:

@@ -13,6 +13,7 @@ from retrain.rooms.tasks.contracts import Action, Reward, TimedScore
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
+from retrain.rooms.tasks.scoring.build import judges
 from retrain.rooms.tasks.scoring.service import ScoringService
 
 MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it stands
@@ -49,6 +50,7 @@ class RewardVerifier:
             scoring=self.service,
             params=params,
             progress=context.sampling_progress,
+            has_verifier=judges(self.rewards),
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.types import Group
 from retrain.rooms.credit.flow import build_flow
 from retrain.rooms.credit.group_status import group_status
+from retrain.rooms.tasks.scoring.build import has_verifier
 from retrain.rooms.tasks.scoring.verdict import part_fields
 from retrain.rooms.terminal.progress_lines import ProgressLines
 from retrain.rooms.text.phase_progress import warm_up_left
@@ -46,9 +47,11 @@ class RunLines:
 
     def __init__(self, context: PluginContext) -> None:
         self._progress = ProgressLines(context)
-        self._running_rate = 0.0
+        self._running_rate: float | None = None
         self._last_adapter: Path | None = None
-        self._may_train_any = build_flow(context.config, context.plugins).advantage.compute_step is not None
+        flow = build_flow(context.config, context.plugins)
+        self._may_train_any = flow.advantage.compute_step is not None or not flow.needs_verdict
+        self._has_verifier = has_verifier(context.config)
 
     @hookimpl
     def retrain_run_start(self) -> None:
@@ -62,8 +65,9 @@ class RunLines:
 
     @hookimpl
     def retrain_groups_scored(self, groups: GroupsView) -> None:
-        """A line per group."""
-        for line in group_lines(groups.groups, may_train_any=self._may_train_any):
+        """A line per group, where anything judges them."""
+        judged = groups.groups if self._has_verifier else ()
+        for line in group_lines(judged, may_train_any=self._may_train_any):
             LOG.log(GROUP_LEVEL, "%s", line)
 
     @hookimpl
@@ -100,7 +104,7 @@ class RunLines:
 def group_lines(groups: Sequence[Group], *, may_train_any: bool = False) -> list[str]:
     """A line per group, and below it why it has no information of its own, for which it is skipped.
 
-    `may_train_any`: the advantage sees the whole step and may give credit to such a group, too.
+    `may_train_any`: the advantage sees the whole step, or single tokens, and may give credit to such a group, too.
     """
     rows = []
     for group in groups:
@@ -121,7 +125,7 @@ def group_lines(groups: Sequence[Group], *, may_train_any: bool = False) -> list
 def step_line(metrics: Mapping[str, Any]) -> str:
     """`Step 0 [maxrl+gtpo_sepa] | loss=... | reward=... | correct=... | ...`"""
     step = metrics["step"]
-    if "correct_rate" not in metrics:  # sampling failed
+    if "num_datums" not in metrics:  # sampling failed
         return f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
     if "rejected" in metrics:
         head = f"Step {step} [{metrics['condition']}] | rejected: {metrics['rejected']}"
@@ -132,8 +136,12 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         head = f"Step {step} [{metrics['condition']}] | loss={metrics['loss']:.4f}{note}"
     parts = [
         head,
-        *reward_texts(metrics),
-        f"correct={100 * metrics['correct_rate']:.1f}%",
+        *(
+            [*reward_texts(metrics), f"correct={100 * metrics['correct_rate']:.1f}%"]
+            if "correct_rate" in metrics
+            else []
+        ),
+        *([f"teacher_kl={metrics['teacher_kl_mean']:.4f}"] if "teacher_kl_mean" in metrics else []),
         f"datums={metrics['num_datums']}",
         f"bs={metrics['batch_size']}",
         f"gs={metrics['group_size']}",
@@ -191,6 +199,7 @@ def evaluation(metrics: Mapping[str, Any]) -> str:
     return " | ".join([f"Eval {when}", head, *graded_texts(metrics, "eval_"), tail, size])
 
 
-def training_complete(condition: str, steps: int, running_rate: float) -> str:
-    """The first of the last three lines."""
-    return f"Training complete. {condition}, {steps} steps, running correct rate: {100 * running_rate:.1f}%"
+def training_complete(condition: str, steps: int, running_rate: float | None) -> str:
+    """The first of the last three lines; without a rate where nothing was judged."""
+    rate = "" if running_rate is None else f", running correct rate: {100 * running_rate:.1f}%"
+    return f"Training complete. {condition}, {steps} steps{rate}"

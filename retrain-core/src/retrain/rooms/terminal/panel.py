@@ -35,10 +35,10 @@ class LiveDisplay:
         self._context: PluginContext | None = None
         self._phase, self._phase_started = "", 0.0
         self._batch = ""
-        self._step = 0
+        self._step = self._done = 0
         self._rates: list[float] = []
         self._evals: list[float] = []
-        self._reward = self._held_out_reward = ""
+        self._reward = self._held_out_reward = self._teacher = ""
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._step_started = time.perf_counter()
         self._spinner = Spinner("dots")
@@ -83,8 +83,12 @@ class LiveDisplay:
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
         """Add the step's numbers to the panel."""
+        if "teacher_kl_mean" in metrics:
+            self._teacher = f"teacher KL {metrics['teacher_kl_mean']:.4f}"
         if "correct_rate" in metrics:
             self._rates.append(metrics["correct_rate"])
+        if "num_datums" in metrics:
+            self._done += 1
             self._times_s.append(metrics["step_time_s"])
             self._reward = "  ".join(graded_texts(metrics))
         if "eval_correct_rate" in metrics:
@@ -96,7 +100,7 @@ class LiveDisplay:
         if self._run is None:
             return self._spinner
         total = self._run.config.training.max_steps
-        done = len(self._rates)
+        done = self._done
         head = Table.grid(padding=(0, 1))
         head.add_row(
             self._spinner,
@@ -117,6 +121,7 @@ class LiveDisplay:
             rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
             rows.append(rate.append(sparkline(self._rates), style="green"))
             rows += [Text(f"  {self._reward}")] if self._reward else []
+        rows += [Text(f"  {self._teacher}")] if self._teacher else []
         if self._evals:
             shown = " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:])
             rows.append(Text(f"  held-out {shown}  {self._held_out_reward}".rstrip()))

@@ -14,7 +14,7 @@ from retrain.rooms.tasks.examples import names_a_reward
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 
 LOG = logging.getLogger("retrain")
-DEFAULT_REWARD = "match"
+DEFAULT_REWARD, NO_REWARD = "match", "none"
 
 
 def build_rewards(config: Config, context: PluginContext, data_reward: Reward | None) -> tuple[NamedReward, ...]:
@@ -36,6 +36,18 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
         NamedReward(name=name, reward=build_part(Kind.REWARD, name, path, context), weight=float(weight))
         for name, weight in weights.items()
     )
+
+
+def has_verifier(config: Config) -> bool:
+    """Whether anything judges the completions of a run: not with `[reward] type = "none"`."""
+    weights: Mapping[str, float] = config.value("reward.weights", {})
+    names = list(weights) or [config.value("reward.type", DEFAULT_REWARD)]
+    return bool(config.value("environment.provider", "")) or NO_REWARD not in names
+
+
+def judges(rewards: Sequence[object]) -> bool:
+    """Whether one of the rewards gives verdicts; an environment, which has none here, does."""
+    return not rewards or any(getattr(reward, "gives_verdicts", True) for reward in rewards)
 
 
 def comparing_rewards(rewards: Sequence[NamedReward]) -> frozenset[str]:
