@@ -16,13 +16,13 @@ LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial LossValu
 MemoryModel MemoryPhase Message MetricSpec Needs NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining
 PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError PluginSpec Plugins Policy Problem Publishing
 Recorder Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest
-SamplesAhead SamplingParams Score Seeds Shaper StopReason Table TableTraits TakesWeights TensorSize Throttle Tokens
-TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server find_loss generator hookimpl install_line
-installed_dependents installed_version key load_plugins locate_adapter resolve
+SamplesAhead SamplingParams Score Seeds Shaper StopReason Table TableTraits TakesWeights Teacher TensorSize Throttle
+Tokens TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server find_loss generator hookimpl
+install_line installed_dependents installed_version key load_plugins locate_adapter resolve
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs
-StepAdvantageContext TokenCredit TransformContext TransformOutput TransformSpec UncertaintyContext
+StepAdvantageContext TokenAdvantageContext TokenCredit TransformContext TransformOutput TransformSpec UncertaintyContext
 UncertaintySpec amplify_planning compute_composable_advantages group_status gtpo_weights top_rho_threshold
 train_rows
 """
