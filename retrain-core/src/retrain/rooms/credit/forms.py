@@ -25,7 +25,7 @@ def as_advantage(found: Found) -> AdvantageSpec:
     if isinstance(target, AdvantageSpec):
         given = [name for name in COMPUTE if getattr(target, name) is not None]
         if len(given) != 1:
-            has = f"has {' and '.join(given)}" if given else f"has none of {', '.join(COMPUTE)}"
+            has = f"has both {' and '.join(given[:2])}" if given else f"has none of {', '.join(COMPUTE)}"
             raise _wrong_shape(found, "advantage", has, "an AdvantageSpec with one of them")
         if not target.needs_verdict and target.compute_tokens is None:
             what = "has needs_verdict=False without compute_tokens"
