@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retrain.kernel.errors import PluginError
 from retrain.kernel.informative import GroupStatus, num_correct, verdicts
+from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Score
 from retrain.rooms.credit.group_status import group_status
+from retrain.rooms.session.shaping import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]
@@ -62,6 +66,40 @@ def test_a_shaper_that_raises_is_named_with_its_plugin(
     assert result.code == 1
     assert "retrain_shape_rewards of retrain-shaping" in result.err
     assert "no reference" in result.err
+
+
+def test_a_shaper_that_raises_during_a_step_is_named_with_its_line(
+    command: Command, distribution: Callable[..., Path], toy_arguments: list[str]
+) -> None:
+    distribution(
+        "retrain-shaping",
+        {"shaping": SHAPERS.replace("step, groups):\n", "step, groups):\n        raise ValueError('too long')\n")},
+    )
+    result = command(*toy_arguments, "--max-steps", "1")
+    assert result.code == 1
+    assert re.search(r"shaper shaping\.Shaper raised ValueError: too long \(.*shaping\.py:8\)", result.err)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise ValueError('too long')", r"shaping\.Shaper raised ValueError: too long \(.*shaping\.py:"),
+        ("return groups", r"shaping\.Shaper did not return the 2 groups"),
+        ("return groups[1:], {}", r"shaping\.Shaper did not return the 2 groups that it was given, in their order"),
+        ("return groups, [1.0]", r"shaping\.Shaper did not return .* and its fields"),
+        ("return groups, {'loss': 1.0}", "metric 'loss' of a shaper exists already"),
+        ("return groups, {'x': [1.0]}", r"metric 'x' of shaper shaping\.Shaper is list"),
+    ],
+)
+def test_what_a_shaper_does_wrong_is_reported_with_its_name(body: str, told: str, make_group: Any) -> None:
+    made: dict[str, Any] = {"__name__": "shaping"}
+    source = f"class Shaper:\n    def shape(self, step, groups):\n        {body}\n"
+    exec(compile(source, "/plugins/shaping.py", "exec"), made)
+    named = NamedShaper(made["Shaper"]())
+    with pytest.raises(PluginError, match=told):
+        _, fields = named.shape(3, (make_group(1.0, 0.0), make_group(0.0, 0.0)))
+        line = merge_fields({}, fields, source=str(named))
+        merge_fields({"loss": 0.5}, line, source="a shaper")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Step:
         shaped, shaping = groups, Fields()
         for shaper in parts.shapers:
             shaped, added = shaper.shape(step, shaped)
-            shaping = merge_fields(shaping, added, source=f"shaper {type(shaper).__name__}")
+            shaping = merge_fields(shaping, added, source=str(shaper))
         credit = parts.algorithm.assign(step, shaped)
         with run.stops.shield():
             report, rejected = self._train(step, credit, clock, progress.example_idx + len(sampled.prompts))

@@ -40,6 +40,7 @@ from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
 from retrain.rooms.session.selection import selection
+from retrain.rooms.session.shaping import NamedShaper
 from retrain.rooms.session.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
@@ -192,7 +193,8 @@ def assemble(
         backend = build_part(
             Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
         )
-        shaping = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
+        given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
+        shapers = [shaper for found in given for shaper in found or ()]
     parts = Parts(
         config=config,
         plugins=plugins,
@@ -206,10 +208,10 @@ def assemble(
         train=Updates(config, backend, seeds, stops).train,
         overlap=arrangement(backend),
         select=selection(config),
-        shapers=tuple(shaper for found in shaping for shaper in found or ()),
+        shapers=tuple(map(NamedShaper, shapers)),
         warm_up=warm_up,
     )
-    watching = (shaper for shaper in parts.shapers if any(name.startswith("retrain_") for name in dir(shaper)))
+    watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
     return Assembled(parts=parts, watchers=(*watchers, *watching))
 
 
