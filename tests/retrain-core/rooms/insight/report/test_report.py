@@ -48,6 +48,11 @@ def data_of(page: str) -> dict[str, Any]:
     return content
 
 
+def numbers(page: str, title: str) -> list[str]:
+    """The cells of the table below a chart."""
+    return re.findall("<td[^>]*>([^<]*)</td>", page.split(f"{title}</caption>")[1].split("</table>")[0])
+
+
 def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], page_of: PageOf) -> None:
     folder = campaign(seeds=range(10))
     page, said = page_of(folder)
@@ -98,6 +103,28 @@ def test_links_lead_to_the_files_from_wherever_the_page_is(
         links = [unquote(each) for each in re.findall(r'href="(\.[^"]*)"', page)]
         assert len(links) > 20
         assert all((target.parent / link).exists() for link in links)
+
+
+def test_a_warm_up_has_curves_of_its_own_and_a_schedule_one_of_its_rate(
+    made: Any, page_of: PageOf, tmp_path: Path
+) -> None:
+    folder, rates = made.write_run(tmp_path / "warm", made.MadeRun(steps=4, eval_every=0)), (1e-3, 2e-3, 3e-3, 4e-3)
+    file = folder / "metrics.jsonl"
+    steps = [json.loads(line) | {"lr": rate} for line, rate in zip(file.read_text().splitlines(), rates, strict=True)]
+    losses = {-4: 2.0, -3: None, -2: 0.5}
+    warm_up = [{"step": s, "phase": "sft", "sft_loss": loss, "sft_lr": 0.01} for s, loss in losses.items()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in (*warm_up, *steps)))
+    page, _ = page_of(folder)
+    assert numbers(page, "Supervised loss")[:4] == ["2", "0.5", "0.5", "2"]
+    figures = [figure for figure in data_of(page)["figures"] if figure["kind"] == "curves"]
+    (supervised,) = (figure for figure in figures if figure["x_title"] == "supervised steps")
+    assert supervised["x"] == [1.0, 2.0, 3.0]
+    assert "Supervised learning rate 0.01" in seen(page)
+    assert numbers(page, "Learning rate")[:2] == ["0.001", "0.004"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in warm_up[:2]))
+    page, _ = page_of(folder)
+    assert "Supervised loss" in seen(page)
+    assert "-2" not in seen(page).partition("Curves")[0]
 
 
 def test_runs_that_did_not_finish_come_first(campaign: Callable[..., Path], page_of: PageOf) -> None:

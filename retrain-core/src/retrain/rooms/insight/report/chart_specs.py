@@ -35,7 +35,8 @@ class Unit(StrEnum):
 class ChartSpec:
     """One chart: the first of `fields` that the runs have. Charts with the same `scale` share a vertical axis.
 
-    With `is_graded` it is drawn only if some reward is graded: with 0 and 1 alone, rates tell the same.
+    With `is_graded` it is drawn only if some reward is graded: with 0 and 1 alone, rates tell the same. With
+    `is_warm_up` it counts the supervised steps before the first one.
     """
 
     title: str
@@ -44,10 +45,18 @@ class ChartSpec:
     unit: Unit = Unit.NUMBER
     is_eval: bool = False
     is_graded: bool = False
+    is_warm_up: bool = False
     scale: str = ""
 
 
-LEARNING, UNCERTAINTY, COMPLETIONS, UPDATE, SPEED = "Learning", "Uncertainty", "Completions", "Update", "Speed"
+LEARNING, UNCERTAINTY, COMPLETIONS, UPDATE, WARM_UP, SPEED = (
+    "Learning",
+    "Uncertainty",
+    "Completions",
+    "Update",
+    "Warm-up",
+    "Speed",
+)
 CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     LEARNING: (
         ChartSpec(
@@ -137,6 +146,23 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
         ),
         ChartSpec(title="k3", note="estimate of the KL divergence, trainer to sampler", fields=("k3",)),
         ChartSpec(title="Clipped", note="action tokens", fields=("clip_fraction",), unit=Unit.SHARE),
+        ChartSpec(title="Learning rate", note="of the step", fields=("lr",)),
+        ChartSpec(title="KL to the reference", note="k3 per token, nats", fields=("kl_mean",)),
+        ChartSpec(title="KL coefficient", note="", fields=("kl_coef",)),
+    ),
+    WARM_UP: (
+        ChartSpec(
+            title="Supervised loss",
+            note="of the answers' tokens, nats; by supervised steps",
+            fields=("sft_loss",),
+            is_warm_up=True,
+        ),
+        ChartSpec(
+            title="Supervised learning rate",
+            note="by supervised steps",
+            fields=("sft_lr",),
+            is_warm_up=True,
+        ),
     ),
     SPEED: (
         ChartSpec(title="Time per step", note="seconds", fields=("step_time_s",), unit=Unit.SECONDS),

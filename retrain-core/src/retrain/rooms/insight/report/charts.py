@@ -63,6 +63,8 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     """Every chart with data; single seeds only for the conditions that are shown at first."""
     num_steps = max((run.num_steps for run in material.runs), default=0)
     grid = grid_for(num_steps, most_points, stride=material.stride)
+    num_supervised = max((run.num_supervised for run in material.runs), default=0)
+    warm_up_grid = grid_for(num_supervised, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
     parts = part_charts({name for run in material.runs for name in run.lines.columns})
@@ -72,10 +74,11 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
             field, title = _field(spec, material.runs)
             if field is None or (spec.is_eval and not eval_steps.size) or (spec.is_graded and not is_graded):
                 continue
-            curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, grid)
+            dense = warm_up_grid if spec.is_warm_up else grid
+            curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, dense, spec.is_warm_up)
             curves = _conditions(material, field, curve)
             if curves:
-                x_P = eval_steps + 1 if spec.is_eval else grid.x_P
+                x_P = eval_steps + 1 if spec.is_eval else dense.x_P
                 chart = Chart(group=group, spec=spec, title=title, x_P=x_P, curves=curves, constant=_constant(curves))
                 charts.append(chart)
     return charts
@@ -107,8 +110,12 @@ def _ratio(values_R: Floats, total_R: Floats) -> Floats:
 Curve = Callable[[RunLines], Floats]
 
 
-def _dense_curve(grid: Grid, field: str) -> Curve:
-    return lambda lines: grid.binned(lines.steps_R, values_of(lines, field))
+def _dense_curve(grid: Grid, is_warm_up: bool, field: str) -> Curve:
+    def curve(lines: RunLines) -> Floats:
+        first = lines.steps_R[0] if is_warm_up else 0
+        return grid.binned(lines.steps_R - first, values_of(lines, field))
+
+    return curve
 
 
 def _eval_curve(steps_P: Floats, field: str) -> Curve:

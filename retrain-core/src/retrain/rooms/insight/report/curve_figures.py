@@ -78,6 +78,7 @@ def _figure(chart: Chart, indices: dict[str, int], range_: list[float] | None) -
     return {
         "kind": "curves",
         "unit": chart.spec.unit.value,
+        "x_title": "supervised steps" if chart.spec.is_warm_up else "steps",
         "markers": chart.spec.is_eval,
         "range": range_,
         "x": [round(float(x), 1) for x in chart.x_P],

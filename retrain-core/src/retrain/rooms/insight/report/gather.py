@@ -41,8 +41,13 @@ class ReportRun:
 
     @property
     def num_steps(self) -> int:
-        """Finished steps."""
-        return int(self.lines.steps_R[-1]) + 1 if self.lines.steps_R.size else 0
+        """Finished steps; 0 during a warm-up."""
+        return max(0, int(self.lines.steps_R[-1]) + 1) if self.lines.steps_R.size else 0
+
+    @property
+    def num_supervised(self) -> int:
+        """Supervised steps before the first one, including those that an unfinished warm-up has yet to take."""
+        return max(0, -1 - int(self.lines.steps_R[0])) if self.lines.steps_R.size else 0
 
     @property
     def wall_time_s(self) -> float | None:

@@ -103,7 +103,7 @@
           mode: figure.markers || figure.x.length === 1 ? "lines+markers" : "lines", marker: { size: 6, color },
           line: { color, width: 2.2, dash }, hovertemplate: share ? "%{y:.1%}" : "%{y:.4~g}" });
       }
-      return [traces, layout({ xaxis: { title: { text: "steps", font: { size: 11.5 } }, rangemode: "tozero", hoverformat: ".0f" },
+      return [traces, layout({ xaxis: { title: { text: figure.x_title, font: { size: 11.5 } }, rangemode: "tozero", hoverformat: ".0f" },
         yaxis: share ? { tickformat: ".2~%" } : { range: figure.range || undefined, exponentformat: "e", minexponent: 4, separatethousands: true } })];
     },
     forest(figure) {
