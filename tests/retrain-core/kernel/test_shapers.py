@@ -96,10 +96,13 @@ def test_what_a_shaper_does_wrong_is_reported_with_its_name(body: str, told: str
     source = f"class Shaper:\n    def shape(self, step, groups):\n        {body}\n"
     exec(compile(source, "/plugins/shaping.py", "exec"), made)
     named = NamedShaper(made["Shaper"]())
-    with pytest.raises(PluginError, match=told):
+
+    def merged() -> None:
         _, fields = named.shape(3, (make_group(1.0, 0.0), make_group(0.0, 0.0)))
-        line = merge_fields({}, fields, source=str(named))
-        merge_fields({"loss": 0.5}, line, source="a shaper")
+        merge_fields({"loss": 0.5}, merge_fields({}, fields, source=str(named)), source="a shaper")
+
+    with pytest.raises(PluginError, match=told):
+        merged()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from retrain.kernel.plugins.first_party import install_line
 from retrain.rooms.recorders.names import CONFIG_KEYS, named_metrics
+from retrain.rooms.recorders.wandb import WandbRecorder
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
 ON = ("--max-steps", "2", "--wandb-project", "demo")
@@ -62,6 +63,12 @@ def init(**k):
     {init}
     return Run()
 """
+LOGGING = """
+calls, axes = [], []
+
+class Run:
+    def define_metric(self, name, step_metric=None): axes.append((name, step_metric))
+"""
 FINE, BROKEN = "return None", "raise OSError('the disk is on fire')"
 
 
@@ -71,7 +78,10 @@ def test_every_metric_is_in_the_row_of_its_step(
     (run,) = read_wandb(recorded_run)
     before, *steps = metrics_lines(recorded_run)
     assert (before["step"], [line["step"] for line in steps]) == (-1, [0, 1])
-    assert run.rows == {0: named_metrics(before) | named_metrics(steps[0]), 1: named_metrics(steps[1])}
+    assert run.rows == {
+        0: named_metrics(before) | named_metrics(steps[0]) | {"train/step": 0},
+        1: named_metrics(steps[1]) | {"train/step": 1},
+    }
     assert run.rows[0]["train/loss"] == steps[0]["loss"]
     assert run.rows[0]["eval/correct_rate"] == before["eval_correct_rate"]
     assert run.rows[1]["eval/correct_rate"] == steps[1]["eval_correct_rate"]
@@ -103,11 +113,32 @@ def test_a_resumed_session_continues_the_same_run_and_keeps_adapters_if_requeste
     run_id = python(SESSIONS, str(recorded_run), WANDB_DIR=str(tmp_path)).split()[-1]
     first, second = sorted(read_wandb(tmp_path), key=lambda run: min(run.rows))
     assert first.id == second.id == run_id
-    assert (first.rows, second.rows) == ({0: {"train/loss": 0.5}}, {1: {"train/loss": 0.25}})
+    assert first.rows == {0: {"train/loss": 0.5, "train/step": 0}}
+    assert second.rows == {1: {"train/loss": 0.25, "train/step": 1}}
     assert (first.exit_code, second.exit_code) == (1, 0)
     files = ("adapter_config.json", "adapter_model.safetensors")
     assert first.artifacts == [(f"adapter-{run_id}", "checkpoint_step_1 latest", files)]
     assert second.artifacts == []
+
+
+def test_every_supervised_step_has_a_row_and_the_axis_counts_steps(
+    tmp_path: Path, fake_wandb: Callable[[str], None]
+) -> None:
+    fake_wandb(FAKE.format(init="pass", log="calls.append((a[0], k))", finish=FINE).replace("class Run:", LOGGING))
+    logged = {f"wandb_{name}": "" for name in ("project", "entity", "group", "run_name", "tags")}
+    recorder = WandbRecorder(artifacts=False)
+    recorder.start({"config": {"logging": logged, "sft": {"steps": 2}}, "condition": "c"}, tmp_path)
+    for line in ({"step": -3, "sft_loss": 2.0}, {"step": -2, "sft_loss": 1.0}, {"step": -1}, {"step": 0, "loss": 0.5}):
+        recorder.step(line)
+    calls = sys.modules["wandb"].calls
+    assert [(at["step"], at["commit"], row["train/step"]) for row, at in calls] == [
+        (0, True, -3),
+        (1, True, -2),
+        (2, True, -1),
+        (3, True, 0),
+    ]
+    assert [row.get("train/sft_loss") for row, _ in calls] == [2.0, 1.0, None, None]
+    assert sys.modules["wandb"].axes == [("train/step", None), ("*", "train/step")]
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 RUN_ID = "wandb_run_id"
+STEP = "train/step"
+BEFORE = -1  # the step of the evaluation before training
 FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
 PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
 # By default wandb collects the command line, the git remote and the console, including any secrets in them.
@@ -40,16 +42,18 @@ def build(context: PluginContext) -> WandbRecorder:
 class WandbRecorder:
     """One wandb run. Everything it sends comes from `run.json` and `metrics.jsonl`, where secrets are hidden.
 
-    wandb's step is the batch index. It has no step -1: the evaluation before training shares the row of step 0, where
-    an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. So does the last
-    step of a warm-up, as `train/sft_...`. After a resume,
-    wandb skips the steps that it already has.
+    wandb's own step is the batch index. It has no step -1: the evaluation before training shares the row of step 0,
+    where an evaluation after step 0 overwrites it, and always stays in the summary as `eval_before/...`. In a run with
+    a warm-up wandb's step counts from the first supervised step on. `train/step` is the batch index in every run,
+    negative before the first step, and the horizontal axis of a run with a warm-up. After a resume, wandb skips the
+    steps that it already has.
     """
 
     def __init__(self, *, artifacts: bool) -> None:
         self._artifacts = artifacts
         self._run: Any = None
         self._run_id = ""
+        self._first_step = 0
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue the run with the saved id."""
@@ -66,13 +70,18 @@ class WandbRecorder:
             arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
         self._run = _open(arguments)
         self._run_id = self._run.id
+        if warm_up := manifest["config"].get("sft", {}).get("steps", 0):
+            self._first_step = -(warm_up + 1)
+            self._run.define_metric(STEP)
+            self._run.define_metric("*", step_metric=STEP)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """One row of the run's history, sent at once."""
         values, step = named_metrics(metrics), metrics["step"]
-        if step < 0:
+        if step == BEFORE:
             self._run.summary.update({name.replace("eval/", "eval_before/"): value for name, value in values.items()})
-        self._run.log(values, step=max(step, 0), commit=step >= 0)
+        at = step - self._first_step
+        self._run.log({**values, STEP: step}, step=max(at, 0), commit=at >= 0)
 
     def checkpoint(self, folder: Path, name: str) -> None:
         """The PEFT files as the next version of artifact `adapter-RUN_ID`, if `checkpoint_artifacts` is true."""
