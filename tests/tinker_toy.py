@@ -65,6 +65,7 @@ class Faults:
     drop_stop_token: bool = False
     logprobs_after_temperature: bool = False
     reports_sum: bool = False
+    base_shift: float = 0.0
     clip_bounds: tuple[float, float] | None = (0.8, 1.2)  # None: those of the request
 
 
@@ -128,6 +129,11 @@ class Toy:
         data = {"base_model": MODEL, "lora_config": {"rank": self.adapters[body["model_id"]].rank}, "model_name": MODEL}
         return {"model_id": body["model_id"], "status": "created", "model_data": data}
 
+    def on_create_sampling_session(self, body: dict[str, Any]) -> Any:
+        session = f"sampling_{len(self.samplers)}"
+        self.samplers[session] = "", np.zeros_like(self.base)  # of the base model
+        return {"type": "create_sampling_session", "sampling_session_id": session}
+
     def on_unload_model(self, body: dict[str, Any]) -> Any:
         self.adapters.pop(body["model_id"], None)
         return {"model_id": body["model_id"], "status": "unloaded", "type": "unload_model"}
@@ -180,10 +186,12 @@ class Toy:
         if model in self.adapters:
             self.adapters[model].delta = delta.copy()  # the trap: what is sampled from is what is trained
         params = body["sampling_params"]
+        prompt = np.asarray(body["prompt"]["chunks"][0]["tokens"])
+        told_T = [float(value) for value in self.logprobs(delta)[prompt[:-1], prompt[1:]] + self.faults.base_shift]
         previous = body["prompt"]["chunks"][0]["tokens"][-1]
-        sampled = self.logprobs(delta, params["temperature"])
+        sampled = self.logprobs(delta, params.get("temperature", 1.0))
         told = sampled if self.faults.logprobs_after_temperature else self.logprobs(delta)
-        random, stop, tokens, values = np.random.default_rng(params["seed"]), params.get("stop") or [], [], []
+        random, stop, tokens, values = np.random.default_rng(params.get("seed")), params.get("stop") or [], [], []
         reason = "length"
         for _ in range(params["max_tokens"]):
             token = int(random.choice(self.vocabulary, p=np.exp(sampled[previous])))
@@ -198,7 +206,9 @@ class Toy:
         sequence = {"stop_reason": reason, "tokens": tokens, "logprobs": values}
         if self.faults.no_sample_logprobs:
             sequence["logprobs"] = None
-        return {"type": "sample", "sequences": [sequence]}
+        first = [None] if self.faults.reports_sum else []  # SkyRL-tx leaves the first token out
+        asked = {"prompt_logprobs": first + told_T} if body.get("prompt_logprobs") else {}
+        return {"type": "sample", "sequences": [sequence], **asked}
 
     # ------------------------------------------------------------ the model
 
@@ -215,7 +225,8 @@ class Toy:
             losses, slopes = self._loss(given, new, fields)
             total += losses.sum()
             if learn:
-                scale = 1.0 if self.faults.reports_sum else 1.0 / len(targets)
+                weights = fields.get("weights", np.ones(len(targets)))
+                scale = 1.0 if self.faults.reports_sum else 1.0 / max(weights.sum(), 1e-9)
                 for read, target, slope in zip(inputs, targets, slopes * scale, strict=True):
                     adapter.gradient[read] -= slope * np.exp(table[read])
                     adapter.gradient[read, target] += slope
@@ -233,7 +244,7 @@ class Toy:
     def _loss(self, given: dict[str, Any], new: np.ndarray, fields: dict[str, np.ndarray]) -> Any:
         """Loss of each token and its derivative by the new log-probability."""
         if given["loss_fn"] == "cross_entropy":
-            return -new, -np.ones_like(new)
+            return -fields["weights"] * new, -fields["weights"]
         ratios, advantages = np.exp(new - fields["logprobs"]), fields["advantages"]
         plain = ratios * advantages
         if given["loss_fn"] == "importance_sampling":

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from retrain.api import Config, ConfigError, Plugins, load_plugins
+from retrain.api import Config, ConfigError, Kind, Plugins, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.rooms.session.assemble import check
-from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.check import read_config, registered_tables
 from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain_prime_rl import checks
 from retrain_prime_rl.create import task_name
@@ -94,23 +94,51 @@ def test_the_smallest_useful_configuration_passes(configured, refused):
 
 
 @pytest.mark.parametrize(
-    ("toml", "key"),
+    ("toml", "key", "there"),
     [
-        (ROOM + "lr = 1e-5\n", "[training] lr"),
-        (ROOM + "weight_decay = 0.1\n", "[training] weight_decay"),
-        (ROOM + "[optimizer]\nbeta2 = 0.99\n", "[optimizer] beta2"),
-        (ROOM + "[optimizer]\ngrad_clip_norm = 1.0\n", "[optimizer] grad_clip_norm"),
-        (ROOM + "[model]\nlora_rank = 8\n", "[model] lora_rank"),
-        (ROOM + "[lora]\nalpha = 8\n", "[lora] alpha"),
-        (ROOM + '[algorithm]\nloss = "ppo"\n', "[algorithm] loss"),
-        (ROOM + "[algorithm]\ntis_cap = 2.0\n", "[algorithm] tis_cap"),
+        (ROOM + "lr = 1e-5\n", "[training] lr", "set [optim] lr in the trainer's own TOML"),
+        (ROOM + "weight_decay = 0.1\n", "[training] weight_decay", "set [optim] weight_decay"),
+        (ROOM + "[optimizer]\nbeta2 = 0.99\n", "[optimizer] beta2", "set [optim] betas2"),
+        (ROOM + "[optimizer]\ngrad_clip_norm = 1.0\n", "[optimizer] grad_clip_norm", "set [optim] max_norm"),
+        (ROOM + "[model]\nlora_rank = 8\n", "[model] lora_rank", "set [model.lora] rank"),
+        (ROOM + "[model]\nlora_rank = 0\n", "[model] lora_rank", "or no [model.lora] to train all weights"),
+        (ROOM + "[lora]\nalpha = 8\n", "[lora] alpha", "set [model.lora] alpha"),
+        (ROOM + '[algorithm]\nloss = "ppo"\n', "[algorithm] loss", '[loss] type = "custom"'),
+        (ROOM + "[algorithm]\ntis_cap = 2.0\n", "[algorithm] tis_cap", '[loss] type = "custom"'),
+        (
+            ROOM + '[algorithm]\naggregation = "constant"\n',
+            "[algorithm] aggregation",
+            "divides by the tokens of the step",
+        ),
     ],
 )
-def test_what_only_the_trainers_own_file_can_set_is_refused_by_name(configured, refused, toml, key):
+def test_what_only_the_trainers_own_file_can_set_is_refused_by_name(configured, refused, toml, key, there):
     text = refused(configured(toml))
     assert key in text
     assert "retrain.toml:" in text
-    assert "configuration of PRIME-RL's trainer" in text
+    assert "fix: remove it here; " in text
+    assert there in text
+    assert text.count("fix: ") == 1
+
+
+def test_a_recipe_is_refused_with_the_keys_that_make_it_work(plugins, refused, tmp_path):
+    """Its loss is the trainer's affair; advantages, truncated completions and dynamic sampling are ours."""
+    file, tables = tmp_path / "retrain.toml", registered_tables(plugins)
+    start = f'[backend]\nbackend = "prime_rl"\noptions = {{output_dir = "{tmp_path}"}}\n{ROOM}[algorithm]\n'
+    names = [entry.spec.name for entry in plugins.registered(Kind.RECIPE)]
+    assert {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"} <= set(names)
+    for name in names:
+        file.write_text(start + f'recipe = "{name}"\n')
+        config, problems = read_config(file, plugins, tables)
+        assert not problems
+        text = refused(config)
+        assert 'fix: write loss = "importance_sampling" and aggregation = "token_mean" beside the recipe' in text
+        assert "remove it" not in text  # nobody wrote it
+        file.write_text(start + f'recipe = "{name}"\nloss = "importance_sampling"\naggregation = "token_mean"\n')
+        config, problems = read_config(file, plugins, tables)
+        assert not problems
+        assert refused(config) == ""
+        assert config.algorithm.advantage_mode != "maxrl"
 
 
 def test_the_default_said_aloud_is_no_fault(configured, refused):

@@ -11,7 +11,9 @@ import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.kernel.config import schema
+from retrain.rooms.kl.tables import KlTable
 from retrain.rooms.session.loss_keys import LossKeys
+from retrain.rooms.sft.table import SftTable
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.tinker_rows import EOS
@@ -73,6 +75,8 @@ def context(url: str) -> Callable[..., PluginContext]:
             "algorithm": Algorithm,
             "optimizer": schema.OptimizerTable,
             "lora": schema.LoraTable,
+            "kl": KlTable,
+            "sft": SftTable,
         }
         tables = {name: models[name](**values) for name, values in given.items()}
         return PluginContext(

@@ -32,6 +32,8 @@ def test_every_call_that_is_made_exists() -> None:
     assert takes(trainer.save_state, "name", "ttl_seconds")
     assert takes(trainer.save_weights_and_get_sampling_client)
     inspect.signature(sampler.sample).bind(object(), object(), 1, types.SamplingParams(max_tokens=1))
+    assert takes(service.create_sampling_client, "base_model")
+    inspect.signature(sampler.compute_logprobs).bind(object(), types.ModelInput.from_ints([1]))
     exports = hasattr(trainer, "save_weights_external") and hasattr(tinker, "RestClient")
     archives = hasattr(service, "create_rest_client") and hasattr(trainer, "save_weights_for_sampler")
     assert exports or archives
@@ -60,11 +62,14 @@ def test_datums_keep_their_numbers() -> None:
         logprobs_T=np.array([0.0, -0.5, -1.5]),
         advantages_T=np.array([0.0, 1.25, -2.0]),
     )
-    (made,) = sdk._datums([datum])
+    (made,) = sdk._datums([datum], "ppo")
     assert made.model_input.to_ints() == [1, 2, 3]
     found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}
     assert found == {"target_tokens": [2, 3, 4], "logprobs": [0.0, -0.5, -1.5], "advantages": [0.0, 1.25, -2.0]}
     assert {tensor.dtype for tensor in made.loss_fn_inputs.values()} == {"int64", "float32"}
+    (answers,) = sdk._datums([datum], "cross_entropy")  # which takes no other inputs
+    found = {name: tensor.to_numpy().tolist() for name, tensor in answers.loss_fn_inputs.items()}
+    assert found == {"target_tokens": [2, 3, 4], "weights": [0.0, 1.25, -2.0]}
 
 
 def test_results_of_either_kind_of_call_are_settled() -> None:

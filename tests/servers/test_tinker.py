@@ -28,7 +28,7 @@ from retrain.api import (
 )
 from retrain.kernel.config import schema
 from retrain_local.plugin import BUILTIN_MODELS
-from retrain_local.training.loss import PolicyLoss
+from retrain_local.training.loss import NAMED, PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.scored_tokens import scored
@@ -160,10 +160,15 @@ def test_the_downloaded_adapter_gives_the_services_logprobs(
         assert np.abs(found[1:] - wanted)[action[1:]].max() < TOLERANCE
 
 
+@pytest.mark.parametrize("loss", ["", "likelihood"])
 def test_an_optimizer_step_is_that_of_the_mean_over_action_tokens(
-    backend: Callable[..., TinkerBackend], tmp_path: Path
+    backend: Callable[..., TinkerBackend], tmp_path: Path, loss: str
 ) -> None:
-    """AdamW with a huge epsilon and no memory moves weights by the gradient, which is compared with our own loss."""
+    """AdamW with a huge epsilon and no memory moves weights by the gradient, which is compared with our own loss.
+
+    That of `[algorithm]`, and that of given answers, which `[sft]` trains on.
+    """
+    ours = NAMED[loss] if loss else PolicyLoss()
     step_size, epsilon = 0.5, 1e4
     keys = {"optimizer__beta1": 0.0, "optimizer__beta2": 0.0, "optimizer__eps": epsilon}
     made = backend(**keys, training__lr=step_size * epsilon)
@@ -177,13 +182,13 @@ def test_an_optimizer_step_is_that_of_the_mean_over_action_tokens(
             old, credit = (
                 torch.tensor(values[1:][at], dtype=torch.float32) for values in (row.logprobs_T, row.advantages_T)
             )
-            PolicyLoss().of_pack(logprobs(model, row.tokens_T)[at], scored(old, credit), total)[0].backward()
+            ours.of_pack(logprobs(model, row.tokens_T)[at], scored(old, credit), total)[0].backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.sub_(step_size * parameter.grad)
         wanted = get_peft_model_state_dict(model)
-        made.train(TrainBatch(step=number, rows=rows, temperature=1.0))
+        made.train(TrainBatch(step=number, rows=rows, temperature=1.0, loss=loss))
         made.publish()
         after = adapter(made, tmp_path / str(number))
         found, start = load_file(after / "adapter_model.safetensors"), load_file(before / "adapter_model.safetensors")
@@ -192,6 +197,25 @@ def test_an_optimizer_step_is_that_of_the_mean_over_action_tokens(
         assert moved.abs().max() > 1e-3
         assert missed.norm() < 2e-3 * moved.norm()
         before = after
+
+
+def test_the_reference_is_the_base_model(backend: Callable[..., TinkerBackend]) -> None:
+    made = backend()
+    batch = TrainBatch(step=0, rows=rows_of(made, count=3), temperature=1.0)
+    rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch.rows]
+    before = made.reference_logprobs(rows, 1.0)
+    made.train(batch)
+    made.publish()
+    base = AutoModelForCausalLM.from_pretrained(BUILTIN_MODELS["tiny"], dtype=torch.float32).eval()
+    for (tokens, action), first, second, policy in zip(
+        rows, before, made.reference_logprobs(rows, 1.0), made.logprobs(rows, 1.0), strict=True
+    ):
+        with torch.no_grad():
+            wanted = logprobs(base, tokens).numpy()
+        assert np.abs(first[1:] - wanted)[action[1:]].max() < TOLERANCE
+        assert np.abs(second - first).max() < TOLERANCE
+        assert np.abs(policy - first).max() > 100 * TOLERANCE  # the policy has moved
+        assert not second[~action].any()
 
 
 def test_a_restored_client_goes_on_exactly(backend: Callable[..., TinkerBackend], tmp_path: Path) -> None:

@@ -9,16 +9,38 @@ from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainErro
 from retrain_prime_rl.options import PrimeRlOptions
 
 ENGINE = "vllm"
-# PRIME-RL's trainer reads these from its own TOML; a run must not record values that were never used.
-TRAINERS_OWN = (
-    *("training.lr", "training.weight_decay", "model.lora_rank", "lora.alpha"),
-    *("optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.grad_clip_norm"),
-    *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.min_lr_ratio"),
-    *("algorithm.loss", "algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.dual_clip"),
-    *("algorithm.aggregation", "algorithm.loss_params", "algorithm.tis_cap"),
-    *("algorithm.is_level", "algorithm.is_mode", "algorithm.is_bounds"),
-)
+CUSTOM = 'write it for the trainer and name it in its own TOML: [loss] type = "custom", import_path = "MODULE.FUNCTION"'
+# What PRIME-RL's trainer reads from its own TOML, and what to set there (with one TOML for all of PRIME-RL the tables
+# are [trainer.optim] and so on); a run must not record values that were never used.
+TRAINERS_OWN = {
+    "training.lr": "set [optim] lr in the trainer's own TOML",
+    "training.weight_decay": "set [optim] weight_decay in the trainer's own TOML",
+    "model.lora_rank": "set [model.lora] rank in the trainer's own TOML, or no [model.lora] to train all weights",
+    "lora.alpha": "set [model.lora] alpha in the trainer's own TOML",
+    "optimizer.beta1": "set [optim] betas1 in the trainer's own TOML",
+    "optimizer.beta2": "set [optim] betas2 in the trainer's own TOML",
+    "optimizer.eps": "the trainer has no key for it",
+    "optimizer.grad_clip_norm": "set [optim] max_norm in the trainer's own TOML",
+    "optimizer.schedule": "set [scheduler] type in the trainer's own TOML",
+    "optimizer.warmup_steps": "set [scheduler] warmup_steps in the trainer's own TOML",
+    "optimizer.min_lr_ratio": "set [scheduler] min_lr in the trainer's own TOML",
+    "algorithm.loss": CUSTOM,
+    "algorithm.loss_params": "set [loss.kwargs] in the trainer's own TOML, for a loss of type custom",
+    "algorithm.clip_eps": CUSTOM,
+    "algorithm.clip_eps_high": CUSTOM,
+    "algorithm.dual_clip": CUSTOM,
+    "algorithm.aggregation": "the trainer divides by the tokens of the step, as token_mean does",
+    "algorithm.tis_cap": CUSTOM,
+    "algorithm.is_level": CUSTOM,
+    "algorithm.is_mode": CUSTOM,
+    "algorithm.is_bounds": CUSTOM,
+}
 ITS_WAY = {"algorithm.aggregation": "token_mean"}  # what the trainer does anyway
+RECIPE = "recipe"
+BESIDE_A_RECIPE = (
+    'write loss = "importance_sampling" and aggregation = "token_mean" beside the recipe: the rest of it works here, '
+    "and the loss is that of the trainer's own TOML, [loss]"
+)
 
 
 def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
@@ -46,12 +68,13 @@ def _no_output_dir(config: Config) -> Problem:
 
 def _unread(config: Config) -> list[Problem]:
     problems = []
-    for path in TRAINERS_OWN:
+    for path, there in TRAINERS_OWN.items():
         table, _, name = path.partition(".")
         default = getattr(type(config.tables[table])(), name, None)  # None: a key of core that is not registered here
         if config.value(path, default) not in (default, ITS_WAY.get(path, default)):
             what = f"{name} = {config.value(path, default)!r} would have no effect: the trainer is configured elsewhere"
-            fix = "remove it here, and set it in the configuration of PRIME-RL's trainer"
+            is_of_recipe = str(config.origin(path).layer) == RECIPE
+            fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
             problems.append(Problem(where=config.place(path), what=what, fix=fix))
     return problems
 

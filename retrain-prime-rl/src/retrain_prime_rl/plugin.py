@@ -20,11 +20,12 @@ CAPABILITIES = Capabilities(
     determinism=Determinism.NONE,
     provides_entropy=False,
     losses=frozenset(),  # its trainer's own file says which
+    all_weights=True,  # unless that file has [model.lora]
 )
 
 LOSS = (
-    "the trainer's own: rho A where the probability has moved by 0.2 at most (DPPO), with a small penalty of the "
-    "squared log-ratio, over all tokens of the step, unless [loss] in its file says otherwise"
+    "the trainer's own: rho A, without tokens whose probability has moved by more than 0.2 the way of A (DPPO), plus "
+    "0.001 times the squared log-ratio, over the tokens of the step, unless [loss] in its file says otherwise"
 )
 ABSENT = "without the backend prime_rl; on a step that sent nothing"
 METRICS = (

@@ -28,11 +28,12 @@ from retrain.api import (
 )
 from retrain_tinker.adapter import download, repair
 from retrain_tinker.datums import Datum, check_rows
-from retrain_tinker.handshake import Dialect, check_model, check_service
+from retrain_tinker.handshake import Dialect, check_model, check_reference, check_service
 from retrain_tinker.losses import PolicyLoss
 from retrain_tinker.model_files import context_limit, stop_ids
 from retrain_tinker.options import TinkerOptions, base_url_of, problems_of
 from retrain_tinker.plugin import CAPABILITIES
+from retrain_tinker.reference import Reference
 from retrain_tinker.sampling import Sampler
 from retrain_tinker.service import Service
 from retrain_tinker.step import Step
@@ -68,6 +69,9 @@ def create_backend(context: PluginContext) -> TinkerBackend:
             service.publish()
             prompt = context.tokenizer(PROBE_TEXT)["input_ids"]
             dialect = check_service(service, sampler, prompt, config, options, context.seeds)
+            reference = Reference(service, name, options.timeout_s)
+            if config.value("kl.coef", 0.0):
+                check_reference(service, reference, prompt)
         _refuse_what_it_cannot_do(config, dialect)
     except BaseException:
         service.close()
@@ -82,6 +86,7 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     return TinkerBackend(
         service=service,
         sampler=sampler,
+        reference=reference,
         throttle=throttle,
         dialect=dialect,
         config=config,
@@ -101,6 +106,7 @@ class TinkerBackend:
         *,
         service: Service,
         sampler: Sampler,
+        reference: Reference,
         throttle: Throttle,
         dialect: Dialect,
         config: Config,
@@ -109,6 +115,7 @@ class TinkerBackend:
     ) -> None:
         self._service = service
         self._sampler = sampler
+        self._reference = reference
         self._throttle = throttle
         self._config = config
         self._options = options
@@ -161,6 +168,12 @@ class TinkerBackend:
         with self._throttle.slot():
             found = self._service.logprobs(datums)
         return [np.concatenate([[0.0], np.where(d.action_T, f, 0.0)]) for d, f in zip(datums, found, strict=True)]
+
+    def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """The base model's log-probabilities at action tokens, 0 elsewhere; of T = 1 whatever `temperature` is."""
+        with self._throttle.slot():
+            found = self._reference.logprobs([row.tokens_T for row in rows])
+        return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]
 
     def save_adapter(self, folder: Path) -> None:
         """Download the trained adapter as PEFT files."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,9 @@ from retrain.api import (
 from retrain_tinker import sdk
 from retrain_tinker.datums import Datum, Reduction
 from retrain_tinker.faults import safe_url
-from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
 from retrain_tinker.options import TinkerOptions
+from retrain_tinker.reference import Reference
 from retrain_tinker.sampling import Sampler
 from retrain_tinker.service import Service
 
@@ -110,15 +112,34 @@ def _check_loss(
     config: Config,
     options: TinkerOptions,
 ) -> Dialect:
-    """Request the loss at known ratios and advantages, and compare it with ours."""
-    probe, expected = _loss_probe(datums, new, loss)
-    place = config.place("algorithm.loss")
+    """Request the loss at known ratios and advantages, and compare it with ours.
+
+    `likelihood` is asked of the service as cross_entropy where losses are summed, else as importance_sampling.
+    """
+    output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
+    sums = sdk.reports_sum(output)
+    reduction: Reduction = "token_sum" if sums else "sequence_mean"
+    if options.reduction != "auto":
+        reduction = options.reduction
+    if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.value("sft.steps", 0)):
+        _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
+    return Dialect(reduction=reduction, clips_gradients=sums)
+
+
+def _compared(
+    service: Service, datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss, config: Config
+) -> Any:
+    """The service's answer to the probe of a loss; ConfigError when it lacks that loss or computes another."""
+    is_of_sft = loss.kind == CROSS_ENTROPY and config.algorithm.loss != LIKELIHOOD
+    probe, expected = _loss_probe(datums, new, loss, is_positive=is_of_sft)
+    place = config.place("sft.steps" if is_of_sft else "algorithm.loss")
+    fix = "set [sft] steps = 0" if is_of_sft else 'use loss = "importance_sampling"'
     try:
         output = service.forward(probe, loss)
     except BackendError as error:
         if error.__cause__ is None:  # no answer at all proves nothing about the loss
             raise
-        what, fix = f"the service does not compute the loss {loss.kind!r}", 'use loss = "importance_sampling"'
+        what = f"the service does not compute the loss {loss.kind!r}"
         raise ConfigError(Problem(where=place, what=what, why=str(error), fix=fix)) from error
     found = sdk.total_loss(output)
     if found is None:
@@ -126,17 +147,37 @@ def _check_loss(
     elif abs(found - expected) > LOSS_TOLERANCE * max(1.0, abs(expected)):
         what = f"the service computes another loss than [algorithm] asks for: {found:.4g} where it is {expected:.4g}"
         why = "SkyRL-tx clips ppo at 0.8 and 1.2, whatever is requested" if loss.kind == "ppo" else ""
-        fix = "use clip_eps = 0.2 and clip_eps_high = 0" if loss.kind == "ppo" else 'use loss = "importance_sampling"'
+        fix = "use clip_eps = 0.2 and clip_eps_high = 0" if loss.kind == "ppo" else fix
         raise ConfigError(Problem(where=place, what=what, why=why, fix=fix))
-    sums = sdk.reports_sum(output)
-    reduction: Reduction = "token_sum" if sums else "sequence_mean"
-    if options.reduction != "auto":
-        reduction = options.reduction
-    return Dialect(reduction=reduction, clips_gradients=sums)
+    return output
 
 
-def _loss_probe(datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss) -> tuple[list[Datum], float]:
-    """The probe with ratios from `RATIOS` and advantages of both signs, and the sum of its losses by our formula."""
+def check_reference(service: Service, reference: Reference, prompt: Sequence[int]) -> None:
+    """BackendError unless the base model is what the new adapter, which changes nothing yet, was put on."""
+    tokens_T = np.asarray(prompt, dtype=np.int64)
+    row = TrainRow(
+        tokens_T=tokens_T,
+        action_T=np.arange(len(tokens_T)) > 0,
+        logprobs_T=np.zeros(len(tokens_T)),
+        advantages_T=np.zeros(len(tokens_T)),
+    )
+    (found_T,), (trainer_T,) = reference.logprobs([tokens_T]), service.logprobs([Datum.of(row)])
+    gap = float(np.abs(found_T - trainer_T).mean())
+    LOG.info("The base model, reference of [kl], agrees with the new adapter to %.1e nats on average.", gap)
+    if not gap <= LARGEST_GAP:
+        what = f"the base model's log-probabilities are {gap:.2g} nats off those of the new adapter, on average"
+        why = "it is the reference of [kl], and an adapter that was not trained yet changes nothing"
+        fix = "check that the server was started with the model that [model] names, or set [kl] coef = 0"
+        raise BackendError(Problem(where=safe_url(service.base_url), what=what, why=why, fix=fix))
+
+
+def _loss_probe(
+    datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss, *, is_positive: bool = False
+) -> tuple[list[Datum], float]:
+    """The probe with ratios from `RATIOS` and the sum of its losses by our formula.
+
+    Advantages have both signs unless `is_positive`.
+    """
     probe: list[Datum] = []
     expected, count = 0.0, 0
     for datum, new_T in zip(datums, new, strict=True):
@@ -144,7 +185,7 @@ def _loss_probe(datums: Sequence[Datum], new: Sequence[Floats], loss: PolicyLoss
         numbers_N = count + np.arange(len(new_N))
         count += len(new_N)
         ratios_N = np.asarray(RATIOS)[numbers_N % len(RATIOS)]
-        signs_N = np.where((numbers_N // len(RATIOS)) % 2, -1.0, 1.0)
+        signs_N = np.where((numbers_N // len(RATIOS)) % 2 & (not is_positive), -1.0, 1.0)
         reference_N = new_N - np.log(ratios_N)
         advantages_T = np.zeros(len(new_T))
         advantages_T[datum.action_T] = signs_N

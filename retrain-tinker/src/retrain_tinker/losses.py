@@ -9,6 +9,7 @@ import numpy as np
 
 from retrain.api import Config, Floats, Mask
 
+LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
 MAX_LOG_RATIO = 20.0
 CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
 
@@ -49,7 +50,7 @@ class PolicyLoss:
     @property
     def service_config(self) -> dict[str, float] | None:
         """`loss_fn_config` of the request."""
-        if self.kind == "importance_sampling":
+        if self.kind not in ("ppo", "cispo"):
             return None
         return {"clip_low_threshold": self.low, "clip_high_threshold": self.high}
 
@@ -58,7 +59,8 @@ class PolicyLoss:
 
         `reference` are the behaviour log-probabilities or, with a weight, the trainer's own before the step.
 
-        importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new.
+        importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new;
+        likelihood and its name on the service, cross_entropy: -A new.
         Each is proportional to A, through which `retrain_tinker.datums` turns sums into means over tokens.
         """
         ratios_N = np.exp(new_N - reference_N)
@@ -69,6 +71,8 @@ class PolicyLoss:
             return -kept_N, kept_N < plain_N
         if self.kind == "cispo":
             return -bounded_N * advantages_N * new_N, bounded_N != ratios_N
+        if self.kind in (LIKELIHOOD, CROSS_ENTROPY):
+            plain_N = advantages_N * new_N
         return -plain_N, np.zeros(len(ratios_N), dtype=np.bool_)
 
     def importance(self, new_N: Floats, behaviour_N: Floats) -> tuple[Floats, Mask]:

@@ -20,8 +20,9 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.NONE,
     provides_entropy=False,
-    losses=frozenset({"importance_sampling", "ppo", "cispo"}),
+    losses=frozenset({"importance_sampling", "ppo", "cispo", "likelihood"}),
     loss_keys=frozenset({"aggregation", "is_bounds"}),
+    regularisers=frozenset({"kl_reward"}),
 )
 
 

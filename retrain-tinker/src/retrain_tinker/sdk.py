@@ -18,6 +18,7 @@ import numpy as np
 
 from retrain.api import Floats
 from retrain_tinker.datums import Datum
+from retrain_tinker.losses import CROSS_ENTROPY
 
 TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
 GOODBYE_S = 3.0  # to wait for the service when a client is released
@@ -93,14 +94,28 @@ def sample(sampler: Any, prompt: Sequence[int], **params: Any) -> Future[Any]:
     return future
 
 
+def base_sampler(service: Any, base_model: str) -> Any:
+    """A sampling client of a model without any adapter."""
+    return _resolved(service.create_sampling_client(base_model=base_model))
+
+
+def logprobs_of_tokens(sampler: Any, tokens: Sequence[int]) -> Future[Any]:
+    """Start computing the log-probability of each token of a text; None for those that have none."""
+    from tinker import types
+
+    started = sampler.compute_logprobs(types.ModelInput.from_ints(list(tokens)))
+    future: Future[Any] = started.future() if hasattr(started, "future") else started
+    return future
+
+
 def forward(trainer: Any, datums: Sequence[Datum], loss: str, config: Mapping[str, float] | None) -> Any:
     """Log-probabilities and losses, without a gradient."""
-    return trainer.forward(_datums(datums), loss, config).result()
+    return trainer.forward(_datums(datums, loss), loss, config).result()
 
 
 def forward_backward(trainer: Any, datums: Sequence[Datum], loss: str, config: Mapping[str, float] | None) -> Any:
     """The same, and the gradient is accumulated on the service."""
-    return trainer.forward_backward(_datums(datums), loss, config).result()
+    return trainer.forward_backward(_datums(datums, loss), loss, config).result()
 
 
 def optim_step(trainer: Any, **params: float) -> Mapping[str, float]:
@@ -165,20 +180,20 @@ def _resolved(client: Any) -> Any:
     return client.result() if hasattr(client, "result") else client
 
 
-def _datums(datums: Sequence[Datum]) -> list[Any]:
+def _datums(datums: Sequence[Datum], loss: str) -> list[Any]:
+    """What the service asks for with this loss: cross_entropy takes a weight per token, the others advantages."""
     from tinker import types
 
     def tensor(values: Any, dtype: type) -> Any:
         return types.TensorData.from_numpy(np.asarray(values, dtype=dtype))
 
+    def inputs(datum: Datum) -> dict[str, Any]:
+        targets, advantages = tensor(datum.targets_T, np.int64), tensor(datum.advantages_T, np.float32)
+        if loss == CROSS_ENTROPY:
+            return {"target_tokens": targets, "weights": advantages}
+        return {"target_tokens": targets, "logprobs": tensor(datum.logprobs_T, np.float32), "advantages": advantages}
+
     return [
-        types.Datum(
-            model_input=types.ModelInput.from_ints(datum.inputs_T.tolist()),
-            loss_fn_inputs={
-                "target_tokens": tensor(datum.targets_T, np.int64),
-                "logprobs": tensor(datum.logprobs_T, np.float32),
-                "advantages": tensor(datum.advantages_T, np.float32),
-            },
-        )
+        types.Datum(model_input=types.ModelInput.from_ints(datum.inputs_T.tolist()), loss_fn_inputs=inputs(datum))
         for datum in datums
     ]

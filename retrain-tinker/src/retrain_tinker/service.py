@@ -34,6 +34,7 @@ class Service:
         self._client: Any = None
         self._trainer: Any = None
         self._sampler: Any = None
+        self._base: Any = None
 
     # ------------------------------------------------------------ the connection
 
@@ -68,7 +69,7 @@ class Service:
     def close(self) -> None:
         """Release this run's clients on the service; safe to call twice."""
         client, trainer = self._client, self._trainer
-        self._client = self._trainer = self._sampler = None
+        self._client = self._trainer = self._sampler = self._base = None
         if client is None:
             return
 
@@ -106,6 +107,14 @@ class Service:
             stop=list(stop) or None,
             temperature=params.temperature,
         )
+
+    def start_logprobs(self, base_model: str, tokens: Sequence[int]) -> Future[Any]:
+        """Start asking the base model for the log-probabilities of these tokens."""
+        self._open()
+        if self._base is None:
+            make = partial(sdk.base_sampler, self._client, base_model)
+            self._base = self._call(f"opening the base model {base_model}", make)
+        return sdk.logprobs_of_tokens(self._base, tokens)
 
     # ------------------------------------------------------------ training
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport, TrainRow
 from retrain_tinker.datums import Datum, Reduction, scales
-from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, PolicyLoss
 from retrain_tinker.service import Service
 
 
@@ -36,23 +37,24 @@ class Step:
         costs a forward pass unless the rows of several updates carry them, and the mismatch with the sampler becomes a
         factor of the advantages.
         """
+        loss = PolicyLoss(kind=batch.loss) if batch.loss else self._loss
         plain = [Datum.of(row) for row in batch.rows]
         sampled = [datum.logprobs_T[datum.action_T] for datum in plain]
         datums, clipped = plain, 0
-        if self._loss.is_bounds is not None:
+        if loss.is_bounds is not None:
             if batch.updates > 1:
                 before, sampled = sampled, [_sampler_logprobs(row) for row in batch.rows]
             else:
                 before = _at_actions(self._service.logprobs(plain), plain)
-            factors = [self._loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
+            factors = [loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
             datums = [d.weighted(f[0], new) for d, f, new in zip(plain, factors, before, strict=True)]
             clipped = sum(int(f[1].sum()) for f in factors)
-        denominators = self._loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
-        output = self._service.forward_backward(self._scaled(datums, denominators), self._loss)
+        denominators = loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
+        output = self._gradient(self._scaled(datums, denominators), loss)
         new = _at_actions(self._service.checked(output, datums), datums)
-        loss, cut = self._mean(datums, new, denominators)
+        mean, cut = _mean(loss, datums, new, denominators)
         report = TrainReport.measured(
-            loss=loss,
+            loss=mean,
             grad_norm=None,
             gaps_N=np.concatenate(new) - np.concatenate(sampled),
             clipped=min(clipped + cut, sum(map(len, new))),
@@ -65,20 +67,38 @@ class Step:
         factors = scales(datums, self._reduction, denominators)
         return [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
 
-    def _mean(self, datums: Sequence[Datum], new: Sequence[Floats], denominators: Sequence[int]) -> tuple[float, int]:
-        """The loss by our own formula and average, and the number of clipped tokens."""
-        parts = [
-            self._loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
-            for datum, new_N in zip(datums, new, strict=True)
-        ]
-        losses_N = np.concatenate([losses for losses, _ in parts])
-        if not np.isfinite(losses_N).all():
-            why, fix = "weights and optimizer are unchanged", "lower [training] lr"
-            raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
-        clipped = sum(int(cut.sum()) for _, cut in parts)
-        if self._loss.aggregation == "token_mean":
-            return float(losses_N.mean()), clipped
-        return sum(float(part_N.sum()) / n for (part_N, _), n in zip(parts, denominators, strict=True)), clipped
+    def _gradient(self, scaled: Sequence[Datum], loss: PolicyLoss) -> Any:
+        """The service's answer to the request for the gradient of a loss.
+
+        `likelihood` is cross_entropy where token losses are summed. SkyRL-tx divides that by the weights of its row, so
+        that no row could count more than another: there it is importance_sampling relative to the trainer's own
+        log-probabilities, whose ratio is 1 and whose gradient is the same, for one more forward pass.
+        """
+        if loss.kind != LIKELIHOOD:
+            return self._service.forward_backward(scaled, loss)
+        if self._reduction == "token_sum":
+            return self._service.forward_backward(scaled, PolicyLoss(kind=CROSS_ENTROPY))
+        now = _at_actions(self._service.logprobs(scaled), scaled)
+        own = [datum.weighted(np.ones(len(new_N)), new_N) for datum, new_N in zip(scaled, now, strict=True)]
+        return self._service.forward_backward(own, PolicyLoss())
+
+
+def _mean(
+    loss: PolicyLoss, datums: Sequence[Datum], new: Sequence[Floats], denominators: Sequence[int]
+) -> tuple[float, int]:
+    """The loss by our own formula and average, and the number of clipped tokens."""
+    parts = [
+        loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
+        for datum, new_N in zip(datums, new, strict=True)
+    ]
+    losses_N = np.concatenate([losses for losses, _ in parts])
+    if not np.isfinite(losses_N).all():
+        why, fix = "weights and optimizer are unchanged", "lower [training] lr"
+        raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
+    clipped = sum(int(cut.sum()) for _, cut in parts)
+    if loss.aggregation == "token_mean":
+        return float(losses_N.mean()), clipped
+    return sum(float(part_N.sum()) / n for (part_N, _), n in zip(parts, denominators, strict=True)), clipped
 
 
 def _sampler_logprobs(row: TrainRow) -> Floats:

@@ -70,7 +70,13 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
         ('[optimizer] schedule = "cosine"', "prime_rl", "schedule = 'cosine' would have no effect"),
         ('[algorithm] recipe = "gspo"', "tinker", "cannot apply the loss 'gspo'"),
         ("[model] lora_rank = 0", "tinker", "trains adapters only"),
-        ("[model] lora_rank = 0", "prime_rl", "trains adapters only"),
+        (
+            "[model] lora_rank = 0",
+            "prime_rl",
+            "lora_rank = 0 would have no effect: the trainer is configured elsewhere",
+        ),
+        ("[sft] steps = 20", "prime_rl", "cannot train on given answers"),
+        ('[kl] where = "loss", coef = 0.1', "tinker", "needs the term 'kl_loss' of the loss"),
     ],
 )
 def test_what_would_be_ignored_is_refused(
@@ -89,6 +95,9 @@ def test_what_would_be_ignored_is_refused(
         ("[algorithm] batch_norm = true", "prime_rl"),
         ('[optimizer] schedule = "cosine"', "tinker"),
         ('[algorithm] recipe = "dapo"', "tinker"),
+        ("[sft] steps = 20", "tinker"),
+        ('[algorithm] loss = "likelihood"', "tinker"),
+        ('[kl] where = "reward", coef = 0.1', "tinker"),
     ],
 )
 def test_what_happens_before_the_backend_works_with_all(

@@ -113,12 +113,13 @@ def test_a_source_of_its_own_gives_no_held_out_example(run: Run, tmp_path: Path)
 
 
 def test_a_backend_without_the_loss_is_refused_by_key(plugins: Plugins) -> None:
-    for backend, refused in (("local", 0), ("prime_rl", 1), ("tinker", 1)):
+    for backend, refused in (("local", 0), ("prime_rl", 1), ("tinker", 0)):
         config = Config(tables={"sft": SftTable(steps=2), "backend": BackendTable(backend=backend)})
         problems = problems_of(config, plugins)
         assert len(problems) == refused
         for problem in problems:
             assert problem.where == "[sft] steps (default)"
             assert problem.what == f"backend {backend!r} cannot train on given answers"
+            assert problem.fix == 'set steps = 0, or use [backend] backend = "local" or "tinker"'
     config = Config(tables={"sft": SftTable(steps=2, path="x"), "backend": BackendTable(backend="local")})
     assert [problem.where for problem in problems_of(config, plugins)] == ["[sft] path (default)"]

@@ -44,6 +44,7 @@ KEYS: Sequence[Mapping[str, str]] = (
     {"entropy.coef": "0.01"},
     {"training.minibatches": "2", "entropy.kl_cov": "0.002"},
     {"entropy.clip_cov": "0.002"},
+    {"sft.steps": "20"},
     {"model.adapter": "some-adapter"},
     {"model.lora_rank": "0"},
     {"model.quantize": "int8"},

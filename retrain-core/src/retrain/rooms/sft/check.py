@@ -19,7 +19,9 @@ def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
     if plugins.find(Kind.BACKEND, backend) and LIKELIHOOD not in applicable_losses(plugins, backend):
         what = f"backend {backend!r} cannot train on given answers"
         why = f"it does not apply the loss {LIKELIHOOD!r}"
-        fix = 'use [backend] backend = "local", or steps = 0 and [model] adapter with an adapter trained elsewhere'
+        backends = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
+        able = [name for name in backends if LIKELIHOOD in applicable_losses(plugins, name)]
+        fix = "set steps = 0, or use [backend] backend = " + " or ".join(f'"{name}"' for name in able)
         problems.append(Problem(where=config.place("sft.steps"), what=what, why=why, fix=fix))
     for name in ("path", "options"):
         if getattr(table, name) and not table.source:
