@@ -26,6 +26,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "pip install -c constraints.txt nox ...": "installs the tools that already run this test",
         "pip install -c constraints.txt -e ...": "`nox -s tests` installs the same extras under the same constraints",
     },
+    "docs/pages/algorithms/recipes.md": {
+        "python benchmarks/recipes.py build/recipes": HOURS,
+        "python benchmarks/recipes.py build/recipes --task rewards": HOURS,
+    },
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/getting-started.md": {
@@ -96,6 +100,10 @@ EXIT_CODES = {
 }
 # Files that a line names and its page shows: the language of the block, and how it begins.
 SHOWN = {
+    "docs/pages/algorithms/recipes.md": {
+        "recipes.toml": ("toml", "[campaign]\nseeds = [42, 101, 202]"),
+        "two.toml": ("toml", "[campaign]\nseeds = [42, 101, 202, 303"),
+    },
     "docs/pages/rewards.md": {"my_reward.py": ("python", "# my_reward.py")},
     "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
     "docs/pages/prime-rl.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
