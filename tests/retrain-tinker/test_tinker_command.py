@@ -102,6 +102,25 @@ def test_a_run_trains_and_keeps_the_key_to_itself(folder: Path) -> None:
     check_holds_no_key(folder)
 
 
+@pytest.mark.long
+def test_a_warm_up_and_the_base_model_as_reference(folder: Path) -> None:
+    """Two supervised steps, then two of RL whose rewards are less the divergence from the base model."""
+    with serving(Toy(vocabulary=512)) as url:
+        toml = TOML.format(url=url, timeout_s=60.0) + '[kl]\ncoef = 0.1\nwhere = "reward"\n[sft]\nsteps = 2\n'
+        (folder / "retrain.toml").write_text(toml.replace("max_steps = 4", "max_steps = 2"))
+        whole = run(folder)
+        output, _ = whole.communicate(timeout=200)
+    assert whole.returncode == 0, output
+    *supervised, first, second = lines(folder)
+    assert [line["step"] for line in supervised] == [-3, -2]
+    losses = [float(str(line["sft_loss"])) for line in supervised]
+    assert losses[1] < losses[0]
+    assert first["kl_coef"] == second["kl_coef"] == 0.1
+    for line in (first, second):
+        assert 0.0 < float(str(line["kl_mean"])) < 10.0  # the warm-up has moved the policy already
+        assert float(str(line["kl_penalty_mean"])) != 0.0
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(folder: Path, tmp_path: Path) -> None:
     toy = Toy(vocabulary=512)

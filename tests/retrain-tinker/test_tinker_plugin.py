@@ -11,6 +11,7 @@ import pytest
 from retrain.api import CheckpointMode, Config, Determinism, Kind, load_plugins
 from retrain.kernel.config import schema
 from retrain.rooms.inference.table import InferenceTable
+from retrain.rooms.teacher.table import TeacherTable
 from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config, retrain_fetch_adapter
 from tests.tinker_rows import batch_of, drawn
@@ -56,6 +57,16 @@ def test_sampling_keys_that_the_service_does_not_read_are_refused(
     problems = retrain_check_config(Config(tables=tables))
     assert [problem.what.partition(" = ")[0] for problem in problems] == refused
     assert all("would have no effect" in problem.what and problem.fix for problem in problems)
+
+
+@pytest.mark.parametrize("teacher", [{"model": "other"}, {"adapter": "logs/a"}, {"engine": "vllm"}, {}], ids=str)
+def test_a_teacher_is_compared_at_the_temperature_that_the_service_knows(teacher: dict[str, str]) -> None:
+    tables = {"backend": schema.BackendTable(backend="tinker"), "teacher": TeacherTable(**teacher)}
+    told = []
+    for temperature in (0.7, 1.0):
+        tables["training"] = schema.TrainingTable(temperature=temperature)
+        told += [problem.where for problem in retrain_check_config(Config(tables=tables))]
+    assert told == (["[training] temperature (default)"] if teacher else [])
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def wanted_gradient(toy: Toy, batch: TrainBatch) -> tuple[np.ndarray, float]:
 
 
 @services
-@pytest.mark.parametrize("is_sft", [True, False], ids=["sft", "likelihood"])
+@pytest.mark.parametrize("is_sft", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["sft", "likelihood"])
 def test_the_gradient_of_given_answers_is_that_of_the_mean_over_their_tokens(
     backend: Make, toy: Toy, is_sft: bool, reports_sum: bool
 ) -> None:
@@ -89,7 +89,11 @@ def test_the_reference_is_the_base_model_however_long_the_policy_has_trained(
 
 
 @pytest.mark.parametrize(
-    ("shift", "words"), [(0.5, r"0\.5 nats off those of the new adapter"), (float("nan"), "log-probabilities of")]
+    ("shift", "words"),
+    [
+        (0.5, r"0\.5 nats off those of the new adapter"),
+        pytest.param(float("nan"), "log-probabilities of", marks=pytest.mark.slow),
+    ],
 )
 def test_another_base_model_or_one_without_an_answer_is_refused_before_training(
     context: Callable[..., PluginContext], toy: Toy, shift: float, words: str

@@ -45,7 +45,7 @@ def base_url_of(config: Config) -> str:
 
 def problems_of(config: Config) -> list[Problem]:
     """Keys that the service would ignore."""
-    return [*_alpha(config), *_inference(config)]
+    return [*_alpha(config), *_inference(config), *_teacher(config)]
 
 
 def _alpha(config: Config) -> list[Problem]:
@@ -53,6 +53,17 @@ def _alpha(config: Config) -> list[Problem]:
         return []
     what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
     return [Problem(where=config.place("lora.alpha"), what=what, fix=fix)]
+
+
+def _teacher(config: Config) -> list[Problem]:
+    """A teacher's log-probabilities are of the sampling temperature, the service's of 1, whatever it samples at."""
+    has_one = config.value("teacher.model", "") or config.value("teacher.adapter", "")
+    has_one = has_one or config.value("teacher.engine", "pytorch") != "pytorch"
+    if not has_one or config.training.temperature == 1.0:
+        return []
+    what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"
+    why = "those of a Tinker service are of temperature 1, and credit is the difference of the two"
+    return [Problem(where=config.place("training.temperature"), what=what, why=why, fix="set it to 1.0")]
 
 
 def _inference(config: Config) -> list[Problem]:

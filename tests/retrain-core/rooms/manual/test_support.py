@@ -96,6 +96,8 @@ def test_what_would_be_ignored_is_refused(
         ('[optimizer] schedule = "cosine"', "tinker"),
         ('[algorithm] recipe = "dapo"', "tinker"),
         ("[sft] steps = 20", "tinker"),
+        ('[teacher] model = "some-teacher"', "tinker"),
+        ('[teacher] model = "some-teacher"', "prime_rl"),
         ('[algorithm] loss = "likelihood"', "tinker"),
         ('[kl] where = "reward", coef = 0.1', "tinker"),
     ],

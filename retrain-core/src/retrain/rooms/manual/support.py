@@ -45,6 +45,12 @@ KEYS: Sequence[Mapping[str, str]] = (
     {"training.minibatches": "2", "entropy.kl_cov": "0.002"},
     {"entropy.clip_cov": "0.002"},
     {"sft.steps": "20"},
+    {
+        "algorithm.advantage_mode": "distillation",
+        "algorithm.transform_mode": "none",
+        "training.temperature": "1.0",
+        "teacher.model": "some-teacher",
+    },
     {"model.adapter": "some-adapter"},
     {"model.lora_rank": "0"},
     {"model.quantize": "int8"},
