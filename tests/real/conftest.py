@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,19 @@ from retrain.rooms.session.check import registered_tables
 from retrain.rooms.text.chat import encode
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.model import qlora
 from retrain_local.options import LocalOptions
 from retrain_local.templates import SMOLLM2
+from retrain_local.training.trainer import Trainer
 from tests.sampled_rows import sampled_rows
 
+KINDS: dict[str, tuple[str, ...]] = {
+    "fp32": ("--lr", "1e-3"),
+    "bf16": ("--lr", "1e-3", "--set", "model.dtype=bf16"),
+    "full": ("--lr", "1e-5", "--lora-rank", "0"),
+    "nf4": ("--lr", "1e-3", "--set", "model.quantize=nf4"),
+    "int8": ("--lr", "1e-3", "--set", "model.quantize=int8"),
+}
 QUESTIONS = ("What is 7 + 5?", "What is 12 + 11?", "Name a colour.", "Write one line about the sea.")
 
 
@@ -37,9 +46,12 @@ def smollm2() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Real:
-    """The backend of the template `smollm2` with a trained adapter, what it sampled, and the optimizer step of that."""
+    """The backend of the template `smollm2` after a step, what it then sampled, and the optimizer step of that.
 
-    dtype: str
+    Adapters in both dtypes, all weights, and adapters on quantised ones, by their names in `KINDS`.
+    """
+
+    kind: str
     context: PluginContext
     backend: LocalBackend
     requests: tuple[SampleRequest, ...]
@@ -48,15 +60,24 @@ class Real:
     adapter: Path
 
     @property
+    def dtype(self) -> str:
+        return "bf16" if self.kind == "bf16" else "fp32"
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self.backend._trainer is not None
+        return self.backend._trainer
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype == "fp32" else torch.bfloat16
 
 
-def context_of(folder: Path, dtype: str, path: Path) -> PluginContext:
+def context_of(folder: Path, kind: str, path: Path) -> PluginContext:
     """What a run of the template gives to its backend."""
     plugins = load_plugins({})
     path.write_text(SMOLLM2, encoding="utf-8")
-    arguments = ("--model", str(folder), "--set", f"model.dtype={dtype}", "--lr", "1e-3")
+    arguments = ("--model", str(folder), *KINDS[kind])
     config, problems = load_config(path, tables=registered_tables(plugins), arguments=arguments)
     assert not problems
     tokenizer = load_tokenizer(config, plugins)
@@ -81,9 +102,11 @@ def batch_of(requests: Sequence[SampleRequest], groups: Sequence[Sequence[Sample
     return TrainBatch(step=0, rows=rows, temperature=temperature)
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def real(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Real:
-    """In each dtype, after one optimizer step, so that no factor of the adapter is zero; temperature 0.7."""
+@pytest.fixture(scope="module", params=KINDS)
+def real(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    """Each kind after one optimizer step, so that no factor of the adapter is zero; temperature 0.7."""
+    if request.param == "nf4":
+        pytest.importorskip("bitsandbytes")
     folder = tmp_path_factory.mktemp(request.param)
     context = context_of(smollm2, request.param, folder / "retrain.toml")
     backend = create_backend(context)
@@ -92,9 +115,10 @@ def real(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest
     backend.train(batch_of(requests, backend.sample(requests, params), 0.7))
     backend.publish()
     groups = backend.sample(requests, params)
-    backend.save_adapter(folder)
-    return Real(
-        dtype=request.param,
+    if request.param != "full":
+        backend.save_adapter(folder)
+    yield Real(
+        kind=request.param,
         context=context,
         backend=backend,
         requests=requests,
@@ -102,21 +126,30 @@ def real(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest
         batch=batch_of(requests, groups, 0.7),
         adapter=folder,
     )
+    backend.close()
 
 
-def plain_model(smollm2: Path, adapter: Path, dtype: torch.dtype) -> Any:
-    """The plain path: transformers and PEFT."""
+def plain_model(smollm2: Path, real: Real, dtype: torch.dtype) -> Any:
+    """The plain path: transformers and PEFT, with the same numbers."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(smollm2, dtype=dtype)
-    return PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+    if real.kind == "full":
+        assert real.backend._pair is not None
+        assert not base.load_state_dict(real.backend._pair.adapter, strict=False).unexpected_keys
+        return base
+    with torch.no_grad():
+        for name, module in base.named_modules() if real.kind in qlora.KINDS else ():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                module.weight.copy_(qlora.KINDS[real.kind](module.weight).expanded(dtype))
+    return PeftModel.from_pretrained(base, str(real.adapter), is_trainable=True)
 
 
 @pytest.fixture(scope="module")
-def peft_model(real: Real, smollm2: Path) -> Any:
-    """The plain path in the same dtype, with the same adapter."""
-    return plain_model(smollm2, real.adapter, real.torch_dtype)
+def plain(real: Real, smollm2: Path) -> Any:
+    """The plain path in the same dtype."""
+    return plain_model(smollm2, real, real.torch_dtype)
 
 
 def plain_logits(model: Any, tokens_T: np.ndarray) -> torch.Tensor:

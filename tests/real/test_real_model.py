@@ -1,9 +1,11 @@
-"""SmolLM2 in both dtypes: sampling, training, packing, chat and merging against transformers and PEFT."""
+"""SmolLM2 against transformers and PEFT: sampling, training, packing, chat, merging; adapters and all weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from retrain.api import SamplingParams
+from retrain.api import SamplingParams, Seeds
 from retrain.kernel.types import StopReason
-from retrain_local.training.trainer import Trainer
+from retrain_local.backend import create_backend
 from tests.real.conftest import QUESTIONS, Real, asked, batch_of, plain_logits, plain_model
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
@@ -24,14 +26,9 @@ MEAN = {"fp32": 1e-5, "bf16": 0.08}
 END = "<|im_end|>"
 
 
-def trainer_of(real: Real) -> Trainer:
-    assert real.backend._trainer is not None
-    return real.backend._trainer
-
-
 def gradient(real: Real, max_tokens: int = 0) -> dict[str, torch.Tensor]:
     """Of the step, with importance ratios of exactly 1: those are the other tests' matter."""
-    trainer = trainer_of(real)
+    trainer = real.trainer
     trainer._limits.train_tokens = max_tokens
     logprobs = trainer.logprobs(real.batch.rows, real.batch.temperature)
     rows = [replace(row, logprobs_T=own_T) for row, own_T in zip(real.batch.rows, logprobs, strict=True)]
@@ -48,12 +45,12 @@ def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
     return float((one - other).norm() / other.norm())
 
 
-def test_sampled_log_probabilities_and_entropies_are_those_of_transformers(real: Real, peft_model: Any) -> None:
+def test_sampled_log_probabilities_and_entropies_are_those_of_transformers(real: Real, plain: Any) -> None:
     off = []
     for request, group in zip(real.requests, real.groups, strict=True):
         for sample in group:
             with torch.no_grad():
-                logits = plain_logits(peft_model, np.concatenate([request.prompt_T, sample.tokens_T]))
+                logits = plain_logits(plain, np.concatenate([request.prompt_T, sample.tokens_T]))
             logp = torch.log_softmax(logits[len(request.prompt_T) - 1 :], -1)
             picked_T = logp.gather(1, torch.from_numpy(sample.tokens_T)[:, None])[:, 0].numpy()
             entropies_T = -(logp.exp() * logp).sum(-1).numpy()
@@ -73,20 +70,20 @@ def plain_gradient(model: Any, real: Real) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_the_gradient_is_that_of_peft_however_rows_are_packed(real: Real, peft_model: Any, smollm2: Path) -> None:
+def test_the_gradient_is_that_of_the_plain_path_however_rows_are_packed(real: Real, plain: Any, smollm2: Path) -> None:
     """In fp32 to 1e-4. In bf16 PEFT itself is 10 to 20 % off its own fp32 gradient, as far as rounding carries.
 
     Two computations in bf16 must be nearer to each other than that, and ours about as near to the fp32 gradient.
     """
-    plain, whole, apart = plain_gradient(peft_model, real), gradient(real), gradient(real, max_tokens=1)
+    wanted, whole, apart = plain_gradient(plain, real), gradient(real), gradient(real, max_tokens=1)
     if real.dtype == "fp32":
-        assert distance(whole, plain) < 1e-4
+        assert distance(whole, wanted) < 1e-4
         assert distance(apart, whole) < 1e-4
         return
-    exact = plain_gradient(plain_model(smollm2, real.adapter, torch.float32), real)
-    rounding = distance(plain, exact)
+    exact = plain_gradient(plain_model(smollm2, real, torch.float32), real)
+    rounding = distance(wanted, exact)
     assert 0.0 < rounding < 0.3
-    assert distance(whole, plain) < rounding
+    assert distance(whole, wanted) < rounding
     assert max(distance(whole, exact), distance(apart, exact)) < 2 * rounding
 
 
@@ -103,6 +100,7 @@ def test_sampler_and_trainer_are_one_distribution(real: Real) -> None:
         assert np.quantile(gaps, 0.99) < 0.25
 
 
+@pytest.mark.parametrize("real", ["fp32", "bf16"], indirect=True)
 def test_prompts_are_those_of_the_chat_template_and_its_end_of_turn_stops(real: Real, smollm2: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     for question, request in zip(QUESTIONS, real.requests, strict=True):
@@ -121,10 +119,9 @@ def test_prompts_are_those_of_the_chat_template_and_its_end_of_turn_stops(real: 
         assert is_end_T[-1] == (sample.stop_reason is StopReason.EOS)
 
 
+@pytest.mark.parametrize("real", ["fp32"], indirect=True)  # merging rounds W + s B A to the dtype of W
 def test_the_merged_model_is_the_trained_one(real: Real, smollm2: Path) -> None:
-    if real.dtype != "fp32":
-        pytest.skip("merging rounds W + s B A to the dtype of W")
-    adapted = plain_model(smollm2, real.adapter, torch.float32)
+    adapted = plain_model(smollm2, real, torch.float32)
     with torch.no_grad():
         with adapted.disable_adapter():
             before = plain_logits(adapted, real.batch.rows[0].tokens_T)
@@ -134,3 +131,23 @@ def test_the_merged_model_is_the_trained_one(real: Real, smollm2: Path) -> None:
             logp = torch.log_softmax(plain_logits(merged, row.tokens_T), -1)
             picked_T = logp.gather(1, torch.from_numpy(row.tokens_T)[1:, None])[:, 0].numpy()
             assert np.abs(picked_T - logprobs_T[1:])[row.action_T[1:]].max() < 1e-4
+
+
+@pytest.mark.parametrize("real", ["full", "nf4"], indirect=True)
+def test_what_is_saved_goes_on_as_if_nothing_had_happened(real: Real, tmp_path: Path) -> None:
+    """The same tokens, the same report and the same weights, byte for byte; the last test, since it trains."""
+    params = SamplingParams(max_tokens=16, temperature=0.7)
+    resumed = create_backend(replace(real.context, seeds=Seeds(2)))
+    with TemporaryDirectory(dir=tmp_path) as folder:  # 2 GB of all weights and their moments
+        real.backend.save(Path(folder))
+        resumed.load(Path(folder))
+    backends = real.backend, resumed
+    sampled = [backend.sample(real.requests, params) for backend in backends]
+    for one, other in zip(*(chain(*groups) for groups in sampled), strict=True):
+        assert one.tokens_T.tolist() == other.tokens_T.tolist()
+        assert one.logprobs_T.tobytes() == other.logprobs_T.tobytes()
+    reports = [backend.train(batch_of(real.requests, sampled[0], 0.7)) for backend in backends]
+    assert reports[0] == reports[1]
+    first, second = (backend._pair.adapter for backend in backends if backend._pair is not None)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    resumed.close()

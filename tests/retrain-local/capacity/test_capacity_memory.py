@@ -68,7 +68,7 @@ def test_what_is_always_there_by_hand() -> None:
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
 
-def test_all_weights_trained_by_hand() -> None:
+def test_all_weights_trained_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, both moments and the sampler's copy; of two packs at a time the gradients, their sum and the heads'."""
     found = estimate(SHAPE, replace(WORK, lora_rank=0, micro_batch_tokens=40), runtime_bytes=0)
     training = phase(found, "training")
@@ -83,6 +83,19 @@ def test_all_weights_trained_by_hand() -> None:
     }
     at_a_time = packs_at_a_time(SHAPE, WORK)
     assert training.parts["gradients"] == (at_a_time + 1) * weights + at_a_time * 2 * 10 * 8 * 4
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    halves = replace(WORK, lora_rank=0, micro_batch_tokens=20 + 4 * 15)  # a group each
+    alone = phase(estimate(SHAPE, halves, runtime_bytes=0), "training").parts["gradients"]
+    assert alone == 2 * weights + 2 * 2 * 10 * 8 * 4  # the first is what the second is added to
+
+
+def test_packs_at_a_time_are_as_many_as_pytorch_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = replace(SHAPE, parameters=sizes.ONE_THREAD_BELOW)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for asked, wanted in (("", 4), ("1", 1), ("3", 3), ("8", 4), ("0", 4), ("2,1", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert packs_at_a_time(large, WORK) == wanted
+        assert packs_at_a_time(SHAPE, WORK) == 2
 
 
 @pytest.mark.parametrize(("kind", "bytes_of"), [("nf4", 0.5625), ("int8", 1.0)])
@@ -120,6 +133,7 @@ def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
     parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)
     parts = phase(estimate(shape, cut), "training").parts
     tokens = activation_elements(SHAPE, recompute=False, device="cpu") * 4 * sizes.HEAP_WASTE

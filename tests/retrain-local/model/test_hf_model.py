@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
@@ -20,56 +20,17 @@ from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder
 from retrain_local.model.pair import Pair
+from tests.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
 
 MakePair = Callable[..., Pair]
 Shaken = Callable[[Pair], None]
 LogitsOf = Callable[[Decoder, Tensor], Tensor]
 OwnLogits = Callable[[Any, Tensor], Tensor]
-COMMON: dict[str, Any] = {"vocab_size": 200, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-LIKE_LLAMA: dict[str, Any] = COMMON | {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 80,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.1,
-}
-LIKE_GPT2: dict[str, Any] = COMMON | {"n_embd": 48, "n_layer": 2, "n_head": 4, "initializer_range": 0.1}
-OPT: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.1}
-SERVED: dict[str, dict[str, Any]] = {
-    "Gemma2": LIKE_LLAMA  # scores and logits soft-capped, windows on every other layer
-    | {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
-    "GPT2": LIKE_GPT2 | {"n_positions": 64},  # Conv1D, learned positions
-    "GptOss": LIKE_LLAMA | {"head_dim": 16, "sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "OPT": COMMON | OPT | {"hidden_size": 48, "ffn_dim": 80, "word_embed_proj_dim": 48, "max_position_embeddings": 64},
-    "Granite": LIKE_LLAMA | {"logits_scaling": 3.0, "residual_multiplier": 0.5},
-    "DeepseekV3": LIKE_LLAMA  # values narrower than keys
-    | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
-    | {"v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-    | {"n_shared_experts": 1, "moe_intermediate_size": 32},
-    "Llama": LIKE_LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-}
-if transformers.__version__ < "5":
-    del SERVED["OPT"]  # builds masks of its own there, and is refused
-HEADS = {"GPT2": "GPT2LMHeadModel"}
-
-
-def random_model(kind: str, sizes: dict[str, Any]) -> Any:
-    config, model = getattr(transformers, f"{kind}Config"), HEADS.get(kind, f"{kind}ForCausalLM")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = getattr(transformers, model)(config(**sizes)).eval()
-        for name, p in made.named_parameters():
-            if name.endswith("sinks"):
-                nn.init.normal_(p)
-    made.set_attn_implementation("eager")
-    return made
 
 
 @pytest.fixture(params=sorted(SERVED))
 def named(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
-    model = random_model(request.param, SERVED[request.param])
+    model = hf_model(request.param, SERVED[request.param])
     model.save_pretrained(tmp_path)
     return model, tmp_path
 
@@ -143,7 +104,7 @@ def test_a_sampler_in_another_dtype(
 
 
 def test_the_shape_is_measured(make_pair: MakePair, tmp_path: Path) -> None:
-    random_model("DeepseekV3", SERVED["DeepseekV3"]).save_pretrained(tmp_path)
+    hf_model("DeepseekV3", SERVED["DeepseekV3"]).save_pretrained(tmp_path)
     shape = make_pair(tmp_path).trained.shape
     assert (shape.layers, shape.heads, shape.kv_heads) == (3, 4, 4)
     assert (shape.head_size, shape.value_size, shape.hidden, shape.inner) == (16, 12, 48, 80)
@@ -180,14 +141,14 @@ def test_a_body_that_adds_something_of_its_own_is_found_out(
         values, weights = plain(*arguments, **given)
         return values * 1.05, weights
 
-    random_model("Granite", SERVED["Granite"]).save_pretrained(tmp_path)
+    hf_model("Granite", SERVED["Granite"]).save_pretrained(tmp_path)
     monkeypatch.setattr(modeling_granite, "eager_attention_forward", stranger)
     with pytest.raises(ConfigError, match="differ by"):
         make_pair(tmp_path)
 
 
 def test_torch_compile_is_refused(make_pair: MakePair, tmp_path: Path) -> None:
-    random_model("GPT2", SERVED["GPT2"]).save_pretrained(tmp_path)
+    hf_model("GPT2", SERVED["GPT2"]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
         make_pair(tmp_path).trained.compile()
 
@@ -196,7 +157,7 @@ def test_torch_compile_is_refused(make_pair: MakePair, tmp_path: Path) -> None:
 def test_a_whole_step(
     kind: str, make_backend: Callable[..., LocalBackend], roll: Callable[..., TrainBatch], tmp_path: Path
 ) -> None:
-    random_model(kind, SERVED[kind]).save_pretrained(tmp_path)
+    hf_model(kind, SERVED[kind]).save_pretrained(tmp_path)
     backend = make_backend(tmp_path)
     requests = [SampleRequest(prompt_T=torch.arange(5, 5 + n).numpy(), seeds_G=(1, 2, 3)) for n in (3, 9)]
     for step in range(2):

@@ -99,6 +99,5 @@ def test_it_is_refused_where_it_cannot_be(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(tmp_path)
-    for given, what in (({"quantize": "int8"}, "quantize = 'int8'"), ({"rank": 0}, "lora_rank = 0")):
-        with pytest.raises(ConfigError, match=f"{what} is not served for gpt2"):
-            make_pair(tmp_path, **given)
+    with pytest.raises(ConfigError, match="quantize = 'int8' is not served for gpt2"):
+        make_pair(tmp_path, quantize="int8")

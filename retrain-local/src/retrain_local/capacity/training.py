@@ -11,6 +11,8 @@ from retrain_local import sizes
 from retrain_local.capacity.shape import ModelShape
 from retrain_local.cpu_packs import plan_cpu_packs
 
+THREADS = "OMP_NUM_THREADS"  # what PyTorch takes its number of threads from
+
 
 def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
     """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan.
@@ -31,8 +33,10 @@ def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
     """How many packs are computed in parallel."""
     if work.device != "cpu":
         return 1
-    is_small = shape.parameters < sizes.ONE_THREAD_BELOW
-    return min(sizes.PACKS_AT_A_TIME if is_small else sizes.MOST_PACKS_AT_A_TIME, os.cpu_count() or 1)
+    cores, asked = os.cpu_count() or 1, os.environ.get(THREADS, "")
+    if shape.parameters < sizes.ONE_THREAD_BELOW:
+        return min(sizes.PACKS_AT_A_TIME, cores)
+    return min(sizes.MOST_PACKS_AT_A_TIME, cores, int(asked) if asked.isdecimal() and int(asked) else cores)
 
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
@@ -67,7 +71,10 @@ def _cpu_pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) 
 
 
 def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: bool) -> int:
-    """Of the packs computed in parallel, and of all weights also their sum; the head's is summed from chunks."""
+    """Of the packs computed in parallel, and of all weights also their sum; the head's is summed from chunks.
+
+    The gradient of the first pack becomes the sum, so there is none beside it until more packs follow.
+    """
     if rank:
         return at_a_time * shape.lora_parameters(rank)
     head = 2 * shape.vocabulary * shape.hidden
@@ -90,12 +97,13 @@ def training_phase(
         waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
     each = activation_elements(shape, recompute=recompute, device=work.device) * element
     living = min(at_a_time * tokens, total) * each
+    gradients = _gradient_elements(shape, work.lora_rank, at_a_time, is_summed=total > at_a_time * tokens)
     actions = min(work.completions * work.max_tokens, tokens)
     logits = min(actions * shape.vocabulary, max(shape.vocabulary, sizes.LOGIT_CHUNK[work.device]))
     parts = {
         "activations": int(living * waste),
         "logits": at_a_time * logits * sizes.LOGIT_BYTES[element],
-        "gradients": _gradient_elements(shape, work.lora_rank, at_a_time, total > tokens) * sizes.ADAPTER_BYTES,
+        "gradients": gradients * sizes.ADAPTER_BYTES,
     }
     if work.device == "cpu":
         parts["scratch"] = at_a_time * sizes.SCRATCH_BYTES

@@ -107,15 +107,11 @@ class HfDecoder:
         return logits_MV
 
 
-def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
-    """See `create_pair`."""
+def load_base(folder: Folder, place: Placement) -> Any:
+    """The model of transformers, frozen; ConfigError for what its modules cannot do."""
     if place.is_quantised:
         what = f"fp8 is not served for {folder.document['model_type']}"
         fix = 'set [inference] dtype to "auto" or "bf16"'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
-    if not lora.rank:
-        what = f"lora_rank = 0 is not served for {folder.document['model_type']}, which transformers' modules compute"
-        fix = "set [model] lora_rank to 32, or name a model of the Llama family (llama, qwen2, qwen3, mistral)"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     if place.quantize != "none":
         what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
@@ -123,19 +119,29 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     register()
     with _quiet():
-        base = _load(folder, place)
-    own = own_logits(base, base.get_input_embeddings().num_embeddings)
-    peft = attach(base, lora)
-    parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
-    trained = HfDecoder(peft.get_base_model())
+        return _load(folder, place)
+
+
+def measured_shape(trained: HfDecoder, base: Any, own: list[Tensor], parameters: int, folder: Folder) -> Shape:
+    """See `measured`; `own` are the logits of `base` with its own attention. ConfigError where ours cannot serve it."""
     text = base.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     try:
-        trained.shape = measured(trained, own, parameters=total, context=context, inner=inner)
+        return measured(trained, own, parameters=parameters, context=context, inner=inner)
     except UnsupportedAttentionError as error:
         what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
+
+
+def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
+    """See `create_pair`."""
+    base = load_base(folder, place)
+    own = own_logits(base, base.get_input_embeddings().num_embeddings)
+    peft = attach(base, lora)
+    parameters, total = trainable(peft), sum(p.numel() for p in peft.parameters())
+    trained = HfDecoder(peft.get_base_model())
+    trained.shape = measured_shape(trained, base, own, total, folder)
     samplers: list[HfDecoder] = []
     published: list[Publish] = []
     for device in place.samplers:

@@ -52,8 +52,12 @@ def create_pair(
             from retrain_local.model.llama_pair import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)
+        elif not rank:
+            from retrain_local.model.hf_full import create_hf_full_pair  # transformers and PEFT: seconds to import
+
+            pair = create_hf_full_pair(folder, place)
         else:
-            from retrain_local.model.hf_model import create_hf_pair  # transformers and PEFT: seconds to import
+            from retrain_local.model.hf_model import create_hf_pair  # likewise
 
             pair = create_hf_pair(folder, lora, place)
     pair.publish()
