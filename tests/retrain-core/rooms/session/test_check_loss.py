@@ -49,7 +49,7 @@ TINKER = '[backend]\nbackend = "tinker"\n'
 def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told: Told) -> None:
     found = told(TINKER + '[algorithm]\nloss = "gspo"\n')
     assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
-    assert "it can apply 'cispo', 'importance_sampling', 'ppo'; 'gspo' is for backend 'local'" in found
+    assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
     assert 'fix: use loss = "ppo", or [backend] backend = "local"' in found
     assert told(TINKER + '[algorithm]\nloss = "ppo"\n') == told('[algorithm]\nloss = "gspo"\n') == ""
 
@@ -127,7 +127,10 @@ def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told: Told) -> None:
     found = told(prime + "[algorithm]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
     for name in keys:
         assert f"[algorithm] {name}: {name} = " in found
-    assert found.count("configuration of PRIME-RL's trainer") == len(keys)
+    assert found.count("would have no effect: the trainer is configured elsewhere") == len(keys)
+    assert found.count("fix: remove it here; ") == len(keys)
+    assert found.count('[loss] type = "custom"') == len(keys) - 1
+    assert "the trainer divides by the tokens of the step" in found
 
 
 def test_a_backend_that_declares_nothing_applies_the_default_loss_and_none_of_its_keys(
