@@ -169,6 +169,7 @@ class InferenceServer(ThreadingHTTPServer):
         self.processed = True
         self.deaf = self.ignores_n = False
         self.key = ""
+        self.texts: dict[int, str] = {}  # of tokens, for log-probabilities of given ones
         self.model_name = BASE
         self.released = threading.Event()
         for name, value in settings.items():
@@ -190,6 +191,8 @@ class InferenceServer(ThreadingHTTPServer):
 
     def answer(self, asked: Body) -> Body:
         """A completion drawn from the adapter's distribution, one token after the other."""
+        if "prompt_logprobs" in asked:
+            return self.given(asked)
         name, temperature = asked["model"], asked["temperature"]
         weights = self.base if self.deaf else self.adapters.get(name, self.base)
         cache = self.caches.setdefault(f"{name}{asked.get('cache_salt', '')}", {})
@@ -218,6 +221,17 @@ class InferenceServer(ThreadingHTTPServer):
             "finish_reason": "stop" if tokens[-1] in stop else "length",
         }
         return {"id": "1", "object": "text_completion", "model": name, "choices": [choice]}
+
+    def given(self, asked: Body) -> Body:
+        """Log-probabilities of the prompt's own tokens, as vLLM gives them: by the id as text, none for the first."""
+        prompt = list(asked["prompt"])
+        steps = self.model.logits(prompt[:1], self.adapters.get(asked["model"], self.base), {})
+        entries, logits = [None], next(steps)
+        for token in prompt[1:]:
+            shown = float(log_softmax(logits)[token])
+            entries.append({str(token): {"logprob": shown, "rank": 1, "decoded_token": self.texts.get(token)}})
+            logits = steps.send(token)  # type: ignore[attr-defined]
+        return {"id": "1", "model": asked["model"], "choices": [{"index": 0, "prompt_logprobs": entries}]}
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A caller that hangs up is what some tests are about."""

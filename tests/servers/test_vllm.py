@@ -27,11 +27,15 @@ from retrain.api import (
 )
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
+from retrain.rooms.inference.given_tokens import open_server
 from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
 from retrain.rooms.inference.table import InferenceTable
+from retrain.rooms.inference.vllm import VLLM
 from retrain.rooms.session.logprob_gap import measure_gap
+from retrain.rooms.teacher.table import TeacherTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
+from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain
 from tests.servers.vllm_server import python, vllm_serving
 
@@ -203,3 +207,58 @@ def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) ->
                 np.testing.assert_allclose(ours_T[action_T], sample.logprobs_T, atol=EXACT)
             print(json.dumps(dict(backend.metrics())))
             backend.close()
+
+
+@pytest.mark.parametrize("engine_says", ["processed", "raw"])
+def test_a_teacher_on_the_server_gives_what_a_local_one_gives(
+    processed: str, tokenizer: Any, tmp_path: Path, engine_says: str
+) -> None:
+    stream = np.random.default_rng(0)
+    rows = [LogprobRow.of(stream.integers(3, 500, size=20), stream.integers(3, 500, size=n)) for n in (1, 7, 200)]
+    local = open_teacher(teaching_context(tokenizer))
+    if engine_says == "processed":
+        found = given_by(processed, tokenizer, rows)
+    else:
+        with vllm_serving(TINY, tmp_path / "server.log") as url:
+            found = given_by(url, tokenizer, rows)
+    wanted = local.logprobs(rows, 1.0)
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
+    print(f"log p of given tokens, {engine_says}: largest difference {gap:.1e}")
+    assert gap < EXACT
+    assert all(values_T.min() < -1.0 for values_T in wanted)
+
+
+def teaching_context(tokenizer: Any, **teacher: Any) -> PluginContext:
+    tables = {
+        "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
+        "backend": schema.BackendTable(devices="cpu"),
+        "teacher": TeacherTable(**(teacher or {"model": "builtin:tiny"})),
+        "inference": InferenceTable(retry_s=60.0),
+    }
+    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+
+
+class Shifted:
+    """A tokenizer whose every id names the next token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, *texts: str, **options: Any) -> Any:
+        return self._tokenizer(*texts, **options)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode([number + 1 for number in ids]))
+
+    def convert_ids_to_tokens(self, number: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(number + 1))
+
+
+def given_by(url: str, tokenizer: Any, rows: list[LogprobRow]) -> list[Any]:
+    """What a server says of the rows; it refuses a student of another tokenizer."""
+    teacher = open_server(VLLM(), teaching_context(tokenizer, engine="vllm", url=url))
+    with pytest.raises(ConfigError, match="has another tokenizer"):
+        teacher.require_tokens(teaching_context(Shifted(tokenizer), engine="vllm", url=url))
+    found = teacher.logprobs(rows, 1.0)
+    teacher.close()
+    return found

@@ -11,8 +11,10 @@ from retrain.kernel.plugins.spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.errors import Problem
     from retrain.kernel.plugins.manager import Plugins
+    from retrain.rooms.inference.given_tokens import ServerTeacher
 
 ENGINES = {
     "vllm": "A vLLM server: token ids in both directions, adapters loaded while it runs.",
@@ -21,6 +23,7 @@ ENGINES = {
     "max": "A MAX server (max serve): token ids recovered from texts, exactly or not at all.",
     "openai": "Any server with /v1/completions that returns its tokens and accepts PEFT adapters.",
 }
+TEACHERS = ("vllm", "sglang")  # whose servers give log-probabilities of given tokens
 NO_SERVER = "unless [inference] engine is a server; on a rejected step"
 NO_PROBE = f"{NO_SERVER}; where the training model runs elsewhere; before the first probe"
 NOT_RECOMPUTED = 'unless [inference] logprobs = "trainer"; on a rejected step'
@@ -49,7 +52,7 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
     """One engine per kind of server. Batching on a server changes rounding, so seeds repeat nothing."""
     for name, summary in ENGINES.items():
         factory = f"retrain.rooms.inference.{name}:create_engine"
-        traits = EngineTraits(honours=frozenset({"logprobs"}))
+        traits = EngineTraits(honours=frozenset({"logprobs"}), can_teach=name in TEACHERS)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
@@ -59,6 +62,18 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     from retrain.rooms.inference.unsupported_keys import problems_of
 
     return problems_of(config, plugins, ENGINES)
+
+
+@hookimpl
+def retrain_open_teacher(context: PluginContext) -> ServerTeacher | None:
+    """The server of `[teacher]`, where it names one of these engines."""
+    if (engine := context.config.value("teacher.engine", "")) not in TEACHERS:
+        return None
+    from retrain.rooms.inference.given_tokens import open_server
+    from retrain.rooms.inference.sglang import SGLang
+    from retrain.rooms.inference.vllm import VLLM
+
+    return open_server(VLLM() if engine == "vllm" else SGLang(), context)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
+from retrain.rooms.inference.given_tokens import GivenToken
 from retrain.rooms.inference.policy import Policy
 
 
@@ -58,3 +59,19 @@ class SGLang(CommonRoutes):
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None
+
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """See `TeachingDialect`; the server has one model, whatever its name."""
+        params = {"max_new_tokens": 0, "temperature": 1.0}
+        body = {"input_ids": tokens, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+        return "/generate", body | {"return_text_in_logprobs": True}
+
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """See `TeachingDialect`; triples of log-probability, id and text, the first without a log-probability."""
+        try:
+            triples = answer["meta_info"]["input_token_logprobs"]
+            if [triple[1] for triple in triples] != tokens:
+                raise BadAnswerError("the server read other tokens than it was sent")
+            return [GivenToken(logprob=triple[0], text=triple[2]) for triple in triples[1:]]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None

@@ -14,6 +14,7 @@ from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
 from retrain.rooms.inference.client import BadAnswerError
 from retrain.rooms.inference.dialect import FULL_DISTRIBUTION, CommonRoutes, HttpRequest
 from retrain.rooms.inference.engine import ServerEngine, create
+from retrain.rooms.inference.given_tokens import GivenToken
 from retrain.rooms.inference.policy import Policy
 
 
@@ -62,6 +63,22 @@ class VLLM(CommonRoutes):
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None
+
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """See `TeachingDialect`: one token is sampled, because the server wants to, and ignored."""
+        body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        return "/v1/completions", body
+
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """See `TeachingDialect`; one object per position, from the id as text to its numbers, none for the first."""
+        try:
+            found = answer["choices"][0]["prompt_logprobs"]
+            if found is None or len(found) != len(tokens):
+                raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens, asked for {len(tokens)}")
+            entries = [entry[str(token)] for entry, token in zip(found[1:], tokens[1:], strict=True)]
+            return [GivenToken(logprob=entry["logprob"], text=entry.get("decoded_token")) for entry in entries]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
         """See `Dialect.load_weights`; the routes are those of PRIME-RL's server around vLLM."""
