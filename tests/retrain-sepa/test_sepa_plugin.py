@@ -11,7 +11,16 @@ from retrain_sepa.planning.regex import RegexPlanningDetector
 from retrain_sepa.tables import SepaTable
 
 NAMES = {
-    Kind.ADVANTAGE: {"grpo", "maxrl", "rloo", "dr_grpo", "reinforce_pp", "reinforce_pp_baseline", "gdpo"},
+    Kind.ADVANTAGE: {
+        "grpo",
+        "maxrl",
+        "rloo",
+        "dr_grpo",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gdpo",
+        "distillation",
+    },
     Kind.TRANSFORM: {"none", "gtpo", "gtpo_hicra", "gtpo_sepa"},
     Kind.UNCERTAINTY: {"surprisal", "predictive_variance", "shannon_entropy"},
     Kind.ALGORITHM: {"grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"},
