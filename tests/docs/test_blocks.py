@@ -61,6 +61,7 @@ def test_every_algorithm_has_a_page_with_formula_differences_and_vectors() -> No
         *("grpo", "maxrl", "gtpo", "gtpo-hicra", "gtpo-sepa", "uncertainties", "planning-detectors"),
         *("sepa-controller", "top-rho", "losses", "rloo", "dr-grpo", "reinforce-pp", "gdpo", "updates"),
         *("overlong", "dynamic-sampling", "kl", "entropy", "warm-start", "dapo", "gspo", "cispo"),
+        "distillation",
     } == VECTORS
     for name in VECTORS:
         page = SITE / "algorithms" / f"{name}.md"

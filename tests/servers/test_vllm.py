@@ -209,21 +209,15 @@ def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) ->
             backend.close()
 
 
-@pytest.mark.parametrize("engine_says", ["processed", "raw"])
-def test_a_teacher_on_the_server_gives_what_a_local_one_gives(
-    processed: str, tokenizer: Any, tmp_path: Path, engine_says: str
-) -> None:
+def test_a_teacher_on_the_server_gives_what_a_local_one_gives(tokenizer: Any, tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     rows = [LogprobRow.of(stream.integers(3, 500, size=20), stream.integers(3, 500, size=n)) for n in (1, 7, 200)]
-    local = open_teacher(teaching_context(tokenizer))
-    if engine_says == "processed":
-        found = given_by(processed, tokenizer, rows)
-    else:
-        with vllm_serving(TINY, tmp_path / "server.log") as url:
-            found = given_by(url, tokenizer, rows)
-    wanted = local.logprobs(rows, 1.0)
+    wanted = open_teacher(teaching_context(tokenizer)).logprobs(rows, 1.0)
+    # with --enable-lora, vLLM 0.32 ends on a CPU when it is asked for log-probabilities of the prompt
+    with vllm_serving(TINY, tmp_path / "server.log", takes_adapters=False) as url:
+        found = given_by(url, tokenizer, rows)
     gap = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
-    print(f"log p of given tokens, {engine_says}: largest difference {gap:.1e}")
+    print(f"log p of given tokens: largest difference {gap:.1e}")
     assert gap < EXACT
     assert all(values_T.min() < -1.0 for values_T in wanted)
 

@@ -22,10 +22,8 @@ ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-OPTIONS = (
-    *("--dtype", "float32", "--max-model-len", "640", "--max-num-seqs", "16", "--enforce-eager"),
-    *("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2"),
-)
+OPTIONS = ("--dtype", "float32", "--max-model-len", "640", "--max-num-seqs", "16", "--enforce-eager")
+ADAPTERS = ("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2")
 
 
 def python() -> str:
@@ -34,8 +32,9 @@ def python() -> str:
 
 
 @contextmanager
-def vllm_serving(model: Path, log: Path, *options: str) -> Iterator[str]:
+def vllm_serving(model: Path, log: Path, *options: str, takes_adapters: bool = True) -> Iterator[str]:
     """The URL of a server that runs for the duration of the block; what it says goes into a file."""
+    options = (*(ADAPTERS if takes_adapters else ()), *options)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -49,7 +49,7 @@ def test_refused_by_key(flags: str, key: str, what: str, tables: Mapping[str, Ta
         f"{DISTILLING} --temperature 0.7 --overlong mask --reward-type none",
         f"{DISTILLING} --eval-examples 8 --batch-norm true --advantage-clip 2 --kl-coef 0.1",
         f"{SERVED} --teacher-url http://localhost:1 --teacher-model served",
-        f"{DISTILLING} --backend tinker",
+        f"{DISTILLING} --backend tinker --temperature 1.0",
         f"{DISTILLING} --backend prime_rl",
     ],
 )
@@ -63,12 +63,18 @@ def test_accepted(flags: str, tables: Mapping[str, TableEntry]) -> None:
     ("flags", "key", "what"),
     [
         ("--advantage-mode distillation --transform-mode none", "advantage-mode", "nobody teaches"),
+        (
+            f"{DISTILLING} --backend tinker --temperature 0.5",
+            "temperature",
+            "temperature = 0.5 does not go with [teacher]",
+        ),
         (f"{DISTILLING} --loss gspo", "loss", "gspo does not go with 'distillation'"),
         (f"{DISTILLING} --teacher-engine nothing", "teacher-engine", "no inference engine named 'nothing'"),
     ],
 )
 def test_a_run_refuses_what_other_parts_know(flags: str, key: str, what: str, tables: Mapping[str, TableEntry]) -> None:
-    config, problems = load_config(None, tables=tables, arguments=["--backend", "local", *flags.split()])
+    arguments = [*(() if "--backend" in flags else ("--backend", "local")), *flags.split()]
+    config, problems = load_config(None, tables=tables, arguments=arguments)
     assert problems == []
     _, found = check(config, load_plugins(), tables)
     assert [problem.what for problem in found if f"--{key}" in problem.where and what in problem.what], found
