@@ -221,7 +221,9 @@ def imports(session: nox.Session) -> None:
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/site, strictly. `-- --sync` first makes its generated sections anew."""
-    _install(session, *DISTRIBUTIONS, tools=("mkdocs-material",))
+    _install(session, "retrain-core", tools=("mkdocs-material",))
+    others = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-core"]
+    session.install("--no-deps", *PIP_OPTIONS, *others)  # they announce their plugins without what these need
     pages = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md"))]
     manual = "retrain-core/src/retrain/rooms/manual/manual.md"
     session.run("retrain", "man", "--sync" if "--sync" in session.posargs else "--check", manual, *pages, silent=True)

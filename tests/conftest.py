@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
 
 from tests.clean_environment import cleaned
 
@@ -11,3 +16,26 @@ _CLEAN = cleaned(os.environ)
 for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
 os.environ.update(_CLEAN)
+
+MARKS = ("slow", "long", "gpu", "server", "real")
+_text = cache(Path.read_text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests with a mark run (`-m "slow and not long"`), skip modules whose text does not name the mark.
+
+    Importing all modules to find the tests of some takes longer than many of these tests.
+    """
+    expression = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or not re.fullmatch(r"(not )?\w+( and (not )?\w+)*", expression):
+        return None
+    wanted = {term for term in expression.split(" and ") if term in MARKS}
+    return True if any(mark not in _text(collection_path) for mark in wanted) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A mark that a module's text does not name would never be found: see above."""
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in MARKS and mark.name not in _text(item.path):
+                raise pytest.UsageError(f"{item.nodeid} is marked {mark.name}, but its module does not name the mark")
