@@ -24,7 +24,7 @@ from typing import Any
 
 import tomli_w
 from harness.machine import machine
-from harness.report import command_line, describe, paste
+from harness.report import paste
 
 RATES = (1e-3, 2e-3)
 CHOOSING_SEEDS, SEEDS = (1, 2), (11, 12, 13, 14, 15, 16)
@@ -108,25 +108,30 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), default="sums")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="two steps, one seed for the rates and two for the rest")
     parser.add_argument("--pages", type=Path, help="put the tables into the pages of this folder")
     options = parser.parse_args()
     task, folder = TASKS[options.task], options.folder / options.task
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "words.py").write_text(WORDS, encoding="utf-8")
-    runner = Runner(folder=folder, task=task, steps=options.steps, workers=options.workers)
+    choosing, seeds = (CHOOSING_SEEDS[:1], SEEDS[:2]) if options.quick else (CHOOSING_SEEDS, SEEDS)
+    steps = 2 if options.quick else options.steps
+    runner = Runner(folder=folder, task=task, steps=steps, workers=options.workers, choosing=choosing)
     best = runner.best_rates()
     runner.campaign(
         "seeds",
         [{**task.conditions[name], "lr": rate} for name, (rate, _) in best.items()],
-        SEEDS,
+        seeds,
         plan={
             "hypothesis": "another condition ends above or below the first, each at its best learning rate",
             "primary_metric": task.decides,
             "baseline": next(iter(best.values()))[1],
-            "stop_rule": f"six seeds of {options.steps} steps, none added or left out because of its result",
+            "stop_rule": f"{len(seeds)} seeds of {steps} steps, none added or left out because of its result",
         },
     )
-    table = Table(runner, best, describe(machine("cpu")))
+    here = machine("cpu")
+    where = f"`python benchmarks/recipes.py FOLDER --task {options.task}`, {here['date']}, commit {here['commit']}"
+    table = Table(runner, best, where)
     print(table.markdown(list(best)))
     if options.pages:
         for page, names in task.pages.items():
@@ -141,11 +146,12 @@ class Runner:
     task: Task
     steps: int
     workers: int
+    choosing: Sequence[int]
 
     def best_rates(self) -> dict[str, tuple[float, str]]:
         """The rate of each condition, and the label that campaigns give to both together."""
         tried = [(name, rate) for name in self.task.conditions for rate in RATES]
-        self.campaign("rates", [{**self.task.conditions[name], "lr": rate} for name, rate in tried], CHOOSING_SEEDS)
+        self.campaign("rates", [{**self.task.conditions[name], "lr": rate} for name, rate in tried], self.choosing)
         best: dict[str, tuple[float, float, str]] = {}
         for (name, rate), each in zip(tried, self.compare("rates", self.task.metric)["conditions"], strict=True):
             reached = each["metrics"][self.task.metric]["mean"]
@@ -188,10 +194,12 @@ class Table:
         self._task, self._best, self._where = runner.task, best, where
         found = {metric: runner.compare("seeds", metric) for metric in runner.task.columns.values()}
         self._metrics = {
-            each["condition"]: {metric: found[metric]["conditions"][at]["metrics"][metric] for metric in found}
-            for at, each in enumerate(found[runner.task.decides]["conditions"])
+            (each["condition"], metric): each["metrics"].get(metric)
+            for metric, compared in found.items()
+            for each in compared["conditions"]
         }
         self._against = {each["condition"]: each for each in found[runner.task.decides]["comparisons"]}
+        self._seeds = max(len(each["seeds"]) for each in found[runner.task.decides]["conditions"])
         manifest = json.loads((runner.folder / "seeds/manifest.json").read_text(encoding="utf-8"))
         folders: dict[str, list[Path]] = {}
         for run in manifest["runs"]:
@@ -204,13 +212,14 @@ class Table:
         head = ["", "`lr`", *self._task.columns, "clipped in the second update", "tokens sampled"]
         head += [f"against {first} [95 %]", "p", "p (Holm)", "`compare` says"]
         lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(self._row(name) for name in names)]
-        told = f"`{command_line()}`; {self._where}. Mean and 95 % interval (Student's t) over {len(SEEDS)} seeds."
+        task = "[The task and the columns](recipes.md#what-was-measured)."
+        told = f"{self._where}. Mean and 95 % interval (Student's t) over {self._seeds} seeds. {task}"
         return "\n".join([*lines, "", *textwrap.wrap(told, 128, break_long_words=False, break_on_hyphens=False)])
 
     def _row(self, name: str) -> str:
         rate, label = self._best[name]
         cells = [f"`{name}`", f"{rate:g}"]
-        cells += [_mean(self._metrics[label][metric]) for metric in self._task.columns.values()]
+        cells += [_mean(self._metrics[label, metric]) for metric in self._task.columns.values()]
         spent = self._spent[label]
         cells.append(f"{100 * statistics.mean(each.clipped for each in spent):.1f} %")
         cells.append(f"{statistics.mean(each.tokens for each in spent):,.0f}")

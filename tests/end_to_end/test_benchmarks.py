@@ -70,6 +70,22 @@ def test_the_command_leaves_json_and_a_table(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_recipes_are_measured_at_their_own_rates_and_put_into_their_pages(tmp_path: Path) -> None:
+    page = tmp_path / "gdpo.md"
+    page.write_text("# Page\n\n<!-- benchmark: recipes gdpo -->\n<!-- end of benchmark -->\n", encoding="utf-8")
+    command = ["recipes.py", str(tmp_path / "book"), "--task", "rewards", "--quick", "--pages", str(tmp_path)]
+    printed = run(*command)
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[0] for row in rows] == ["| `grpo`", "| `gdpo`"]
+    assert rows == [line for line in printed.splitlines() if line.startswith("| `")]
+    assert "cannot tell" in rows[1]  # two seeds can never give a verdict
+    chosen = {file.name for file in (tmp_path / "book/rewards/seeds/runs").iterdir()}
+    assert len(chosen) == 4
+    assert run(*command) == printed  # nothing is run again
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(PEER not in os.environ, reason=f"{PEER} names no interpreter with TRL")
 @pytest.mark.parametrize("name", ["step", "startup"])
 def test_side_by_side_with_trl(name: str, tmp_path: Path) -> None:
