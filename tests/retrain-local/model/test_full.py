@@ -67,6 +67,26 @@ def test_the_gradient_of_every_weight_is_that_of_transformers(
             assert relative(by_name[name], gradient) < 1e-4, name
 
 
+def test_the_padding_token_gets_no_gradient_as_an_input_just_as_in_transformers(
+    make_pair: MakePair, hidden_of: LogitsOf, ids_N: Tensor, tmp_path: Path
+) -> None:
+    """In SmolLM2 that is the token which ends a turn."""
+    model = random_model("llama")
+    alone_T = ids_N[-17:]
+    model.config.pad_token_id = model.model.embed_tokens.padding_idx = int(alone_T[5])
+    model.save_pretrained(tmp_path)
+    pair = make_pair(tmp_path, rank=0)
+    weights_TD = torch.randn(17, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    wanted = torch.autograd.grad(
+        (model.model(alone_T[None]).last_hidden_state[0] * weights_TD).sum(), model.model.embed_tokens.weight
+    )[0]
+    found = torch.autograd.grad(
+        (hidden_of(pair.trained, ids_N)[-17:] * weights_TD).sum(), pair.parameters["model.embed_tokens.weight"]
+    )[0]
+    assert not found[alone_T[5]].any()
+    assert relative(found, wanted) < 1e-4
+
+
 def test_publishing_copies_every_weight_to_the_sampler(
     named: tuple[Any, Path],
     make_pair: MakePair,

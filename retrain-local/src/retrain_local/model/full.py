@@ -44,7 +44,7 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
         return LlamaDecoder(architecture, frozen, _layers(linears), head=_Rounded(frozen.head), **given)
 
     trained = FullDecoder(architecture, weights, _layers(linears), head=head, **given)
-    trained.read_reference = reference
+    trained.read_reference, trained.padding = reference, folder.document.get("pad_token_id")
     samplers: list[_Sampler] = []
     for device in place.samplers:
         with folder.refusals(device):

@@ -41,7 +41,10 @@ class LlamaDecoder:
     """Llama, Qwen2, Qwen3, Mistral; see `Decoder`.
 
     `recompute` keeps one activation per layer in a pass that is differentiated and makes the others again.
+    `padding` is a token whose embedding gets no gradient as an input, as in transformers' modules.
     """
+
+    padding: int | None = None
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class LlamaDecoder:
         angles_N1P = (positions_N[:, None].float() * self._frequencies_P)[:, None]
         cos_N1P = (angles_N1P.cos() * self._magnitude).to(self.dtype)
         sin_N1P = (angles_N1P.sin() * self._magnitude).to(self.dtype)
-        x_ND = functional.embedding(ids_N, self._embedding).to(self.dtype)
+        x_ND = functional.embedding(ids_N, self._embedding, self.padding).to(self.dtype)
         if self._decode is not None and isinstance(attend, PagedAttend) and not torch.is_grad_enabled():
             added_ND = None
             for layer in self._layers:
