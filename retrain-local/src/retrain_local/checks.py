@@ -69,7 +69,7 @@ def full_problems(config: Config) -> list[Problem]:
     found = [
         Problem(
             where=config.place(path),
-            what=f"{path.rpartition('.')[2]} = {config.value(path, None)!r} does not go with lora_rank = 0",
+            what=f"{path.rpartition('.')[2]} = {json.dumps(config.value(path, None))} does not go with lora_rank = 0",
             why=why,
             fix="remove it, or train an adapter: set [model] lora_rank to 32",
         )
@@ -190,7 +190,7 @@ def start_problems(config: Config) -> list[Problem]:
         document = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         found = {name: int(document[name]) for name in ("r", "lora_alpha")}
     except ConfigError as error:
-        return [Problem(where=where, what=f"{each.where} {each.what}", fix=each.fix) for each in error.problems]
+        return [Problem(where=where, what=f"{each.where}: {each.what}", fix=each.fix) for each in error.problems]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
         return [Problem(where=where, what=what, fix="give an adapter folder that PEFT wrote, or a run")]

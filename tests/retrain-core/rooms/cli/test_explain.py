@@ -62,6 +62,7 @@ def test_origins_name_file_environment_and_flag(
         (("--save-every", "0"), "only the last adapter is saved"),
         (("--temperature", "2.5"), "close to noise"),
         (("--lr", "1e-6"), "full fine-tuning"),
+        (("--minibatches", "9"), "minibatches = 9, batch_size = 8: a step has 8 groups at most"),
     ],
 )
 def test_legal_but_odd_values_are_warned_of(arguments: tuple[str, ...], fragment: str, command: Command) -> None:
@@ -133,10 +134,18 @@ def test_truncated_completions_and_further_rounds(command: Command) -> None:
     chosen = ("--overlong", "mask", "--soft-overlong", "16", "--refill", "3")
     content = explained(command, "--max-tokens", "64", "--batch-size", "4", "--group-size", "8", *chosen)
     assert content["truncated"] == "left out of the loss"
-    assert content["soft_overlong"] == "reward - 1 at 64 tokens, from 16 below"
+    assert content["soft_overlong"] == "the reward falls by up to 1 over the last 16 of 64 tokens"
     assert content["refill"] == "up to 3 further rounds of 4 prompts until 4 groups can teach"
     assert content["max_tokens_per_step"] == 4 * plain["max_tokens_per_step"]
     assert content["datums_per_step"] == plain["datums_per_step"]  # what is trained stays
+
+
+def test_the_loss_is_told_with_the_keys_about_it(command: Command) -> None:
+    assert explained(command, "--seed", "1")["loss"] == "importance_sampling"
+    content = explained(command, "--recipe", "dapo", "--clip-eps-high", "0.3")
+    assert content["loss"] == "ppo, clip_eps = 0.2, clip_eps_high = 0.3, aggregation = token_mean"
+    prime = ("--backend", "prime_rl", "--backend-opt", "output_dir=x", "--inference-engine", "vllm")
+    assert "loss" not in explained(command, *prime, "--max-tokens", "512")
 
 
 def test_updates_and_the_course_of_the_learning_rate(command: Command) -> None:
@@ -148,6 +157,9 @@ def test_updates_and_the_course_of_the_learning_rate(command: Command) -> None:
     assert content["lr_schedule"] == "cosine, from 0.001 down to 0.0001 within 20 steps, after 5 steps of warm-up"
     endless = explained(command, "--max-steps", "4", *course)["warnings"]
     assert endless == ["warmup_steps = 5, max_steps = 4: the learning rate never reaches lr"]
+    cut = explained(command, "--minibatches", "50", "--epochs", "2", "--lora-rank", "0", "--lr", "1e-6")
+    assert cut["updates_per_step"] == 16  # of 8 groups there are 8 minibatches at most
+    assert not [warning for warning in cut["warnings"] if "LoRA" in warning]
     floor = command("explain", "--optim-min-lr-ratio", "0.1")
     assert floor.code == 2
     assert "has no effect: the learning rate is constant, without warm-up" in floor.err

@@ -116,6 +116,8 @@ def test_groups_that_were_not_useful_are_explained() -> None:
     )
     others = {"all_wrong_groups": 0, "all_right_groups": 0, "tied_groups": 1, "no_verdict_groups": 1}
     assert "useful=2/4 (1 all same, 1 no verdict) |" in step_line(METRICS | others)
+    refilled = {"rounds": 3, "sampled_tokens": 5120, "dropped_tokens": 4096}
+    assert "| rounds=3 (80% of 5,120 tokens dropped) |" in step_line(METRICS | refilled)
 
 
 def test_a_rejected_step_says_so_with_or_without_completions() -> None:
@@ -177,6 +179,9 @@ def test_the_panel_shows_them_too() -> None:
     shown = panel(display)
     assert "  reward=0.250 (p10 0.1, p50 0.25, p90 1)  math=0.500 my." in shown
     assert "  held-out 50.0%  reward=0.750 (p50 0.7)\n" in shown
+    assert "rounds" not in shown
+    display.retrain_step_end(METRICS | {"rounds": 2, "sampled_tokens": 640, "dropped_tokens": 160})
+    assert "\n  rounds 2, 25% of 640 tokens dropped\n" in panel(display)
     assert f"time left: {duration(498 * METRICS['step_time_s'])}\n" in shown
 
 

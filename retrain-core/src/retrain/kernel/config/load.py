@@ -176,8 +176,8 @@ def _apply(draft: _Draft, override: Override) -> None:
     try:
         draft.set(override.path, _parse(key, override.text), override.origin)
     except ValueError as error:
-        what = f"{override.text!r} is not a valid {key.path}: {error}"
-        draft.problems.append(Problem(where=str(override.origin), what=what, fix=_expected(key, None)))
+        what, fix = f"{override.text!r} is not a valid {key.path}: {error}", _expected(key, override.text, is_text=True)
+        draft.problems.append(Problem(where=str(override.origin), what=what, fix=fix))
 
 
 def _set(draft: _Draft, setting: Setting) -> None:
@@ -245,8 +245,8 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
     return problems
 
 
-def _expected(key: Key, value: Any) -> str:
-    meant = unquoted(value, key.default)
+def _expected(key: Key, value: Any, *, is_text: bool = False) -> str:
+    meant = "" if is_text else unquoted(value, key.default)
     choices = [choice for choice in get_args(key.annotation) if isinstance(choice, str)]
     if near := get_close_matches(str(value).lower(), choices, n=1):
         return f"did you mean {near[0]!r}?"

@@ -100,8 +100,10 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
 
 
 def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
-    near = get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
-    fix = f"did you mean {near[0]}?" if near else "`retrain explain --keys` lists every flag"
+    wanted = flag.removeprefix("--").replace("-", "_")  # of --schedule and --optimizer-schedule the key is known
+    near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
+    near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
+    fix = f"did you mean {' or '.join(near)}?" if near else "`retrain explain --keys` lists every flag"
     return Problem(where="command line", what=f"unknown flag {flag}", fix=fix)
 
 

@@ -14,11 +14,12 @@ from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.check import declared_capabilities, registered_tables
-from retrain.rooms.session.check_loss import capability_fields
+from retrain.rooms.session.check_loss import applicable_losses, capability_fields
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
 from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.text.secrets import hide
 
+LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")
 FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
 EPILOG = """\b
 Examples:
@@ -78,7 +79,7 @@ def _shown(value: Any) -> str:
         return ", ".join(f"{name}={_shown(each)}" for name, each in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(_shown, value)) or "-"
-    return "yes" if value is True else "no" if value is False else str(value) or "-"
+    return "-" if value is None else "yes" if value is True else "no" if value is False else str(value) or "-"
 
 
 def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
@@ -87,6 +88,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     rank = config.model.lora_rank
     alpha = config.lora.alpha or 2 * rank
     completions = training.batch_size * training.group_size
+    minibatches = config.value("training.minibatches", 1)
     tables = config.as_dict()
     values = {}
     for path, origin in sorted(config.origins.items()):
@@ -106,6 +108,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "advantage_mode": flow.advantage.name,
         "transform_mode": flow.transform.name,
         "uncertainty_kind": flow.uncertainty.name,
+        **_loss_row(config, plugins),
         "max_steps": training.max_steps,
         "batch_size": training.batch_size,
         "group_size": training.group_size,
@@ -114,7 +117,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "max_tokens": training.max_tokens,
         "max_tokens_per_step": completions * training.max_tokens * (1 + config.value("training.refill", 0)),
         "temperature": training.temperature,
-        "updates_per_step": config.value("training.minibatches", 1) * config.value("training.epochs", 1),
+        "updates_per_step": min(minibatches, training.batch_size) * config.value("training.epochs", 1),
         "lr": training.lr,
         "lr_schedule": str(Course.of(config)),
         "seed": training.seed,
@@ -145,9 +148,22 @@ def _warnings(config: Config) -> list[str]:
         found.append(f"temperature = {training.temperature}: completions will be close to noise")
     if endless := Course.of(config).warning:
         found.append(endless)
-    if training.lr < FULL_TUNING_LR:
+    if (minibatches := config.value("training.minibatches", 1)) > training.batch_size:
+        groups = f"a step has {training.batch_size} groups at most, so it has at most as many minibatches"
+        found.append(f"minibatches = {minibatches}, batch_size = {training.batch_size}: {groups}")
+    if config.model.lora_rank and training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found
+
+
+def _loss_row(config: Config, plugins: Plugins) -> dict[str, str]:
+    """The loss with the keys about it that are set; nothing where the backend takes no loss from here."""
+    if not applicable_losses(plugins, config.backend.backend):
+        return {}
+    given = {name: config.value(f"algorithm.{name}", None) for name in LOSS_KEYS}
+    return {
+        "loss": ", ".join([config.algorithm.loss, *(f"{name} = {value}" for name, value in given.items() if value)])
+    }
 
 
 def _departures(config: Config, plugins: Plugins) -> list[str]:

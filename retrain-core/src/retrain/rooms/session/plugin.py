@@ -55,7 +55,11 @@ def retrain_explain(config: Config) -> dict[str, str]:
     overlong, refill = config.value("training.overlong", "keep"), config.value("training.refill", 0)
     zone, size = config.value("training.soft_overlong", 0), config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
-    rows |= {"soft_overlong": f"reward - 1 at {config.training.max_tokens} tokens, from {zone} below"} if zone else {}
+    rows |= (
+        {"soft_overlong": f"the reward falls by up to 1 over the last {zone} of {config.training.max_tokens} tokens"}
+        if zone
+        else {}
+    )
     rounds = f"{refill} further round{'s' if refill > 1 else ''}"
     return rows | ({"refill": f"up to {rounds} of {size} prompts until {size} groups can teach"} if refill else {})
 

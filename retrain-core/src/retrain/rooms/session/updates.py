@@ -59,8 +59,10 @@ class Updates:
         parts = max(1, min(self._wanted, len(groups)))
         if parts < self._wanted and not self._is_told:
             self._is_told = True
-            told = "Step %d has %d groups to train on, for minibatches = %d: one minibatch per group, here and later."
-            LOG.warning(told, batch.step, len(groups), self._wanted)
+            told = (
+                "minibatches = %d, but step %d trains only %s: a step with fewer groups takes one minibatch per group"
+            )
+            LOG.warning(told, self._wanted, batch.step, f"{parts} group{'s' * (parts > 1)}")
         updates = parts * self._epochs
         if updates == 1:
             return [batch]

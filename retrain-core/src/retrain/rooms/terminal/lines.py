@@ -146,7 +146,7 @@ def step_line(metrics: Mapping[str, Any]) -> str:
         f"bs={metrics['batch_size']}",
         f"gs={metrics['group_size']}",
         f"useful={_useful(metrics)}",
-        *([f"rounds={metrics['rounds']}"] if "rounds" in metrics else []),
+        *([f"rounds={metrics['rounds']} ({dropped_text(metrics)})"] if "rounds" in metrics else []),
         *([f"sepa_l={metrics['sepa_lambda']:.4f}"] if "sepa_lambda" in metrics else []),
         f"time={metrics['step_time_s']:.1f}s",
     ]
@@ -185,6 +185,12 @@ def _useful(metrics: Mapping[str, Any]) -> str:
     """`11/16 (3 all wrong, 2 all right)`."""
     others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
     return f"{metrics['useful_groups']}/{metrics['batch_size']}" + (f" ({', '.join(others)})" if others else "")
+
+
+def dropped_text(metrics: Mapping[str, Any]) -> str:
+    """With `[training] refill`: how much of what a step sampled was not trained, `83% of 5,120 tokens dropped`."""
+    sampled, dropped = metrics.get("sampled_tokens", 0), metrics.get("dropped_tokens", 0)
+    return f"{100 * dropped / max(sampled, 1):.0f}% of {sampled:,} tokens dropped"
 
 
 def evaluation(metrics: Mapping[str, Any]) -> str:

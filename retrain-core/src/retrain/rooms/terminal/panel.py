@@ -18,7 +18,7 @@ from rich.text import Text
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
-from retrain.rooms.terminal.lines import graded_texts
+from retrain.rooms.terminal.lines import dropped_text, graded_texts
 from retrain.rooms.text.phase_progress import progress_of, progress_text, warm_up_left
 from retrain.rooms.text.terminal_text import duration, sparkline
 
@@ -91,6 +91,7 @@ class LiveDisplay:
             self._done += 1
             self._times_s.append(metrics["step_time_s"])
             self._reward = "  ".join(graded_texts(metrics))
+            self._rounds = f"rounds {metrics['rounds']}, {dropped_text(metrics)}" if "rounds" in metrics else ""
         if "eval_correct_rate" in metrics:
             self._evals.append(metrics["eval_correct_rate"])
             self._held_out_reward = "  ".join(graded_texts(metrics, "eval_"))
@@ -120,7 +121,7 @@ class LiveDisplay:
         if self._rates:
             rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
             rows.append(rate.append(sparkline(self._rates), style="green"))
-            rows += [Text(f"  {self._reward}")] if self._reward else []
+            rows += [Text(f"  {shown}") for shown in (self._reward, self._rounds) if shown]
         rows += [Text(f"  {self._teacher}")] if self._teacher else []
         if self._evals:
             shown = " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:])

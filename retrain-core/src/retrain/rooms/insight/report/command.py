@@ -73,6 +73,8 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    click.echo(f"Wrote {file} ({size / 1e6:.1f} MB): {len(material.runs)} runs, {page.num_figures} plots")
+    num_runs = len(material.runs)
+    runs = f"{num_runs} run{'s' * (num_runs != 1)}"
+    click.echo(f"Wrote {file} ({size / 1e6:.1f} MB): {runs}, {page.num_figures} plots")
     if material.unfinished:
         click.echo(f"{len(material.unfinished)} runs did not finish; the page names them first")
