@@ -74,14 +74,14 @@ def test_recipes_are_measured_at_their_own_rates_and_put_into_their_pages(tmp_pa
     page = tmp_path / "gdpo.md"
     page.write_text("# Page\n\n<!-- benchmark: recipes gdpo -->\n<!-- end of benchmark -->\n", encoding="utf-8")
     command = ["recipes.py", str(tmp_path / "book"), "--task", "rewards", "--quick", "--pages", str(tmp_path)]
-    printed = run(*command)
+    printed = run(*command).splitlines()
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[0] for row in rows] == ["| `grpo`", "| `gdpo`"]
-    assert rows == [line for line in printed.splitlines() if line.startswith("| `")]
+    assert rows == [line for line in printed if line.startswith("| `")]
     assert "cannot tell" in rows[1]  # two seeds can never give a verdict
     chosen = {file.name for file in (tmp_path / "book/rewards/seeds/runs").iterdir()}
     assert len(chosen) == 4
-    assert run(*command) == printed  # nothing is run again
+    assert [line for line in run(*command).splitlines() if line.startswith("| `")] == rows  # nothing is run again
 
 
 @pytest.mark.long
