@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,25 @@ from tests.clean_environment import cleaned
 
 # pytest reads this file before it collects: what a library reads once (threads, colours) is clean as well.
 _CLEAN = cleaned(os.environ)
+_THEIR_PATH = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
 os.environ.update(_CLEAN)
 
 MARKS = ("slow", "long", "gpu", "server", "real")
 _text = cache(Path.read_text)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist gives its workers the path with which pytest was started."""
+    node.workerinput["their_path"] = _THEIR_PATH
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What PYTHONPATH has put on the path goes as well."""
+    theirs = getattr(config, "workerinput", {}).get("their_path", _THEIR_PATH)
+    sys.path[:] = [folder for folder in sys.path if folder not in theirs]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
