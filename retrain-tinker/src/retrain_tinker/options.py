@@ -57,9 +57,9 @@ def _alpha(config: Config) -> list[Problem]:
 
 def _teacher(config: Config) -> list[Problem]:
     """A teacher's log-probabilities are of the sampling temperature, the service's of 1, whatever it samples at."""
-    has_one = config.value("teacher.model", "") or config.value("teacher.adapter", "")
-    has_one = has_one or config.value("teacher.engine", "pytorch") != "pytorch"
-    if not has_one or config.training.temperature == 1.0:
+    named = config.value("teacher.model", "") or config.value("teacher.adapter", "")
+    is_server = config.value("teacher.engine", "pytorch") != "pytorch"
+    if not (named or is_server) or config.training.temperature == 1.0:
         return []
     what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"
     why = "those of a Tinker service are of temperature 1, and credit is the difference of the two"

@@ -192,6 +192,20 @@ def test_nothing_is_measured_where_nobody_asked_or_it_is_dear() -> None:
     assert shaper_of(config(log=True), Backend(regularisers=frozenset())) == []  # type: ignore[arg-type]
 
 
+def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: Group) -> None:
+    """A run's own config.toml writes `log = true` out, which asks for nothing."""
+    step = GroupsView(step=0, groups=(pair,))
+    dear = Backend(by_token=dict(enumerate(REFERENCE)), regularisers=frozenset({"kl_reward"}))
+    asked = shaper(dear, log=True)
+    assert asked.retrain_extra_metrics(step, REPORT)
+    for state, measures in (({}, False), (asked.retrain_save_state(), True)):
+        resumed = shaper(dear, log=True)
+        resumed.retrain_load_state(state)
+        assert bool(resumed.retrain_extra_metrics(step, REPORT)) == measures
+        assert resumed.retrain_save_state() == state
+    assert shaper(Backend(by_token=dict(enumerate(REFERENCE)))).retrain_save_state() == {}
+
+
 @pytest.mark.parametrize(("kl", "expected"), [(0.11, 0.1 * 1.01), (10.0, 0.1 * 1.02), (0.0, 0.1 * 0.98)])
 def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl: float, expected: float) -> None:
     assert steered(0.1, kl, target=0.1, count=10, horizon=100) == pytest.approx(expected)

@@ -31,11 +31,11 @@ def shaper_of(
     `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains completions with a verdict alone.
     """
     table, offered = config.table("kl", KlTable), backend.capabilities.regularisers
-    is_asked = table.log and config.origin("kl.log") != DEFAULT_ORIGIN
-    logs = table.log and ("kl_log" in offered or (is_asked and "kl_reward" in offered))
-    if not (table.coef or logs):
+    logs = table.log and "kl_log" in offered
+    is_asked = table.log and not logs and "kl_reward" in offered and config.origin("kl.log") != DEFAULT_ORIGIN
+    if not (table.coef or logs or is_asked):
         return []
-    given = {"logs": logs, "by_token": by_token, "needs_verdict": needs_verdict}
+    given = {"logs": logs, "is_asked": is_asked, "by_token": by_token, "needs_verdict": needs_verdict}
     return [KlShaper(table, backend, config.training.temperature, **given)]
 
 
@@ -64,11 +64,12 @@ class KlShaper:
         temperature: float,
         *,
         logs: bool = True,
+        is_asked: bool = False,
         by_token: bool = False,
         needs_verdict: bool = True,
     ) -> None:
-        self._needs_verdict = needs_verdict
-        self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs
+        self._needs_verdict, self._is_asked = needs_verdict, is_asked
+        self._table, self._backend, self._temperature, self._logs = table, backend, temperature, logs or is_asked
         self._by_token = by_token
         self.coef = table.coef
         self._next_coef = table.coef
@@ -107,12 +108,16 @@ class KlShaper:
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        """The steered coefficient."""
-        return {STATE: {"coef": self.coef}} if self._table.target else {}
+        """The steered coefficient, and whether the log was asked for, which the settings of a run no longer tell."""
+        if self._table.target:
+            return {STATE: {"coef": self.coef}}
+        return {STATE: {"log": True}} if self._is_asked and self._logs else {}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue with it."""
+        """Continue with them."""
+        if self._is_asked:
+            self._logs = STATE in state
         if not self._table.target:
             return
         try:
