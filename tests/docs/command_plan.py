@@ -68,6 +68,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         'pip install -c constraints.txt "./retrain-local[smollm2]"': REAL,
         "python -m retrain_local.smollm2 smollm2": REAL,
         "retrain": REAL,
+        "retrain --max-steps 20 ...": REAL,
         "nox -s real": "makes the model and an environment of its own",
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
