@@ -18,7 +18,7 @@ from retrain.kernel.types import StopReason
 from retrain_local.backend import create_backend
 from tests.real.conftest import QUESTIONS, Real, asked, batch_of, plain_logits, plain_model
 
-pytestmark = [pytest.mark.real, pytest.mark.long]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
 
 # Nats between two computations at temperature 0.7, at most and on average. In bf16 that is rounding, 30 layers deep.
 MOST = {"fp32": 1e-4, "bf16": 0.7, "full": 1e-4, "nf4": 5e-4, "int8": 5e-4}
