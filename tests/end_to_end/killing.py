@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrain.rooms.session.records.checkpoints import checkpoint_folders, read_checkpoint
+from tests.end_to_end.preloaded import popen
 from tests.end_to_end.running import SCRIPT, retrain, untimed
 from tests.shared import made_once
 
@@ -35,16 +36,10 @@ main(sys.argv[1:])
 
 
 def start(*arguments: str, cwd: Path, patch: str = "") -> subprocess.Popen[str]:
-    """The script in a process of its own; `patch` is run in it before retrain is imported and may call `kill()`."""
+    """The script in a process of its own, with torch in it; `patch` is run before retrain is imported and may call
+    `kill()`."""
     program = [sys.executable, "-c", KILL_AT.format(patch=patch)] if patch else [str(SCRIPT)]
-    return subprocess.Popen(
-        [*program, *arguments],
-        cwd=cwd,
-        env={**os.environ, **ONE_CORE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return popen([*program, *arguments], cwd=cwd, env={**os.environ, **ONE_CORE})
 
 
 def left_alone(factory: pytest.TempPathFactory, name: str, *arguments: str) -> Path:
