@@ -110,7 +110,7 @@ class PolicyLoss:
         return batch.updates > 1 and self.mismatch is not None
 
     def denominator(self, batch: TrainBatch) -> int:
-        """By what the step's sum is divided: its action tokens, its sequences, or those times `max_tokens`.
+        """What the step's sum is divided by: its action tokens, its sequences, or those times `max_tokens`.
 
         Sequences that were masked count in the last two.
         """

@@ -97,7 +97,7 @@ def kl_terms(estimator: str, new_M: Tensor, reference_M: Tensor, ratios_M: Tenso
 
 
 def distances(new_M: Tensor, old_M: Tensor) -> Tensor:
-    """|new - old| with no gradient where the two are of the same weights: there its sign is that of rounding."""
+    """|new - old|, without a gradient where both come from the same weights: its sign is only rounding there."""
     gaps_M = (new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).abs()
     return gaps_M * (gaps_M > SAME_POLICY)
 

@@ -149,14 +149,14 @@ class Trainer:
         return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
 
     def _expect(self, batch: TrainBatch, packs: int) -> None:
-        """Count the packs of all updates of the step, as if those to come had as many as this one."""
+        """Count the packs of all updates of the step, assuming that those to come have as many as this one."""
         if batch.update == 0:
             self._progress.begin("packs", packs * batch.updates)
         else:
             self._progress.total = self._progress.done + packs * (batch.updates - batch.update)
 
     def _add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add a pack's gradients, with a few launches on CUDA: 504 tensors of a 4 B model would take as many."""
+        """Add a pack's gradients, in a few launches on CUDA: one per tensor would be 504 for a 4 B model."""
         sums, addends = [], []
         for p, gradient in zip(self.parameters.values(), gradients, strict=True):
             if p.grad is None:
@@ -179,7 +179,7 @@ class Trainer:
         return found
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `logprobs`, of the model that training began with, whose weights are not held twice."""
+        """As `logprobs`, but of the model that training began with; its weights are not held twice."""
         with self._decoder.as_reference():
             return self.logprobs(rows, temperature)
 

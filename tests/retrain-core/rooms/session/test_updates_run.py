@@ -112,10 +112,12 @@ def test_updates_that_are_never_finite_end_the_run(run_overlapped: Run, disturbe
 
 
 def test_the_rate_of_each_step_is_in_its_line(run_overlapped: Run, overlaps: bool, tmp_path: Path) -> None:
-    assert run_overlapped("--eval-examples", "0", *COURSE).code == 0
+    result = run_overlapped("--eval-examples", "0", *COURSE)
+    assert result.code == 0, result.err
     # 0.5 (f 0.8 + 0.2) with f = 1/2, 1, 1, 3/4, 1/4 of a cosine over the three steps after the warm-up
     assert [line["lr"] for line in steps(tmp_path / "logs/train")] == pytest.approx([0.3, 0.5, 0.5, 0.4, 0.2])
-    assert run_overlapped("--eval-examples", "0", "--log-dir", "plain").code == 0
+    result = run_overlapped("--eval-examples", "0", "--log-dir", "plain")
+    assert result.code == 0, result.err
     assert not [line for line in steps(tmp_path / "plain") if "lr" in line]  # the toy reports none of its own
 
 
@@ -124,7 +126,10 @@ def test_the_length_of_a_falling_rate_is_fixed(run_overlapped: Run, command: Com
     result = command("--resume", "logs/train", "--max-steps", "3")
     assert result.code == 2
     assert "training.max_steps was 2 and is now 3" in result.err
-    assert "with schedule = 'cosine' the learning rate of every step, of those behind too, depends on it" in result.err
+    assert (
+        "with schedule = 'cosine' the learning rate of every step depends on it, including the steps already taken"
+        in result.err
+    )
     assert command("--resume", "logs/train", "--max-steps", "3", "--resume-anyway").code == 0
     assert len(steps(tmp_path / "logs/train")) == 3
     warm = ("--eval-examples", "0", "--optim-warmup-steps", "2", "--log-dir", "warm")

@@ -188,7 +188,9 @@ class CreditAlgorithm:
         if isinstance(self.controller, NoController):
             return None
         uncertainty_A = concatenated((u for u_G in result.uncertainties for u in u_G), np.float64)
-        unselected = [group for group in groups if not group.round]  # further rounds depend on what these taught
+        unselected = [
+            group for group in groups if not group.round
+        ]  # these scores decide whether there are further rounds
         total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,
@@ -228,14 +230,14 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
 
 
 def contexts(completion: Completion) -> list[slice]:
-    """The parts of a completion that the policy was given as a context each, and in which it sampled something."""
+    """The spans of a completion that were each a context of their own, and in which the policy sampled something."""
     ends = (*completion.starts[1:], len(completion.tokens_T))
     parts = map(slice, completion.starts, ends)
     return [part for part in parts if completion.action_T[part].any()]
 
 
 def build_algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
-    """The algorithm of a run; with `[training] overlong = "mask"` without its truncated rows."""
+    """The algorithm of a run; with `[training] overlong = "mask"` it leaves truncated rows out."""
     algorithm = _build(flow, context)
     return MaskedOverlong(algorithm) if context.config.value("training.overlong", "keep") == "mask" else algorithm
 
@@ -273,7 +275,7 @@ def _values(values: Iterable[float | None]) -> Floats:
 
 
 def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) -> CreditResult:
-    """The result with no credit for surplus groups, which an advantage of steps gives some as well."""
+    """The result without credit for surplus groups: an advantage that sees the whole step gives them some too."""
     is_surplus_P = [status is GroupStatus.SURPLUS for status in statuses_P]
     if not any(is_surplus_P):
         return result

@@ -26,7 +26,7 @@ class LossTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossClip:
-    """Where a loss clips: the ratio counts from 1 - `eps` up to 1 + `eps_high`, or whatever the loss makes of them.
+    """Where a loss clips: the ratio counts from 1 - `eps` up to 1 + `eps_high`, unless the loss uses them differently.
 
     As `LossSpec.clip` these are the defaults of `[algorithm] clip_eps` and `clip_eps_high`; `eps_high` = 0 stands for
     `eps`. `dual` bounds the terms of negative advantages; 0 = off.
@@ -37,7 +37,7 @@ class LossClip:
     dual: float = 0.0
 
     def resolved(self, eps: float, eps_high: float, dual: float) -> LossClip:
-        """With the keys of `[algorithm]` over these defaults; a key of 0 is not set."""
+        """These defaults, replaced by the keys of `[algorithm]` that are not 0."""
         low = eps or self.eps
         return LossClip(eps=low, eps_high=eps_high or self.eps_high or low, dual=dual or self.dual)
 
@@ -72,7 +72,7 @@ class LossContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossTerms:
-    """What a loss makes of a pack: a term per token, of which the backend takes minus the mean; and what was clipped.
+    """What a loss returns for a pack: a term per token, whose mean the backend maximises, and which were clipped.
 
     `clipped_M` (boolean) counts for `clip_fraction`; None = nothing.
     """

@@ -1,4 +1,4 @@
-"""What long completions get: the soft punishment of DAPO, and no place in the loss for those that were cut off."""
+"""Long completions: DAPO's soft punishment of their reward, and truncated ones left out of the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.kernel.types import Completion, Group, Outcome, Score, StopReason
 class SoftPunishment:
     """A shaper: lowers the reward of completions that end in the last `zone` tokens below `limit`.
 
-    A turn of an episode has `limit` tokens for itself, so what counts there is the longest turn.
+    Each turn of an episode may take `limit` tokens, so the longest turn counts.
     """
 
     def __init__(self, *, limit: int, zone: int) -> None:
@@ -23,7 +23,7 @@ class SoftPunishment:
         self._zone = zone
 
     def shape(self, step: int, groups: tuple[Group, ...]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
-        """The groups with punished rewards; `soft_overlong_mean` over the judged completions, and how many got some."""
+        """The groups with punished rewards; the mean punishment of judged completions, and how many were punished."""
         shaped, amounts = [], list[float]()
         for group in groups:
             scores = []
@@ -52,7 +52,7 @@ def soft_punishment(length: int, *, limit: int, zone: int) -> float:
 
 
 def longest_turn(completion: Completion) -> int:
-    """Tokens of the longest turn: of the longest run of sampled tokens that no other token and no start interrupts."""
+    """Length of the longest turn: a run of sampled tokens without other tokens or a fresh context in between."""
     return max((len(run) for run in _runs(completion)), default=0)
 
 
@@ -65,7 +65,7 @@ def _runs(completion: Completion) -> Iterable[np.ndarray]:
 class MaskedOverlong:
     """An algorithm whose truncated completions are left out of the loss; their rewards stay in the baseline.
 
-    It goes by `TrainRow.is_truncated`, which `train_rows` sets.
+    `TrainRow.is_truncated`, which `train_rows` sets, says which rows are truncated.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -112,7 +112,7 @@ class MaskedOverlong:
 
 
 def _masked(completion: Completion, score: Score, tokens: TokenCredit) -> TokenCredit:
-    """The credit of a completion in a group to train: none if it would be trained and is truncated."""
+    """The credit of a completion in a trained group: none if the completion would be trained but is truncated."""
     is_trained = score.outcome is Outcome.SCORED or bool(tokens.advantages_A.any())
     if completion.stop_reason is not StopReason.LENGTH or not is_trained:
         return tokens

@@ -171,7 +171,7 @@ def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda
 
 
 def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, flow: CreditFlow, place: str) -> Floats:
-    """One completion's advantage over its tokens, which may have one each already."""
+    """One completion's advantage, one number or one per token, as its tokens get it."""
     transform, length = flow.transform, len(uncertainty_T)
     advs_T: Floats = np.full(length, advantage)
     if transform.use_gtpo:

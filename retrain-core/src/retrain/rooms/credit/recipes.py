@@ -19,7 +19,7 @@ from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.rooms.text.secrets import hide
 
 KEY = "algorithm.recipe"
-# What a recipe says about a part counts only while the part is the recipe's own.
+# The values of a recipe for a part apply only while the part is the one that the recipe names.
 PART_OF = {
     "algorithm.params": "algorithm.algorithm_mode",
     "algorithm.advantage_params": "algorithm.advantage_mode",
@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def place(self) -> str:
-        """How messages and origins call it."""
+        """Its name in messages and origins."""
         return f"recipe {self.name}"
 
     def is_replaced_by(self, algorithm_mode: Any) -> bool:
@@ -50,7 +50,7 @@ class Recipe:
         return bool(algorithm_mode) and algorithm_mode != self.values.get("algorithm.algorithm_mode")
 
     def values_beside(self, given: Values) -> dict[str, Any]:
-        """Its values, without those about a part (`clip_eps` of a loss) for which `given` names another one."""
+        """Its values, except those for a part (`clip_eps` for the loss) where `given` names another part."""
 
         def is_own(part: str) -> bool:
             table, _, name = part.partition(".")
@@ -72,9 +72,9 @@ def find_recipe(plugins: Plugins, name: str, *, where: str, search_paths: Sequen
 def recipe_layer(
     plugins: Plugins, tables: Mapping[str, TableEntry]
 ) -> Callable[[Values], tuple[list[Setting], list[Problem]]]:
-    """What `load_config` takes as `recipe`: values of the recipe that `[algorithm] recipe` names, for keys not given.
+    """The `recipe` argument of `load_config`: the values of the recipe that is named, for keys that are not given.
 
-    Entries of a free table are added to those given. A name that no plugin provides is left to the check of all names.
+    Entries of a free table are added to those given. The check of all names reports a name that no plugin provides.
     """
 
     def layer(given: Values) -> tuple[list[Setting], list[Problem]]:
@@ -112,7 +112,7 @@ def _where(recipe: Recipe, path: str) -> str:
 
 
 def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Problem]:
-    """Keys that it cannot set."""
+    """A problem for every key that a recipe cannot set."""
     keys, problems = {key.path: key for key in all_keys(tables)}, []
     for path in recipe.values:
         key = keys.get(path)
@@ -134,7 +134,7 @@ def told(recipe: Recipe) -> str:
 
 
 def configured_recipe(config: Config, plugins: Plugins) -> Recipe | None:
-    """The recipe that a configuration names; None when it names none, or one that cannot be had."""
+    """The recipe that a configuration names; None when it names none, or one that cannot be loaded."""
     name = config.algorithm.recipe
     try:
         return (

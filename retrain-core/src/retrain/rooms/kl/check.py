@@ -53,7 +53,10 @@ def _of_kl(config: Config, kl: KlTable) -> Iterator[Problem]:
 def _of_covariances(config: Config, entropy: EntropyTable) -> Iterator[Problem]:
     where = config.place("entropy.kl_cov")
     if entropy.kl_cov and entropy.clip_cov:
-        what, why = "kl_cov and clip_cov are both on", "they act on the same tokens, and one leaves them no gradient"
+        what, why = (
+            "kl_cov and clip_cov are both on",
+            "both act on the same tokens, and clip_cov takes away their gradient",
+        )
         yield Problem(where=where, what=what, why=why, fix="set one of them to 0")
     if entropy.clip_cov and not entropy.clip_cov_low < entropy.clip_cov_high:
         what = f"clip_cov_low = {entropy.clip_cov_low} is not below clip_cov_high = {entropy.clip_cov_high}"

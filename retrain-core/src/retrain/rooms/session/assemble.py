@@ -122,7 +122,7 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
 
 
 def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems of the credit flow; for a name of the public package with what became of it."""
+    """Problems of the credit flow; a name of the public package comes with a note on what replaced it."""
     kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
     found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
     known = {(problem.where, problem.what): problem for problem in found if problem}

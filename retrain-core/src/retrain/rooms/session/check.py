@@ -105,7 +105,7 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def check_clips(config: Config) -> list[Problem]:
-    """Problems with a clip whose loss nobody chose: the default loss does not clip, and the clip would do nothing."""
+    """Problems with a clip where no loss is chosen: the default loss does not clip, so it would have no effect."""
     if config.origin("algorithm.loss") != DEFAULT_ORIGIN:
         return []
     what = f"has no effect: the default loss, {config.algorithm.loss}, does not clip"
@@ -116,7 +116,7 @@ def check_clips(config: Config) -> list[Problem]:
 
 
 def check_schedule(config: Config) -> list[Problem]:
-    """A problem with a floor of the learning rate that nothing lowers."""
+    """A problem with `min_lr_ratio` under a constant learning rate, which never falls to that floor."""
     course, path = Course.of(config), "optimizer.min_lr_ratio"
     if not course.min_lr_ratio or not course.is_constant:
         return []

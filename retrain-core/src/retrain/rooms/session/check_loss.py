@@ -128,7 +128,7 @@ def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
 
 
 def _weight_problems(config: Config) -> Iterable[Problem]:
-    """`is_level` and `is_mode` say something about `is_bounds`, and `tis_cap` is one of the cases of all three."""
+    """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
     bounds: list[float] = config.value("algorithm.is_bounds", [])
     if bounds and config.algorithm.tis_cap > 0.0:
         what, why = "stands beside tis_cap", "both weigh the mismatch of sampler and trainer, which would count twice"
@@ -156,5 +156,5 @@ def _listed(names: list[str], prefix: str = "") -> str:
 
 
 def _nearest(losses: list[str]) -> str:
-    """What to use instead: a clipped loss is nearer to another clipped one than the plain one is."""
+    """The loss to suggest instead: in place of a clipped loss another clipped one, not the plain one."""
     return repr(next((each for each in ("ppo", *losses) if each in losses), "importance_sampling"))

@@ -34,7 +34,7 @@ class SettledDevices:
         return {ENTRY: {"used": self.config.backend.devices, "why": self.why}}
 
     def log(self) -> None:
-        """Say what nobody chose."""
+        """Log the devices that nobody chose."""
         if self.why:
             LOG.log(OUTCOME_LEVEL, "Devices: %s (%s)", self.config.backend.devices, self.why)
 

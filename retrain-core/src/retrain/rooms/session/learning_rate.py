@@ -41,7 +41,7 @@ class Course:
 
     @property
     def warning(self) -> str:
-        """That the rate never reaches `lr`; empty if it does."""
+        """A warning that the rate never reaches `lr`; empty if it does."""
         if self.warmup_steps <= self.max_steps:
             return ""
         return f"warmup_steps = {self.warmup_steps}, max_steps = {self.max_steps}: the learning rate never reaches lr"

@@ -37,7 +37,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """A soft zone that is longer than a completion."""
+    """A problem with a soft zone that is longer than a completion."""
     zone, limit = config.value("training.soft_overlong", 0), config.training.max_tokens
     if zone <= limit:
         return []

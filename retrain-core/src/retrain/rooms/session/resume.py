@@ -25,7 +25,7 @@ from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.text.terminal_text import printable
 
 STEPS = "training.max_steps"
-COURSE = "with schedule = {!r} the learning rate of every step, of those behind too, depends on it"
+COURSE = "with schedule = {!r} the learning rate of every step depends on it, including the steps already taken"
 NOT_THE_SAME = "the run would not be the one that was stopped"
 FORMER_CLIP = 0.2  # default of [algorithm] clip_eps before it became "the loss's own"
 NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
@@ -84,13 +84,13 @@ class ResumePlan:
 
     @property
     def input_notices(self) -> list[str]:
-        """Changes of code and libraries that keep no run from resuming."""
+        """Changes of code and libraries that stop no run from resuming."""
         told = [*(str(change) for change in self.changes if not change.refuses), *self.libraries]
         return [*([] if self.has_identity else [NO_IDENTITY]), *told]
 
     @property
     def notices(self) -> list[str]:
-        """Everything that is told and recorded, and keeps no run from resuming."""
+        """Everything that is reported and recorded but stops no run from resuming."""
         return [*self.input_notices, *self.records.notices]
 
     @property
@@ -188,7 +188,7 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
     before, now = manifest.get("config", {}), public_values(config)
     found, course = [], Course.of(config)
     for key in keys:
-        # a falling learning rate was that of a share of the steps: another number of steps changes the past
+        # a falling rate depends on the number of steps, so another number contradicts the steps already taken
         is_course = key.path == STEPS and course.falls
         if (key.free_on_resume and not is_course) or key.table not in now:
             continue
@@ -197,7 +197,7 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         old = manifest["seed"] if key.path == "training.seed" else old
         is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
         if is_former and (old, new) == (FORMER_CLIP, key.default):
-            continue  # of every loss that there was, the default now stands for the former one
+            continue  # for every loss that existed then, the default now means the former default
         if old != new:
             why = COURSE.format(course.schedule) if is_course else ""
             found.append(Difference(path=key.path, before=old, now=new, place=config.place(key.path), why=why))

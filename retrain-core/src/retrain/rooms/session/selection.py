@@ -19,7 +19,7 @@ TRUNCATED = "truncated: [training] overlong = drop"
 
 
 def selection(config: Config) -> Callable[[Sample], Sample]:
-    """How a step is sampled under `[training] overlong` and `refill`: with both off, exactly as one round is."""
+    """How a step is sampled under `[training] overlong` and `refill`: in one unchanged round with both off."""
     drops, refill = config.value("training.overlong", "keep") == "drop", config.value("training.refill", 0)
 
     def select(sample: Sample) -> Sample:
@@ -30,7 +30,7 @@ def selection(config: Config) -> Callable[[Sample], Sample]:
 
 
 def _without_truncated(sample: Sample) -> Sample:
-    """The same, with no verdict for credit on truncated completions; their raw scores stay."""
+    """The same sampling, but truncated completions have no verdict for credit; their raw scores stay."""
 
     def dropped(planned: Planned, clock: Clock) -> Sampled:
         sampled = sample(planned, clock)
@@ -45,7 +45,7 @@ def _judged_to_the_end(group: Group) -> Group:
 
 
 def _in_rounds(sample: Sample, most: int) -> Sample:
-    """Rounds of prompts until `batch_size` groups are informative, `most` of them at most (DAPO, arXiv:2503.14476).
+    """At most `most` rounds of prompts, until `batch_size` groups are informative (DAPO, arXiv:2503.14476).
 
     The prompts of all rounds follow each other in the seeded order, so a resumed run draws the same ones. A round that
     cannot be sampled rejects the step.

@@ -121,7 +121,7 @@ def _session(
 
 
 def _leave(interrupts: Interrupts, view: RunView, folder: RunFolder, identity: Identity, failure: RetrainError) -> None:
-    """End the run with a checkpoint, for its folder is gone; the one beside it gets the copies of code and data too."""
+    """End the run with a checkpoint because its folder is gone; the rescue folder gets copies of code and data too."""
     interrupts.give_up(failure)
     if folder.path != view.folder:
         with suppress(RecordError):

@@ -34,7 +34,7 @@ class Updates:
             LOG.warning("%s", self._course.warning)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """All updates of the step; the errors of the first one, which leave everything as it was.
+        """Make all updates of the step. An error of the first one is raised: it has left everything as it was.
 
         A later update that is not finite ends the step there. From the second one on no stop interrupts the step.
         """

@@ -25,7 +25,7 @@ MISSING, LONG, BEYOND = "without an answer", "of more than max_tokens tokens", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """Prompts with the row of each, by the id of its example; `left_out` counts the others by their cause."""
+    """Prompts and their rows, by example id; `left_out` counts the examples without a row, by cause."""
 
     prompts: tuple[Prompt, ...]
     rows: dict[str, TrainRow]

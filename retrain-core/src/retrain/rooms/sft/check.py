@@ -25,6 +25,6 @@ def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
         problems.append(Problem(where=config.place("sft.steps"), what=what, why=why, fix=fix))
     for name in ("path", "options"):
         if getattr(table, name) and not table.source:
-            what, fix = "says where another source is read, and source is empty", "set [sft] source, or remove it"
+            what, fix = "says where another source is read, but source is empty", "set [sft] source, or remove it"
             problems.append(Problem(where=config.place(f"sft.{name}"), what=what, fix=fix))
     return problems

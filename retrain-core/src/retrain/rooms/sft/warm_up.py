@@ -70,7 +70,7 @@ def supervised(context: PluginContext, tasks: Tasks) -> SupervisedSteps:
 
 
 def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prompt]:
-    """The examples of the source of `[sft]`, put to the model as those of `[data]`, without any that is held out."""
+    """The examples of `[sft] source`, encoded as those of `[data]` are, without held-out ones."""
     config = context.config
     ours: dict[str, Any] = {"source": table.source, "path": table.path, "options": table.options}
     fields = {name: getattr(config.data, name) for name in DataTable.model_fields if name not in ours}

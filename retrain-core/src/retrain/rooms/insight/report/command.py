@@ -38,6 +38,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
     from retrain.rooms.insight.report.gather import gather
     from retrain.rooms.insight.report.page import render
     from retrain.rooms.insight.report.plugin_sections import plugin_sections
+    from retrain.rooms.insight.report.text import plural
     from retrain.rooms.session.records.files import write_text
 
     material = gather(paths)
@@ -73,8 +74,7 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
         }
         click.echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    num_runs = len(material.runs)
-    runs = f"{num_runs} run{'s' * (num_runs != 1)}"
-    click.echo(f"Wrote {file} ({size / 1e6:.1f} MB): {runs}, {page.num_figures} plots")
+    contents = f"{plural(len(material.runs), 'run')}, {plural(page.num_figures, 'plot')}"
+    click.echo(f"Wrote {file} ({size / 1e6:.1f} MB): {contents}")
     if material.unfinished:
-        click.echo(f"{len(material.unfinished)} runs did not finish; the page names them first")
+        click.echo(f"{plural(len(material.unfinished), 'run')} did not finish; see the top of the page")
