@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,6 +184,19 @@ def test_the_panel_shows_them_too() -> None:
     display.retrain_step_end(METRICS | {"rounds": 2, "sampled_tokens": 640, "dropped_tokens": 160})
     assert "\n  rounds 2, 25% of 640 tokens dropped\n" in panel(display)
     assert f"time left: {duration(498 * METRICS['step_time_s'])}\n" in shown
+
+
+@pytest.mark.parametrize(("rank", "what"), [(32, "Adapter"), (0, "Model")])
+def test_the_last_lines_name_what_was_saved(
+    context: PluginContext, caplog: pytest.LogCaptureFixture, tmp_path: Path, rank: int, what: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="retrain")
+    lines = RunLines(context)
+    lines.retrain_checkpoint_saved(tmp_path / "adapter/final")
+    config = SimpleNamespace(model=SimpleNamespace(lora_rank=rank), training=TrainingTable())
+    run: Any = SimpleNamespace(condition="a+b", config=config, folder=tmp_path, manifest={})
+    lines.retrain_run_end(run, None)
+    assert caplog.messages[1] == f"{what} saved to {tmp_path / 'adapter/final'}"
 
 
 def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> None:

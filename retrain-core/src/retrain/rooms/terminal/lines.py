@@ -94,7 +94,8 @@ class RunLines:
         if error is None:
             complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
             LOG.log(OUTCOME_LEVEL, "%s", complete)
-            LOG.log(OUTCOME_LEVEL, "Adapter saved to %s", self._last_adapter)
+            what = "Adapter" if run.config.model.lora_rank else "Model"
+            LOG.log(OUTCOME_LEVEL, "%s saved to %s", what, self._last_adapter)
             LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / "metrics.jsonl")
             devices = run.manifest.get("devices", {})
             if devices.get("why"):
