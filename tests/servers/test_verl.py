@@ -115,7 +115,7 @@ def ours(settings: str, folder: Path) -> tuple[float, Tensor]:
         held, dropped = (torch.from_numpy(np.concatenate(m)) if m else None for m in (marked.held, marked.dropped))
         columns = Columns(held_M=held, dropped_M=dropped)
     value, _ = loss.of_pack(new_M, STEP.scored(), loss.denominator(batch), columns=columns)
-    return float(value), torch.autograd.grad(value, new_M)[0]
+    return value.item(), torch.autograd.grad(value, new_M)[0]
 
 
 def theirs(verl: SimpleNamespace, mode: str, aggregation: str, **settings: Any) -> tuple[float, Tensor]:
@@ -124,7 +124,7 @@ def theirs(verl: SimpleNamespace, mode: str, aggregation: str, **settings: Any) 
     old, new, credit = map(STEP.padded, (STEP.numbers.old_M, new_M, STEP.numbers.advantages_M))
     call = verl.core.get_policy_loss_fn(mode)
     value, _ = call(old, new, credit, STEP.mask.double(), aggregation, actor_config(**settings))
-    return float(value), torch.autograd.grad(value, new_M)[0]
+    return value.item(), torch.autograd.grad(value, new_M)[0]
 
 
 def difference(found: Any, wanted: Any) -> float:
