@@ -9,14 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retrain.api import Kind, load_plugins
-from retrain.testing import conformance
+from retrain.kernel.plugins.manager import Plugins
+from retrain.testing import bench, conformance
 from tests import judge_server, mlx_server, tinker_server
 from tests.judge_server import KEY, YES
 from tests.prime_rl_stack.stack import MODEL, Server, Stack, start_server
@@ -119,8 +120,15 @@ def test_our_own_parts_conform(
 ) -> None:
     for variable in [variable for variable in os.environ if variable.startswith("RETRAIN_")]:
         monkeypatch.delenv(variable)
+    monkeypatch.setattr(bench, "load_plugins", lambda: _loaded_for(kind, name))
     checks = {str(found): found for found in conformance(kind, name, config=workplace(kind, name))}
     checks[check]()
+
+
+@lru_cache(maxsize=1)
+def _loaded_for(kind: Kind, name: str) -> Plugins:
+    """All installed plugins, loaded once for the checks of a part: loading takes longer than most of these."""
+    return load_plugins()
 
 
 def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> None:
