@@ -254,3 +254,17 @@ def test_a_clip_without_a_loss_is_no_silent_nothing(
     problems = [p for p in load_with_problems([str(file)], installed)[2] if "clip" in p.where]
     assert bool(problems) is is_refused
     assert all('loss = "ppo"' in p.fix and ":2 [algorithm] clip_eps" in p.where for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("training.sft_warmup_steps", "[sft] steps"),
+        ("training.sft_data_path", "[sft] path"),
+        ("backend.options.load_in_4bit", '[model] quantize = "nf4"'),
+        ("backend.options.use_rslora", "[lora] rslora"),
+    ],
+)
+def test_what_is_built_by_now_is_named(path: str, key: str) -> None:
+    assert key in note_on(path)
+    assert "not built yet" not in note_on(path)
