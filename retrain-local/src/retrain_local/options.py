@@ -23,7 +23,7 @@ class ModelKeys(Table):
     adapter: str = key(
         "",
         "PEFT adapter to start from (backend local): its folder, or a run, whose newest checkpoint is taken.",
-        reads="data",
+        reads="adapter",
     )
 
 

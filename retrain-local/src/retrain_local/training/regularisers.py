@@ -124,7 +124,3 @@ def columns_of(rows: Sequence[TrainRow], pack: Pack, marked: Marked) -> Columns:
     return Columns(
         reference_M=reference_M, kl_coefs_M=coefs_M, held_M=marks(marked.held), dropped_M=marks(marked.dropped)
     )
-
-
-def _reference(row: TrainRow) -> Floats:
-    return row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T

@@ -37,8 +37,8 @@ def key(
     kind; `{names}` in the description stands for the registered ones. `selects`: any non-empty value selects that part.
     `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
     resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
-    content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern) or `package` (an installed
-    environment). `constraints` are pydantic's (`ge`, `alias`, ...).
+    content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
+    environment), `model` (as in `[model] model`) or `adapter` (its folder, or a run). `constraints` are pydantic's (`ge`, `alias`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
     extra |= {"free_on_resume": free_on_resume, "reads": reads}

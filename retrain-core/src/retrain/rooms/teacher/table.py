@@ -16,8 +16,10 @@ HERE = "pytorch"  # the engine that is no server
 class TeacherTable(Table):
     """A model whose log-probabilities of the sampled tokens are their rewards; off until a key of it is set."""
 
-    model: str = key("", "Model that teaches; empty = that of [model] model, or the one model that the server has.")
-    adapter: str = key("", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="data")
+    model: str = key(
+        "", "Model that teaches; empty = that of [model] model, or the one model that the server has.", reads="model"
+    )
+    adapter: str = key("", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter")
     engine: str = key(
         HERE, "pytorch = in this process, or a server: vllm, sglang; others cannot teach.", names=Kind.INFERENCE_ENGINE
     )

@@ -17,6 +17,7 @@ from retrain.rooms.session.identity.changes import changes_between, input_digest
 from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.identity.copies import _may_assign_secret, copy_name, stored_identity, write_inputs
 from retrain.rooms.session.identity.hashing import Budget, hash_file
+from retrain.rooms.session.records.checkpoints import STATE
 from retrain.rooms.text.secrets import hide_text
 
 Collect = Callable[..., Identity]
@@ -72,6 +73,27 @@ def test_everything_that_a_configuration_names_is_hashed(collect: Collect, tmp_p
     assert names(collect("--data-path", "rows/*.jsonl"), "data") == ["rows/b.jsonl"]
     assert names(collect("--model", "builtin:tiny"), "model")[0] == "config.json"
     assert "retrain-sepa" not in collect(environ={"RETRAIN_BLOCK": "retrain-sepa"}).plugins
+
+
+def test_of_a_run_that_gives_its_adapter_only_that_is_hashed_and_none_of_it_copied(
+    collect: Collect, tmp_path: Path
+) -> None:
+    for run in ("first", "teacher"):
+        folder = tmp_path / "logs" / run / "adapter/final"
+        folder.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors", STATE):
+            (folder / name).write_bytes(b"{}")
+        (tmp_path / "logs" / run / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large/config.json").write_text("{}")
+    arguments = ["--adapter", "logs/first", "--teacher-adapter", "logs/teacher", "--teacher-model", "large"]
+    identity = collect("--model", "no/such", *arguments)
+    expected = {f"logs/{run}/{name}" for run in ("first", "teacher") for name in os.listdir(folder)}
+    assert set(names(identity, "model")) == expected | {"large/config.json"}
+    assert not identity.data and not any(file.content for file in identity.model)
+    before = input_digests(identity.as_data())
+    (folder / "adapter_model.safetensors").write_bytes(b"[]")
+    assert input_digests(collect("--model", "no/such", *arguments).as_data()) != before
 
 
 def test_pipes_links_and_unreadable_files_have_a_clear_outcome(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -13,6 +14,7 @@ from typing import Any
 
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of
@@ -28,6 +30,7 @@ from retrain.rooms.session.identity.hashing import (
 from retrain.rooms.session.identity.imports import ImportGraph, is_installed
 from retrain.rooms.session.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
 from retrain.rooms.session.locate import module_file
+from retrain.rooms.session.records.checkpoints import locate_adapter
 from retrain.rooms.session.selected import selected_parts
 
 DOTTED = "dotted path"
@@ -44,7 +47,7 @@ class Identity:
     """What a run consists of besides its configuration.
 
     `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
-    names. `model`: the files of a local model folder. `plugins`: the installed plugin distributions, and that of the
+    names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and that of the
     environment. `packages`: versions of other installed packages that the configuration names a module of. `notes` say
     what was not hashed completely.
     """
@@ -110,14 +113,14 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
     return Identity(
         code=tuple(_code_files(graph, budget)),
         data=tuple(_data_files(config, tables, without, budget)),
-        model=tuple(_model_files(config, plugins, budget)),
+        model=tuple(_model_files(config, plugins, tables, budget)),
         plugins=plugin_files(modules, budget),
         packages=dict(sorted(packages.items())),
     )
 
 
 def key_paths(tables: Mapping[str, TableEntry], reads: str) -> list[str]:
-    """The keys whose value names an input of this sort: `code`, `data` or `package`."""
+    """The keys whose value names an input of this sort: `code`, `data`, `package`, `model` or `adapter`."""
     return [
         f"{table}.{info.alias or name}"
         for table, entry in tables.items()
@@ -199,12 +202,24 @@ def _folder_files(value: str, folder: Path, without: frozenset[str], budget: Bud
         yield HashedFile(name=value, path=str(folder), problem=f"only the first {MAX_FILES} files are hashed")
 
 
-def _model_files(config: Config, plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
-    """The files of a local model folder: weights by size and blocks; none for a model on the hub."""
-    named = config.model.model
-    folder = Path(plugins.notify("retrain_locate_model", model=named) or named).expanduser()
+def _model_files(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], budget: Budget
+) -> Iterator[HashedFile]:
+    """The files of local model folders and adapters: weights by size and blocks; none for a model on the hub."""
+    own = config.model.model
+    named = [str(config.value(path, "")) for path in key_paths(tables, "model")]
+    for name in dict.fromkeys((own, *filter(None, named))):
+        folder = Path(plugins.notify("retrain_locate_model", model=name) or name).expanduser()
+        yield from _weights_below(folder, budget, prefix="" if name == own else f"{name.rstrip('/')}/")
+    for path in key_paths(tables, "adapter"):
+        if name := str(config.value(path, "")):
+            with suppress(ConfigError):  # the part that loads it says what is wrong
+                yield from _weights_below(locate_adapter(name), budget, prefix=f"{name.rstrip('/')}/")
+
+
+def _weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
     for file in files_below(folder) if folder.is_dir() else ():
-        name = os.path.relpath(file, folder)
+        name = f"{prefix}{os.path.relpath(file, folder)}"
         yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
 
 
