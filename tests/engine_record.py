@@ -20,7 +20,7 @@ import numpy as np
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
 from retrain.kernel.types import StopReason
 from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
-from retrain.rooms.session.logprob_gap import measure_gap
+from retrain.rooms.session.steps.logprob_gap import measure_gap
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 

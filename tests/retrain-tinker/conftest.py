@@ -12,7 +12,7 @@ import pytest
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.kernel.config import schema
 from retrain.rooms.kl.tables import KlTable
-from retrain.rooms.session.loss_keys import LossKeys
+from retrain.rooms.session.steps.loss_keys import LossKeys
 from retrain.rooms.sft.table import SftTable
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions

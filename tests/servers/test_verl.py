@@ -23,7 +23,7 @@ from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
 from retrain.kernel.config.load import load_config
 from retrain.rooms.kl.shaper import steered
 from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.learning_rate import Course
+from retrain.rooms.session.steps.learning_rate import Course
 from retrain_local.training.covariances import mark
 from retrain_local.training.loss import Mismatch, PolicyLoss
 from retrain_local.training.regularisers import Columns, kl_terms

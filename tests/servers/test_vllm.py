@@ -31,7 +31,7 @@ from retrain.rooms.inference.given_tokens import open_server
 from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
 from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.vllm import VLLM
-from retrain.rooms.session.logprob_gap import measure_gap
+from retrain.rooms.session.steps.logprob_gap import measure_gap
 from retrain.rooms.teacher.table import TeacherTable
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS

@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.policy import Policy, TakesWeights
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
-    from retrain.rooms.session.logprob_gap import LogprobRow
-    from retrain.rooms.session.overlapped import OverlapsTraining, SamplesAhead
     from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
+    from retrain.rooms.session.steps.logprob_gap import LogprobRow
+    from retrain.rooms.session.steps.overlapped import OverlapsTraining, SamplesAhead
     from retrain.rooms.tasks.contracts import (
         Action,
         Ask,
@@ -223,8 +223,8 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.doctor.diagnosis",
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
-    "retrain.rooms.session.logprob_gap",
-    "retrain.rooms.session.overlapped",
+    "retrain.rooms.session.steps.logprob_gap",
+    "retrain.rooms.session.steps.overlapped",
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
     "retrain.rooms.teacher.contract",

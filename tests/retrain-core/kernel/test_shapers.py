@@ -14,7 +14,7 @@ from retrain.kernel.informative import GroupStatus, num_correct, verdicts
 from retrain.kernel.step_fields import merge_fields
 from retrain.kernel.types import Score
 from retrain.rooms.credit.group_status import group_status
-from retrain.rooms.session.shaping import NamedShaper
+from retrain.rooms.session.steps.shaping import NamedShaper
 from tests.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]

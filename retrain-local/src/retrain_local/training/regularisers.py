@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import Config, Floats, Mask, TrainRow
+from retrain.api import Config, Mask, TrainRow
 from retrain_local.training.losses import MAX_LOG_RATIO
 from retrain_local.training.packs import Pack
 

@@ -24,7 +24,7 @@ from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.rooms.insight.stored import read_step
-from retrain.rooms.session.selection import joined_fields, selection
+from retrain.rooms.session.steps.selection import joined_fields, selection
 from tests.overlapped import GENERATIONS, lines, steps
 
 MakeGroup = Callable[..., Group]

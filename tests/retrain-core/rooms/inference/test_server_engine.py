@@ -21,7 +21,7 @@ from retrain.api import (
 from retrain.kernel.types import Sample, StopReason
 from retrain.rooms.inference.engine import ServerEngine
 from retrain.rooms.inference.probes import PROBE_TOKENS, probe_prompts
-from retrain.rooms.session.logprob_gap import LogprobGap, measure_gap
+from retrain.rooms.session.steps.logprob_gap import LogprobGap, measure_gap
 from tests.inference_server import InferenceServer, changed, serving
 from tests.toy_policy import STOP, ToyModel, ToyPolicy
 

@@ -19,7 +19,7 @@ from retrain.rooms.credit.algorithm import train_rows
 from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.kl.shaper import KlShaper, shaper_of, steered
 from retrain.rooms.kl.tables import KlTable
-from retrain.rooms.session.divergence import k1, k3
+from retrain.rooms.session.steps.divergence import k1, k3
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()

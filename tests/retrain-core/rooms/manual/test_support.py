@@ -9,7 +9,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual.support import KEYS, Asked, ask, questions, support
 from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.check_loss import applicable_losses
+from retrain.rooms.session.steps.check_loss import applicable_losses
 
 BACKENDS = ("local", "tinker", "prime_rl")
 REGULARISERS = {"kl.coef": "kl_{where}", "entropy.coef": "entropy", "entropy.kl_cov": "kl_cov"}

@@ -38,7 +38,8 @@ def key(
     `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
     resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
     content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
-    environment), `model` (as in `[model] model`) or `adapter` (its folder, or a run). `constraints` are pydantic's (`ge`, `alias`, ...).
+    environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `constraints` are pydantic's (`ge`,
+    `alias`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
     extra |= {"free_on_resume": free_on_resume, "reads": reads}

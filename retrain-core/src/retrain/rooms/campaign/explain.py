@@ -11,7 +11,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
 from retrain.rooms.session.check import declared_capabilities
-from retrain.rooms.session.check_loss import capability_fields
+from retrain.rooms.session.steps.check_loss import capability_fields
 
 FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
 

@@ -16,9 +16,9 @@ from retrain.kernel.plugins.first_party import install_line, promised_names, pro
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import PluginSpec, Registered
 from retrain.rooms.cli.plugins import short_file
-from retrain.rooms.session.check_loss import capability_fields
 from retrain.rooms.session.locate import part_file
 from retrain.rooms.session.packages import required_packages
+from retrain.rooms.session.steps.check_loss import capability_fields
 from retrain.rooms.text.terminal_text import printable
 
 RANGE = {  # keywords of JSON Schema, and how they are shown

@@ -14,9 +14,9 @@ from retrain.kernel.config.toml_text import toml_text
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.check import declared_capabilities, registered_tables
-from retrain.rooms.session.check_loss import applicable_losses, capability_fields
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
-from retrain.rooms.session.learning_rate import Course
+from retrain.rooms.session.steps.check_loss import applicable_losses, capability_fields
+from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.text.secrets import hide
 
 LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")

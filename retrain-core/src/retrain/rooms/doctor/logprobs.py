@@ -13,7 +13,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Floats, Kind, Sample, SamplingParams
 from retrain.rooms.session.check import backend_options
-from retrain.rooms.session.logprob_gap import LogprobGap, measure_gap
+from retrain.rooms.session.steps.logprob_gap import LogprobGap, measure_gap
 from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 

@@ -27,7 +27,7 @@ from retrain.rooms.inference.client import Call, RefusedError
 from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
 from retrain.rooms.inference.probes import PROBE_TOKENS
-from retrain.rooms.session.logprob_gap import LogprobGap, LogprobRow
+from retrain.rooms.session.steps.logprob_gap import LogprobGap, LogprobRow
 
 LOG = logging.getLogger("retrain")
 NOT_FOUND = 404

@@ -23,7 +23,7 @@ from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.probes import probe_prompts, write_probe_adapter
 from retrain.rooms.inference.recompute import Behaviour
 from retrain.rooms.inference.table import InferenceTable, Settings
-from retrain.rooms.session.logprob_gap import LogprobGap
+from retrain.rooms.session.steps.logprob_gap import LogprobGap
 
 LOG = logging.getLogger("retrain")
 

@@ -9,7 +9,7 @@ from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.types import Floats, Sample, Tokens
 from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.policy import Policy
-from retrain.rooms.session.logprob_gap import LogprobGap, LogprobRow
+from retrain.rooms.session.steps.logprob_gap import LogprobGap, LogprobRow
 
 COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward pass
 

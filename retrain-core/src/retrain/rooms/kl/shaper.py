@@ -15,8 +15,8 @@ from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Completion, Floats, Group, Outcome, Score, TrainReport
 from retrain.rooms.kl.tables import KlTable
-from retrain.rooms.session.divergence import difference, given_logprobs, k1, means, with_token_rewards
-from retrain.rooms.session.logprob_gap import LogprobRow
+from retrain.rooms.session.steps.divergence import difference, given_logprobs, k1, means, with_token_rewards
+from retrain.rooms.session.steps.logprob_gap import LogprobRow
 
 STATE = "kl"
 STRIDE = 16  # of so many completions one is measured with coef = 0: 2 % of the time of training at most

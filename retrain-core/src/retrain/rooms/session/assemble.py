@@ -33,15 +33,15 @@ from retrain.rooms.session.check import (
     check_schedule,
     declared_capabilities,
 )
-from retrain.rooms.session.check_loss import check_loss
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.overlapped import arrangement
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
-from retrain.rooms.session.selection import selection
-from retrain.rooms.session.shaping import NamedShaper
-from retrain.rooms.session.updates import Updates
+from retrain.rooms.session.steps.check_loss import check_loss
+from retrain.rooms.session.steps.overlapped import arrangement
+from retrain.rooms.session.steps.selection import selection
+from retrain.rooms.session.steps.shaping import NamedShaper
+from retrain.rooms.session.steps.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error, load_tasks

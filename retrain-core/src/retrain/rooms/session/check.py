@@ -16,9 +16,9 @@ from retrain.kernel.plugins.build import validated_params
 from retrain.kernel.plugins.first_party import promised_default
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import problem_with
-from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.session.promised_options import PROMISED_OPTIONS
 from retrain.rooms.session.public_package import missing_name, note_on
+from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.session.tables import read_config as read_config
 from retrain.rooms.session.tables import registered_tables as registered_tables
 from retrain.rooms.session.tables import table_hint as table_hint

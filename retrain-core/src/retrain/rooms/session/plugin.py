@@ -31,7 +31,7 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
     summary = "The course of the learning rate."
     register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
-    keys, summary = "retrain.rooms.session.loss_keys:LossKeys", "How the loss averages and weighs."
+    keys, summary = "retrain.rooms.session.steps.loss_keys:LossKeys", "How the loss averages and weighs."
     register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
 
 

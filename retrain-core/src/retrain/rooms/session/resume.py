@@ -17,11 +17,11 @@ from retrain.rooms.session.identity.acceptance import recorded_resume
 from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity
-from retrain.rooms.session.learning_rate import Course
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
+from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.text.terminal_text import printable
 
 STEPS = "training.max_steps"

@@ -12,10 +12,10 @@ from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import module_of, problem_with
 from retrain.rooms.session.check import chosen_name, place_of, wanted_names
-from retrain.rooms.session.check_loss import KEY as LOSS
-from retrain.rooms.session.check_loss import selected_loss
 from retrain.rooms.session.locate import module_file, part_file
 from retrain.rooms.session.public_package import missing_name
+from retrain.rooms.session.steps.check_loss import KEY as LOSS
+from retrain.rooms.session.steps.check_loss import selected_loss
 
 CREDIT = {
     "algorithm.advantage_mode": Kind.ADVANTAGE,

@@ -6,7 +6,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
-from retrain.rooms.session.check_loss import applicable_losses
+from retrain.rooms.session.steps.check_loss import applicable_losses
 from retrain.rooms.sft.table import SftTable
 
 LIKELIHOOD = "likelihood"

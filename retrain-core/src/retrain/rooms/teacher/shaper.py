@@ -11,8 +11,8 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import Floats, Group
-from retrain.rooms.session.divergence import difference, given_logprobs, means, with_token_rewards
-from retrain.rooms.session.logprob_gap import LogprobRow
+from retrain.rooms.session.steps.divergence import difference, given_logprobs, means, with_token_rewards
+from retrain.rooms.session.steps.logprob_gap import LogprobRow
 from retrain.rooms.teacher.contract import Teacher
 from retrain.rooms.teacher.table import HERE, TeacherTable
 from retrain.rooms.text.tokenizer.load import load_tokenizer

@@ -19,7 +19,9 @@ class TeacherTable(Table):
     model: str = key(
         "", "Model that teaches; empty = that of [model] model, or the one model that the server has.", reads="model"
     )
-    adapter: str = key("", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter")
+    adapter: str = key(
+        "", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter"
+    )
     engine: str = key(
         HERE, "pytorch = in this process, or a server: vllm, sglang; others cannot teach.", names=Kind.INFERENCE_ENGINE
     )

@@ -90,7 +90,8 @@ def test_of_a_run_that_gives_its_adapter_only_that_is_hashed_and_none_of_it_copi
     identity = collect("--model", "no/such", *arguments)
     expected = {f"logs/{run}/{name}" for run in ("first", "teacher") for name in os.listdir(folder)}
     assert set(names(identity, "model")) == expected | {"large/config.json"}
-    assert not identity.data and not any(file.content for file in identity.model)
+    assert not identity.data
+    assert not any(file.content for file in identity.model)
     before = input_digests(identity.as_data())
     (folder / "adapter_model.safetensors").write_bytes(b"[]")
     assert input_digests(collect("--model", "no/such", *arguments).as_data()) != before

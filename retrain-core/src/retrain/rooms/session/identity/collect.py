@@ -47,9 +47,9 @@ class Identity:
     """What a run consists of besides its configuration.
 
     `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
-    names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and that of the
-    environment. `packages`: versions of other installed packages that the configuration names a module of. `notes` say
-    what was not hashed completely.
+    names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and
+    that of the environment. `packages`: versions of other installed packages that the configuration names a module of.
+    `notes` say what was not hashed completely.
     """
 
     code: tuple[HashedFile, ...] = ()

@@ -14,10 +14,10 @@ from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
-from retrain.rooms.session.check_loss import applicable_losses, capability_fields, selected_loss
 from retrain.rooms.session.configure import load_with_problems
 from retrain.rooms.session.resume import _differences
 from retrain.rooms.session.selected import selected_parts
+from retrain.rooms.session.steps.check_loss import applicable_losses, capability_fields, selected_loss
 from retrain.rooms.session.tables import registered_tables
 
 pytest.importorskip("retrain_local", reason="its losses are named")

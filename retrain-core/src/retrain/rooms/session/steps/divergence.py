@@ -13,7 +13,7 @@ import numpy as np
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group
 from retrain.rooms.credit.algorithm import contexts
-from retrain.rooms.session.logprob_gap import LogprobRow
+from retrain.rooms.session.steps.logprob_gap import LogprobRow
 
 
 def k1(d_A: Floats) -> Floats:

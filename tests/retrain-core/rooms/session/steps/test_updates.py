@@ -21,7 +21,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.updates import Updates
+from retrain.rooms.session.steps.updates import Updates
 
 TABLES = registered_tables(load_plugins({}))
 

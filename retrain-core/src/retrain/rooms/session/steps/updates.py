@@ -14,7 +14,7 @@ from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.rooms.session.interrupts import Interrupts
-from retrain.rooms.session.learning_rate import Course
+from retrain.rooms.session.steps.learning_rate import Course
 
 LOG = logging.getLogger("retrain")
 
