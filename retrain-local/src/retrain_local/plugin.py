@@ -209,4 +209,4 @@ def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) ->
         return None
     from retrain_local.capacity.memory import memory_model
 
-    return memory_model(model_folder(), config.model.lora_rank, where=config.place("model.model"))
+    return memory_model(model_folder(), config, locate=retrain_locate_model)

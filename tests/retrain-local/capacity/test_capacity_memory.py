@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import MemoryEstimate, MemoryPhase, Workload
+from retrain.kernel.config.load import load_config
+from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.capacity.advice import SAFETY, advise
+from retrain.rooms.session.check import registered_tables
 from retrain_local import sizes, torch_modes
-from retrain_local.capacity.memory import estimate
+from retrain_local.capacity.memory import estimate, other_models
 from retrain_local.capacity.sampling import bytes_per_token
-from retrain_local.capacity.shape import ModelShape
+from retrain_local.capacity.shape import ModelShape, read_shape
 from retrain_local.capacity.training import activation_elements, pack_tokens, packs_at_a_time
 from retrain_local.decoder import Shape
 from retrain_local.model.architecture import DEFAULTS
+from retrain_local.plugin import retrain_locate_model
 from retrain_local.sampling import pool
 from retrain_local.training import budget
 
@@ -96,6 +101,31 @@ def test_packs_at_a_time_are_as_many_as_pytorch_has_threads(monkeypatch: pytest.
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert packs_at_a_time(large, WORK) == wanted
         assert packs_at_a_time(SHAPE, WORK) == 2
+
+
+def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
+    small: ModelShape, tmp_path: Path
+) -> None:
+    file, tables, own = tmp_path / "retrain.toml", registered_tables(load_plugins()), str(tmp_path / "model")
+    file.touch()
+
+    def others(*flags: str) -> dict[str, ModelShape]:
+        config, problems = load_config(file, tables=tables, arguments=["--model", own, *flags], environ={})
+        assert not problems
+        return other_models(config, small, retrain_locate_model)
+
+    assert others() == {}
+    assert others("--teacher-adapter", "logs/a") == others("--teacher-model", own) == {"teacher": small}
+    tiny = read_shape(Path(str(retrain_locate_model("builtin:tiny"))), where="")
+    assert others("--teacher-model", "builtin:tiny") == {"teacher": tiny}
+    assert others("--teacher-model", "who/knows") == {}
+    assert others("--teacher-model", own, "--teacher-engine", "vllm") == {}
+    assert others("--kl-coef", "0.1") == {}  # the model without its adapter
+    assert others("--kl-coef", "0.1", "--lora-rank", "0") == {"reference": small}
+    resident = estimate(SHAPE, WORK, others={"teacher": SHAPE}).phases[0].resident
+    assert resident["teacher"] == 1352 * 4
+    quantised = estimate(SHAPE, replace(WORK, quantize="nf4"), others={"teacher": SHAPE}).phases[0].resident
+    assert quantised["teacher"] == quantised["weights"] < 1352 * 4
 
 
 @pytest.mark.parametrize(("kind", "bytes_of"), [("nf4", 0.5625), ("int8", 1.0)])

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from retrain.api import MemoryEstimate, MemoryModel, MemoryPhase, Workload
+from retrain.api import Config, MemoryEstimate, MemoryModel, MemoryPhase, Workload
 from retrain_local import sizes
 from retrain_local.capacity.sampling import cache_budget, sampling_phase
 from retrain_local.capacity.shape import ModelShape, read_shape
 from retrain_local.capacity.training import pack_tokens, training_phase
 
+HERE = "pytorch"  # the engine of a teacher in this process
+NONE: Mapping[str, ModelShape] = MappingProxyType({})
 
-def memory_model(folder: Path, lora_rank: int, *, where: str) -> MemoryModel:
-    """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes."""
-    shape = read_shape(folder, where=where)
+
+def memory_model(folder: Path, config: Config, *, locate: Callable[[str], str | None]) -> MemoryModel:
+    """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes.
+
+    `locate` gives the folder of a model that ships with a plugin.
+    """
+    shape = read_shape(folder, where=config.place("model.model"))
+    rank, others = config.model.lora_rank, other_models(config, shape, locate)
 
     def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
-        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes)
+        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes, others=others)
 
     return MemoryModel(
         parameters=shape.parameters,
         is_counted=shape.is_counted,
-        lora_parameters=shape.lora_parameters(lora_rank),
-        checkpoint_bytes=0 if lora_rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
+        lora_parameters=shape.lora_parameters(rank),
+        checkpoint_bytes=0 if rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
         context=shape.context,
         estimate=estimated,
     )
 
 
+def other_models(config: Config, own: ModelShape, locate: Callable[[str], str | None]) -> dict[str, ModelShape]:
+    """The models beside the trained one: a teacher in this process, and the reference where all weights are trained.
+
+    The size of a teacher on the hub is not known, so it is left out.
+    """
+    found = {}
+    name, adapter = config.value("teacher.model", ""), config.value("teacher.adapter", "")
+    if (name or adapter) and config.value("teacher.engine", HERE) == HERE:
+        if name in ("", config.model.model):
+            found["teacher"] = own
+        elif (folder := Path(locate(name) or name).expanduser()).is_dir():
+            found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
+    if config.value("kl.coef", 0.0) and not config.model.lora_rank:
+        found["reference"] = own
+    return found
+
+
 def estimate(
-    shape: ModelShape, work: Workload, *, runtime_bytes: int | None = None, device_bytes: int | None = None
+    shape: ModelShape,
+    work: Workload,
+    *,
+    runtime_bytes: int | None = None,
+    device_bytes: int | None = None,
+    others: Mapping[str, ModelShape] = NONE,
 ) -> MemoryEstimate:
-    """Peak memory if every completion reaches `max_tokens`.
+    """Peak memory if every completion reaches `max_tokens`, with the weights of `others` beside those of the model.
 
     A measured `runtime_bytes` replaces the known need of an empty process. `device_bytes` is the memory of the GPU, of
     which activations and the key-value cache take their shares. On a GPU the estimate is of device memory only.
@@ -42,6 +72,8 @@ def estimate(
         runtime = sizes.RUNTIME_BYTES[work.device] + (0 if shape.is_native else sizes.HOSTED_BYTES[work.device])
     apart = bool(work.samplers)
     trainer = {"runtime": runtime} | _trained(shape, work)
+    element = sizes.weight_bytes(work.device, work.model_dtype)
+    trainer |= {name: _frozen(other, work, element) for name, other in others.items()}
     sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
     if not (apart and work.device == "cuda"):
         trainer = sampler = trainer | sampler
@@ -76,13 +108,17 @@ def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
     """
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     element = sizes.weight_bytes(work.device, work.model_dtype) if work.lora_rank else sizes.ADAPTER_BYTES
-    weights = shape.parameters * element
-    if work.quantize in sizes.QUANTISED_BYTES:
-        weights -= int(shape.adapted_elements * (element - sizes.QUANTISED_BYTES[work.quantize]))
+    weights = _frozen(shape, work, element)
     parts = {"weights": weights, "adapter": adapter, "optimizer": 2 * (adapter if work.lora_rank else weights)}
     if work.device == "cpu":
         parts["host"] = work.most_sampled * work.max_tokens * sizes.HOST_TOKEN_BYTES
     return parts
+
+
+def _frozen(shape: ModelShape, work: Workload, element: int) -> int:
+    """All weights, `element` bytes each, with the adapted matrices in fewer bits where they are quantised."""
+    spared = element - sizes.QUANTISED_BYTES.get(work.quantize, element)
+    return shape.parameters * element - int(shape.adapted_elements * spared)
 
 
 def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, int]:
