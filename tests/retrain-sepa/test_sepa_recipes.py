@@ -17,7 +17,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.load import load_campaign
 
 PAGE = Path(__file__).parents[2] / "docs/pages/algorithms/recipes.md"
-ROW = re.compile(r"^\| `(?!recipe)(\w+)` \| ([^|]*)\| ([^|]*)\| ([^|]*)\| ([^|]*)\| [^|]* \|$", re.MULTILINE)
+ROW = re.compile(r"^\| \[`(\w+)`\]\([\w-]+\.md\) \| ([^|]*)\| ([^|]*)\| ([^|]*)\| ([^|]*)\| [^|]* \|$", re.MULTILINE)
 NAMES = [*promised_names(Kind.RECIPE)]
 
 
@@ -60,7 +60,7 @@ def test_its_campaign_is_eight_algorithms_by_three_seeds_in_less_than_30_lines(
     (text,) = (
         block
         for block in re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-        if "seeds" in block
+        if '{ recipe = "reinforce_pp_baseline" }' in block
     )
     assert len(text.splitlines()) < 30
     file = tmp_path / "recipes.toml"
