@@ -14,8 +14,11 @@ from retrain_local.model.pair import Pair
 log = logging.getLogger("retrain")
 
 
-def load_start(pair: Pair, config: Config) -> None:
-    """Give the trained adapter the numbers of `[model] adapter`, and publish them; ConfigError when they do not fit."""
+def load_start(pair: Pair, config: Config, *, told: str = "Starting from the adapter in") -> None:
+    """Give the adapter the numbers of `[model] adapter`, and publish them; ConfigError when they do not fit.
+
+    `told` is how the console's line about it begins.
+    """
     file = locate_adapter(config.value("model.adapter", "")) / ADAPTER_FILE
     try:
         tensors = load_file(file)
@@ -28,4 +31,4 @@ def load_start(pair: Pair, config: Config) -> None:
         raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
     pair.trained.keep_reference()
     pair.publish()
-    log.info("Starting from the adapter in %s", file.parent)
+    log.info("%s %s", told, file.parent)

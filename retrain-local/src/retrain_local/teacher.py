@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,7 +19,6 @@ from retrain_local.torch_modes import threads_for, training_threads
 from retrain_local.training.loss import NAMED
 from retrain_local.training.trainer import Trainer
 
-log = logging.getLogger("retrain")
 ADAPTER, MODEL = "teacher.adapter", "teacher.model"
 
 
@@ -30,13 +28,17 @@ def open_teacher(context: PluginContext) -> LocalTeacher:
     if problems := adapter_problems(config):
         raise ConfigError(*problems)
     devices = choose_devices(config)
-    log.info("Loading teacher...")
     pair = create_pair(
-        config, find_model(config, context.plugins), trainer_device=devices.trainer, samples=False, seed=0
+        config,
+        find_model(config, context.plugins),
+        trainer_device=devices.trainer,
+        samples=False,
+        seed=0,
+        role="teacher",
     )
     is_adapted = bool(config.value("model.adapter", ""))
     if is_adapted:
-        load_start(pair, config)
+        load_start(pair, config, told="The teacher has the adapter in")
     exact = not devices.is_split
     kernels = kernels_for(config, devices.trainer, pair.trained.dtype, pair.trained.shape, exact=exact)
     limits = MemoryLimits()

@@ -10,6 +10,7 @@ from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.session.assemble import check
 from retrain.rooms.teacher.check import problems_of
+from retrain.rooms.teacher.plugin import retrain_explain
 
 DISTILLING = "--advantage-mode distillation --transform-mode none --teacher-model builtin:tiny"
 SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine vllm --temperature 1.0"
@@ -78,3 +79,17 @@ def test_a_run_refuses_what_other_parts_know(flags: str, key: str, what: str, ta
     assert problems == []
     _, found = check(config, load_plugins(), tables)
     assert [problem.what for problem in found if f"--{key}" in problem.where and what in problem.what], found
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        ("", None),
+        ("--teacher-adapter logs/a", "me with the adapter in logs/a, engine pytorch"),
+        ("--teacher-model large", "large, engine pytorch"),
+        ("--teacher-engine vllm", "its only model, engine vllm"),
+    ],
+)
+def test_explain_says_who_teaches(flags: str, row: str | None, tables: Mapping[str, TableEntry]) -> None:
+    config, _ = load_config(None, tables=tables, arguments=["--model", "me", *flags.split()])
+    assert (retrain_explain(config) or {}).get("teacher") == row

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
@@ -48,6 +48,19 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     from retrain.rooms.teacher.check import problems_of
 
     return problems_of(config, plugins)
+
+
+@hookimpl
+def retrain_explain(config: Config) -> Mapping[str, Any] | None:
+    """Who teaches, if anybody does."""
+    from retrain.rooms.teacher.table import HERE, TeacherTable, has_teacher
+
+    if not has_teacher(config):
+        return None
+    table = config.table("teacher", TeacherTable)
+    model = table.model or (config.model.model if table.engine == HERE else "its only model")
+    adapter = f" with the adapter in {table.adapter}" if table.adapter else ""
+    return {"teacher": f"{model}{adapter}, engine {table.engine}"}
 
 
 @hookimpl
