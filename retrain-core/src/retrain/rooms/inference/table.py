@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +12,7 @@ from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.text.secrets import server_urls
 
 
 class InferenceTable(Table):
@@ -49,13 +49,7 @@ class InferenceTable(Table):
     )
     prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
 
-    @field_validator("url")
-    @classmethod
-    def _urls(cls, text: str) -> str:
-        for url in filter(None, (part.strip() for part in text.split(","))):
-            if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
-                raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
-        return text
+    _urls = field_validator("url")(server_urls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic import field_validator
 
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
+from retrain.rooms.text.secrets import server_urls
 
 HERE = "pytorch"  # the engine that is no server
 
@@ -30,13 +29,7 @@ class TeacherTable(Table):
     )
     api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
 
-    @field_validator("url")
-    @classmethod
-    def _urls(cls, text: str) -> str:
-        for url in filter(None, (part.strip() for part in text.split(","))):
-            if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
-                raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
-        return text
+    _urls = field_validator("url")(server_urls)
 
 
 def has_teacher(config: Config) -> bool:

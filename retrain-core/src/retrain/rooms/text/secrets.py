@@ -164,6 +164,17 @@ def _is_secret(value: str) -> bool:
     return len(value) >= MIN_SECRET_CHARS and not _NUMBER.fullmatch(value) and not os.path.exists(value)
 
 
+def server_urls(text: str) -> str:
+    """The value of a key that holds URLs of servers with commas between them.
+
+    ValueError, which shows no login, unless each is one.
+    """
+    for url in filter(None, (part.strip() for part in text.split(","))):
+        if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url):
+            raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL such as http://127.0.0.1:8000")
+    return text
+
+
 def hide_arguments(arguments: Sequence[str]) -> list[str]:
     """A command line with its secrets replaced, in every form: `--x-api-key v`, `name=value`, `--set=name=value`."""
     shown: list[str] = []
