@@ -58,7 +58,8 @@ def test_the_configuration_of_a_page_runs_as_it_stands(name: str, tmp_path: Path
 @pytest.mark.long
 def test_the_campaign_of_the_page_runs_and_is_compared_and_reported(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "recipes.toml").write_text(next(block for block in blocks if "seeds" in block), encoding="utf-8")
+    campaign = next(block for block in blocks if '{ recipe = "reinforce_pp_baseline" }' in block)
+    (tmp_path / "recipes.toml").write_text(campaign, encoding="utf-8")
     few = ("--campaign-max-steps", "2", "--batch-size", "2", "--eval-examples", "4")
     done = retrain("recipes.toml", *few, cwd=tmp_path)
     assert done.code == 0, done.err
