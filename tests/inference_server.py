@@ -201,9 +201,9 @@ class InferenceServer(ThreadingHTTPServer):
         steps = self.model.logits(list(asked["prompt"]), weights, cache)
         logits = next(steps)
         while True:
-            warm, shown = log_softmax(logits / temperature), log_softmax(logits)
+            warm, shown = log_softmax(logits / (temperature or 1.0)), log_softmax(logits)
             token = int(np.searchsorted(np.cumsum(np.exp(warm)), stream.random() * np.exp(warm).sum()))
-            token = min(token, self.model.vocabulary - 1)
+            token = min(token, self.model.vocabulary - 1) if temperature else int(logits.argmax())
             shown = warm if self.processed else shown
             tokens.append(token)
             logprobs.append(float(shown[token]))

@@ -189,12 +189,13 @@ class Toy:
         prompt = np.asarray(body["prompt"]["chunks"][0]["tokens"])
         told_T = [float(value) for value in self.logprobs(delta)[prompt[:-1], prompt[1:]] + self.faults.base_shift]
         previous = body["prompt"]["chunks"][0]["tokens"][-1]
-        sampled = self.logprobs(delta, params.get("temperature", 1.0))
+        sampled = self.logprobs(delta, params.get("temperature", 1.0) or 1.0)
         told = sampled if self.faults.logprobs_after_temperature else self.logprobs(delta)
         random, stop, tokens, values = np.random.default_rng(params.get("seed")), params.get("stop") or [], [], []
         reason = "length"
         for _ in range(params["max_tokens"]):
             token = int(random.choice(self.vocabulary, p=np.exp(sampled[previous])))
+            token = token if params.get("temperature", 1.0) else int(sampled[previous].argmax())
             tokens.append(token)
             values.append(float(told[previous, token]))
             previous = token

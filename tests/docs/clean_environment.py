@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.docs.command_plan import GIVEN, SHORT, SHOWN
-from tests.docs.reading import ROOT, blocks, name_of
+from tests.docs.reading import ROOT, blocks, name_of, typed_lines
 
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 # What a clone has of all that a line may name.
@@ -76,7 +76,8 @@ class Installed:
         """A new folder with what the lines of a page presume: configurations, finished runs, files the page shows."""
         folder.mkdir(parents=True)
         text = "\n".join(lines)
-        writes_its_own = "retrain init --template" in text
+        of_data = any(line.startswith("retrain init --model") and " -o " not in line for line in lines)
+        writes_its_own = of_data or "retrain init --template" in text
         for name in TINY:
             if name in text or (name == "retrain.toml" and not writes_its_own):
                 _copy(self.stage / "retrain.toml", folder / name)
@@ -96,9 +97,11 @@ class Installed:
 
 
 def make_environment(folder: Path) -> Installed:
-    """A virtual environment with pip alone, and a copy of the repository beside it."""
-    installed = Installed(folder=folder / "environment", clone=folder / "clone", stage=folder / "stage")
-    subprocess.run([sys.executable, "-m", "venv", str(installed.folder)], check=True)
+    """A virtual environment with pip alone, made as the README says, and a copy of the repository beside it."""
+    (line,) = [line for line in typed_lines(ROOT / "README.md") if "-m venv .venv" in line]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # python3 is this one
+    subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, check=True)
+    installed = Installed(folder=folder / ".venv", clone=folder / "clone", stage=folder / "stage", typed={line})
     no_outputs = shutil.ignore_patterns("__pycache__", "build", "dist", "*.egg-info")
     for name in CLONED:
         source, target = ROOT / name, installed.clone / name

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from retrain_rewards.code.sandbox import find_sandbox
 from tests.docs.reading import PAGES, name_of, typed_lines
 
+SERVES = "serves until it is stopped; tests/retrain-core/rooms/use/test_server.py, and tests/end_to_end/test_clients.py"
 HUB = "trains a model of the hub on a GPU"
+DATA = "needs a data set of the hub; tests/retrain-rewards/test_hub_source.py reads local copies of its layout"
 SERVER = "needs an inference server; `nox -s server-vllm`, `nox -s server-max` and tests/end_to_end start theirs"
 SERVICE = "needs a service and its key"
 HOURS = "measures for minutes and rewrites the page; tests/end_to_end/test_benchmarks.py runs each benchmark, shortened"
@@ -15,9 +18,21 @@ MATRIX = "makes an environment of its own; .ci/run types it as it stands"
 TOOL = "jq and less are not ours, and `tail -f` never ends"
 REAL = "needs a model of 93 MB; `nox -s real` makes and trains it"
 REFEREE = "makes an environment with TRL; tests/servers/test_trl.py and test_verl.py are what it runs"
+NO_SANDBOX = "no sandbox works on this machine"
+MERGED = "loads transformers and PEFT for seconds; tests/retrain-local/export merges and exports"
 FAILED = "needs a run whose reward failed; tests/retrain-core/rooms/insight/test_score_command.py replays one"
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
+    "docs/pages/after-training.md": {
+        "retrain chat logs/train --compare base": "waits for questions; tests/end_to_end/test_chat.py",
+        "retrain serve logs/train": SERVES,
+        "retrain serve logs/train --adapter ...": SERVES,
+        "retrain merge logs/train --out merged": MERGED,
+        "retrain merge logs/train --checkpoint best ...": MERGED,
+        "retrain export logs/train --to gguf ...": MERGED,
+        "retrain export logs/train --to mlx ...": "needs mlx-lm; tests/end_to_end/test_exports.py, `nox -s clients`",
+        "retrain push logs/train --repo me/sums --private": "needs the hub; tests/hub_server.py stands in for it",
+    },
     "README.md": {
         "python -m pip install nox && python -m nox -s quickstart": MATRIX,
         "python -m pip install nox && python -m nox -s tests": MATRIX,
@@ -60,6 +75,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/scale.py ...": HOURS,
         "python benchmarks/gpu.py ...": "needs a GPU; tests/end_to_end/test_gpu_proof.py and test_benchmarks.py",
     },
+    "docs/pages/one-gpu.md": {"retrain doctor real.toml": HUB, "retrain real.toml": HUB},
     "docs/pages/prime-rl.md": {
         "retrain doctor prime_rl.toml": "needs PRIME-RL's inference server",
         "retrain prime_rl.toml": "needs PRIME-RL's trainer and inference server",
@@ -74,6 +90,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "nox -s real": "makes the model and an environment of its own",
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
+    "docs/pages/rewards.md": {} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX},
     "docs/pages/scale.md": {
         "python benchmarks/records_scale.py": HOURS,
         "python benchmarks/report_scale.py": HOURS,
@@ -83,9 +100,19 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain score --replay logs/train/failures/step_000012_0.json": FAILED,
     },
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
+    "docs/pages/watching.md": {
+        "retrain top": "never ends; tests/retrain-core/rooms/insight/test_status_watch.py",
+        "retrain watch logs/train": "never ends; tests/retrain-core/rooms/insight/watch serves pages",
+    },
     "docs/pages/verl.md": {
         "git clone ...": "needs the network",
         "RETRAIN_VERL=/tmp/verl nox -s referee": REFEREE,
+    },
+    "retrain-core/src/retrain/rooms/manual/manual.md": {"retrain score --replay logs/train": FAILED},
+    "docs/pages/your-data.md": {
+        "retrain init --data openai/gsm8k ...": DATA,
+        "retrain init --data gsm8k ...": DATA,
+        "retrain init --model builtin:tiny --data reasoning_gym:chain_sum ...": "needs the extra reasoning-gym",
     },
     "docs/pages/tinker.md": {
         "retrain doctor tinker.toml": SERVICE,
@@ -107,23 +134,35 @@ SHOWN = {
         "recipes.toml": ("toml", "[campaign]\nseeds = [42, 101, 202]"),
         "two.toml": ("toml", "[campaign]\nseeds = [42, 101, 202, 303"),
     },
-    "docs/pages/rewards.md": {"my_reward.py": ("python", "# my_reward.py")},
+    "docs/pages/rewards.md": {
+        "my_reward.py": ("python", "# my_reward.py"),
+        "programs.jsonl": ("json", '{"prompt": "Read two'),
+    },
+    "docs/pages/evaluation.md": {"sets.toml": ("toml", "[eval]\nexamples = 64")},
     "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
     "docs/pages/prime-rl.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
 }
 # Files that a line names and its page only speaks of.
+PUBLIC = '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
+TASKS = "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33))
 GIVEN = {
-    "docs/pages/data.md": {
-        "tasks.jsonl": "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33)),
+    "docs/pages/command-line.md": {"tasks.jsonl": TASKS},
+    "docs/pages/your-data.md": {"tasks.jsonl": TASKS},
+    "docs/pages/coming-from-public.md": {"public.toml": PUBLIC},
+    "retrain-core/src/retrain/rooms/manual/manual.md": {
+        "tasks.jsonl": TASKS,
+        "other.jsonl": TASKS,
+        "tasks.csv": "question,solution\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(1, 33)),
     },
+    "docs/pages/after-training.md": {"questions.txt": "What is 2 + 2?\nWhat is 9 * 8?\n"},
+    "docs/pages/data.md": {"tasks.jsonl": TASKS},
+    "docs/pages/evaluation.md": {"tasks.jsonl": TASKS, "hard.jsonl": TASKS},
     "docs/pages/machine.md": {
         "plugins/mine.py": (
             "from retrain.advantages import TransformSpec\n\ndef flat():\n    return TransformSpec(name='flat')\n"
         ),
         "plugins/typo.py": "import numpyy\n",
-        "public.toml": (
-            '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
-        ),
+        "public.toml": PUBLIC,
         "old.toml": (
             '[backend]\nbackend = "prime_rl"            # sampled by a running stack\n'
             'prime_rl_transport = "zmq"      # one machine\n# the port that the cluster leaves open\n'
@@ -136,6 +175,7 @@ IN_ORDER = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/pages/command-line.md",
+    "docs/pages/coming-from-public.md",
     "docs/pages/prime-rl.md",
     "docs/pages/tinker.md",
     "docs/pages/plugins.md",

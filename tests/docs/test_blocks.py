@@ -91,6 +91,21 @@ def test_a_wrong_command_line_would_be_found(line: str, wanted: str, tmp_path: P
     assert any(wanted in fault for fault in found), found
 
 
+# What `--help` shows as an example: two spaces, the line, and what it is for after two more.
+EXAMPLE = re.compile(r"^  (retrain(?: \S+)*)(?:  .*)?$", re.MULTILINE)
+
+
+def test_examples_of_help_parse(tmp_path: Path) -> None:
+    """They are in the generated page of commands; nothing is run."""
+    text = (SITE / "reference/commands.md").read_text(encoding="utf-8")
+    lines = [line for line in EXAMPLE.findall(text) if "<TAB>" not in line]
+    assert len(lines) > 60
+    page = tmp_path / "page.md"
+    page.write_text("```bash\n" + "\n".join(lines) + "\n```\n", encoding="utf-8")
+    for words in command_lines(page):
+        assert not faults(words), f"retrain {' '.join(words)}"
+
+
 def test_a_wrong_vector_would_be_found() -> None:
     parsed = doctest.DocTestParser().get_doctest(">>> round(1 / 3, 6)\n0.333334\n", {}, "page", "page", 0)
     assert doctest.DocTestRunner(verbose=False).run(parsed, out=lambda text: None).failed == 1

@@ -40,10 +40,18 @@ def test_panel_shows_step_phase_sparkline_and_time_left(tmp_path: Path) -> None:
     plain = ESCAPES.sub("", drawn)
     assert code == 0, plain
     assert re.search(r"step [1-3]/3", plain)
-    assert "sampling" in plain
-    assert "training" in plain
+    assert re.search(r"  starting +━+ +for [\d.]+ m?s", plain), "while the model loads"
+    assert re.search(r"\n  (sampling|scoring|training|recording|eval|checkpoint) +━+", plain)
     assert re.search(r"time left: [\d.]+ m?s", plain)
     assert re.search(r"correct +\d+\.\d%  [▁▂▃▄▅▆▇█]", plain)
     assert "held-out" in plain
+    said = [line.strip() for line in plain.splitlines()]
+    assert any(
+        re.fullmatch(r"Held-out: \d+\.\d% \[.*\] before -> \d+\.\d% \[.*\] after 3 steps", line) for line in said
+    )
+    assert "Next:" in said
+    lines = [line for line in said if line.startswith(("Step ", "Eval ", "Held-out"))]
+    assert len(lines) == 3 + 2 + 1
+    assert max(map(len, lines)) <= 100
     assert "Step 2 [maxrl+gtpo_sepa]" in plain
     assert "  group: " not in plain

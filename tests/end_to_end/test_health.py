@@ -71,7 +71,7 @@ def test_truncation_is_told_once_after_three_steps_and_recorded_at_each(cut: tup
     folder, console = cut
     assert warnings(console) == ["truncation at step 2", "no_useful_groups at step 2"]
     assert "[training] max_tokens = 4); fix: raise [training] max_tokens" in console
-    assert "useful=0/4 (4 all wrong)" in console
+    assert "useful=0/4 (4 wrong)" in console
     states = [record.get("health") for record in records(folder / "metrics.jsonl")]
     assert states == [None, None, *[["truncation", "no_useful_groups"]] * 4]
 

@@ -25,13 +25,6 @@ SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-e
 ESCAPE = "\x1b["
 
 
-def number_of(template: str, cwd: Path) -> str:
-    """The number that the dialog gives a template."""
-    rows = [row["name"] for row in json.loads(retrain("init", "--list", "--json", cwd=cwd).out)]
-    first = [name for name in ("tiny", "quickstart", "experiment", "campaign") if name in rows]
-    return str(([*first, *(name for name in rows if name not in first)]).index(template) + 1)
-
-
 # ---------------------------------------------------------------- nothing to train
 
 
@@ -39,23 +32,23 @@ def number_of(template: str, cwd: Path) -> str:
 def test_without_a_configuration_one_is_offered_and_written_and_trains(tmp_path: Path) -> None:
     exchange = [
         ("Create one now? [Y/n]", "\n"),
-        ("Number [1]", "\n"),  # tiny
+        ("Model (hub id or folder) [builtin:tiny]", "\n"),
+        ("Data [arithmetic]", "\n"),
+        ("[default]", "\n"),
         ("Training steps [70]", "2\n"),
-        ("Seed (-1 draws one) [1]", "7\n"),
-        ("wandb project", "\n"),
-        ("Folder of the run [logs/tiny]", "logs/mine\n"),
+        ("Folder of the run [logs/arithmetic]", "logs/mine\n"),
     ]
     code, printed = converse([EXE], exchange, cwd=tmp_path)
     assert code == 0, printed
-    assert "Wrote retrain.toml (tiny). Next:\n  retrain explain\n  retrain\n" in printed
+    assert "Wrote retrain.toml (your data). Next:\n  retrain explain\n  retrain\n" in printed
     text = (tmp_path / "retrain.toml").read_text()
     assert text.split("\n\n", 1)[1].strip() in printed  # all but the head, to which a line for editors is added
     document = tomllib.loads(text)
-    assert (document["training"]["max_steps"], document["training"]["seed"]) == (2, 7)
+    assert (document["training"]["max_steps"], document["training"]["seed"]) == (2, 1)
     assert document["logging"] == {"log_dir": "logs/mine"}
-    assert "# prompts per step" in text  # comments stay
+    assert "# gpu:0 for a CUDA device" in text  # comments stay
     explained = json.loads(retrain("explain", "--json", cwd=tmp_path).out)
-    assert (explained["max_steps"], explained["seed"], explained["log_dir"]) == (2, 7, "logs/mine")
+    assert (explained["max_steps"], explained["seed"], explained["log_dir"]) == (2, 1, "logs/mine")
     assert retrain("-q", *SHORT, cwd=tmp_path).code == 0
     assert (tmp_path / "logs/mine/metrics.jsonl").exists()
 
@@ -77,10 +70,38 @@ def test_nobody_is_asked_where_nobody_is(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- init --interactive
 
 
+def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
+    rows = [{"story": f"What is {n} + 30?", "hint": "Use your fingers.", "sum": n + 30} for n in range(40)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exchange = [
+        ("Model (hub id or folder) [builtin:tiny]", "\n"),
+        ("Data [tasks.jsonl]", "task.jsonl\n"),
+        ("did you mean 'tasks.jsonl'?", ""),
+        ("Data [tasks.jsonl]", "\n"),
+        ("Column of the prompt", "story\n"),
+        ("Column of the answer", "sum\n"),
+        ("[match]", "nonsense\n"),
+        ("[match]", "\n"),
+        ("Training steps [70]", "0\n"),
+        ("Training steps [70]", "3\n"),
+        ("Folder of the run [logs/tasks]", "\n"),
+    ]
+    code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
+    assert code == 0, printed
+    for told in (
+        "cannot tell which column holds the prompt",
+        "hint ('Use your fingers.')",
+        "'nonsense' is not the name",
+    ):
+        assert told in printed
+    assert "32 examples to train on, 8 held out" in printed
+    document = tomllib.loads((tmp_path / "retrain.toml").read_text())
+    source = {"source": "files", "path": "tasks.jsonl", "prompt_key": "story", "answer_key": "sum"}
+    assert (document["data"], document["training"]["max_steps"]) == (source, 3)
+
+
 def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
     exchange = [
-        ("Number [1]", "nonsense\n"),
-        ("Number [1]", f"{number_of('campaign', tmp_path)}\n"),
         ("Model (hub id or folder)", "some/model\n"),
         ("Training steps [200]", "0\n"),
         ("Training steps [200]", "\n"),
@@ -90,9 +111,9 @@ def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Pat
         ("wandb project", "proj\n"),
         ("Folder of the campaign", "\n"),
     ]
-    code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
+    code, printed = converse([EXE, "init", "-i", "-t", "campaign"], exchange, cwd=tmp_path)
     assert code == 0, printed
-    for told in ("a seed is given twice", "non-negative", "'0' is not a whole number of at least 1", "'nonsense'"):
+    for told in ("a seed is given twice", "non-negative", "'0' is not a whole number of at least 1"):
         assert told in printed
     assert "  retrain explain campaign.toml\n  retrain campaign.toml\n" in printed
     explained = json.loads(retrain("explain", "campaign.toml", "--json", cwd=tmp_path).out)
@@ -122,7 +143,7 @@ def test_a_file_that_is_there_is_told_before_the_questions(tmp_path: Path) -> No
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    code, printed = converse([EXE, "init", "-i"], [("Number [1]", "\n"), ("Training steps", "\x03")], cwd=tmp_path)
+    code, printed = converse([EXE, "init", "-i"], [("Model", "\n"), ("Data [", "\x03")], cwd=tmp_path)
     assert code == 130
     assert "retrain: interrupted" in printed
     assert "Traceback" not in printed

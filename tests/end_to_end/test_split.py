@@ -78,7 +78,7 @@ if place == "scoring":
 if place == "training":
     slow(Trainer, "accumulate", lambda trainer, batch: batch.step == {step})
 if place == "eval":
-    slow(Loop, "_evaluate", lambda loop, step: step == {step})
+    slow(Loop, "_evaluate", lambda loop, evaluation, step: step == {step})
 if place == "drawing again":
     slow(Overlapped, "_sample_next", lambda overlap, planned, *_: planned.step == {step} + 1 and overlap._version == 0)
 """

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_he
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
+    (Kind.RECORDER, "mlflow"): "needs MLflow; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",
+    (Kind.RECORDER, "trackio"): "needs Trackio; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",
     (Kind.BACKEND, "prime_rl"): "needs a server and a trainer; it is tried with processes of its own below",
     (
         Kind.INFERENCE_ENGINE,
@@ -63,6 +65,16 @@ PRIME_RL_CANNOT = {
     "writes_a_peft_adapter": "before its first step there is no adapter: test_prime_rl_resume.py has both cases",
 }
 Settings = Mapping[str, Mapping[str, Any]]
+COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that read the hub, by column
+    "hub": {"prompt": lambda n: f"What is {n} + {n}?", "answer": lambda n: str(2 * n)},
+    "gsm8k": {"question": lambda n: f"{n} and one more?", "answer": lambda n: f"Count.\n#### {n + 1}"},
+    "deepscaler": {"problem": lambda n: f"Half of {n}?", "answer": lambda n: rf"\frac{{{n}}}{{2}}"},
+    "dapo-math": {
+        "prompt": lambda n: [{"role": "user", "content": f"Twice {n}?"}],
+        "reward_model": lambda n: {"ground_truth": str(2 * n)},
+    },
+    "countdown": {"nums": lambda n: [n, 2, 3], "target": lambda n: n + 6},
+}
 
 
 def parts() -> Iterator[Any]:
@@ -77,6 +89,8 @@ def parts() -> Iterator[Any]:
                 marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
                 if (kind, name) in SLOW_PARTS:
                     marks.append(pytest.mark.slow)
+                if kind is Kind.DATA_SOURCE and name in ("gsm8k", "deepscaler", "dapo-math"):
+                    marks.append(pytest.mark.long)  # `hub` with other columns, which test_hub_source.py reads
                 yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
 
 
@@ -93,8 +107,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         server = cache(lambda: _server(servers))  # one for both engines that speak to it
         makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
             (Kind.DATA_SOURCE, "files"): lambda: _files(folder),
+            **{(Kind.DATA_SOURCE, name): partial(_copy, folder, name) for name in COPIES},
             (Kind.DATA_SOURCE, "math"): lambda: _math(folder),
             (Kind.DATA_SOURCE, "reasoning_gym"): lambda: _reasoning_gym(servers),
+            (Kind.REWARD, "code"): lambda: _code(folder),
             (Kind.REWARD, "custom"): lambda: _custom(folder),
             (Kind.REWARD, "judge"): lambda: _judge(servers),
             (Kind.ENVIRONMENT, "verifiers"): _verifiers,
@@ -166,7 +182,7 @@ def prime_rl_checks() -> Iterator[Any]:
             yield pytest.param(check, marks=marks)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("check", list(prime_rl_checks()))
 def test_the_prime_rl_backend_conforms_with_processes_of_its_own(
     check: str, policy_server: Server, tmp_path: Path
@@ -197,6 +213,14 @@ def _files(folder: Path) -> Settings:
     return {"data": {"path": str(folder / "rows.jsonl")}}
 
 
+def _copy(folder: Path, name: str) -> Settings:
+    rows = [{key: value(n) for key, value in COPIES[name].items()} for n in range(1, 6)]
+    copy = folder / "copies" / name
+    copy.mkdir(parents=True)
+    (copy / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"data": {"path": str(copy)}}
+
+
 def _math(folder: Path) -> Settings:
     (folder / "hub").mkdir()
     row = {"problem": "Half of 3?", "level": "Level 5", "type": "Geometry", "solution": r"\boxed{\frac{3}{2}}"}
@@ -209,6 +233,15 @@ def _reasoning_gym(servers: ExitStack) -> Settings:
     _need("reasoning_gym")
     servers.enter_context(kept_alive())
     return {"data": {"options": {"name": "chain_sum", "size": 6}}}
+
+
+def _code(folder: Path) -> Settings:
+    row = {"prompt": "Double a number.", "answer": "print(2 * int(input()))", "tests": [{"input": "2", "output": "4"}]}
+    (folder / "programs.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    return {
+        "data": {"source": "files", "path": str(folder / "programs.jsonl")},
+        "reward": {"unsafe": True},  # a machine without a sandbox tries it, too
+    }
 
 
 def _custom(folder: Path) -> Settings:

@@ -174,3 +174,45 @@ def test_a_damaged_checkpoint_changes_nothing(
 def test_another_rank_is_refused(make_backend: MakeBackend, saved: Path) -> None:
     with pytest.raises(BackendError, match="shape"):
         make_backend(rank=8).load(saved)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_saved_weights_are_sampled_from_without_their_optimizer(
+    rank: int, make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
+) -> None:
+    """As `load` and `publish` would sample, from what `save` and from what `save_adapter` wrote."""
+    saved, plain = tmp_path / "saved", tmp_path / "plain"
+    backend = make_backend(rank=rank)
+    beginning = roll(backend, requests, step=7)
+    for step in range(2):
+        backend.train(roll(backend, requests, step=step))
+        backend.publish()
+    for folder, save in ((saved, backend.save), (plain, backend.save_adapter)):
+        folder.mkdir()
+        save(folder)
+    trained = roll(backend, requests, step=7)
+    opened = make_backend(rank=rank, seed=99)
+    for folder in (saved, plain):
+        opened.sample_from(folder)
+        assert_same(roll(opened, requests, step=7), trained)
+    if rank:
+        opened.sample_from(None)
+        assert_same(roll(opened, requests, step=7), beginning)
+    else:
+        with pytest.raises(BackendError, match="base model by its name"):
+            opened.sample_from(None)
+
+
+def assert_same(found: TrainBatch, expected: TrainBatch) -> None:
+    for left, right in zip(found.rows, expected.rows, strict=True):
+        assert left.tokens_T.tolist() == right.tokens_T.tolist()
+        assert left.logprobs_T.tobytes() == right.logprobs_T.tobytes()
+
+
+def test_weights_that_do_not_fit_change_nothing(make_backend: MakeBackend, saved: Path, tmp_path: Path) -> None:
+    backend = make_backend(rank=8)
+    before = adapter(backend, tmp_path / "before")
+    for folder, why in ((saved, "shape"), (tmp_path / "nowhere", "No such file")):
+        with pytest.raises(BackendError, match=why):
+            backend.sample_from(folder)
+    assert adapter(backend, tmp_path / "after") == before

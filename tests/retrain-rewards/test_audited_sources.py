@@ -98,6 +98,15 @@ def test_match_and_math_on_the_sources(
     assert report.gold_correct == report.examples
 
 
+def test_countdown_with_its_own_verifier(load: Load, tmp_path: Path) -> None:
+    rows = [{"nums": [44, 19, 35], "target": 98}, {"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 2], "target": 99}]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    loaded = load("countdown", path=str(tmp_path))
+    report = audited(loaded.reward, loaded.examples)
+    assert not report.findings
+    assert (report.gold_correct, report.gold_unknown) == (2, 1)  # nobody can make 99 of 1 and 2
+
+
 def test_math_verify_alone_is_stopped(load: Load, plugins: Plugins) -> None:
     tables = {"reward": RewardTable.model_validate({"strict": False})}
     reward = make_math(PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins))

@@ -15,7 +15,6 @@ from benchmarks.math_reward import pairs
 from retrain.api import Config, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Score, Seeds, resolve
 from retrain.kernel.config.schema import RewardLimits, ScoringTable
 from retrain_rewards.boxed import boxed
-from retrain_rewards.deadline import TimeUp, time_limit
 from retrain_rewards.math_reward import MathReward
 from retrain_rewards.math_size import refusal
 
@@ -88,7 +87,7 @@ def direct(reference: str, answer: str) -> bool:
     return bool(verify(parse(boxed(reference)), parse(boxed(answer))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
     made = pairs()
     assert len(made) == 500
@@ -259,25 +258,3 @@ def test_a_formula_that_is_not_refused_means_a_number_of_bounded_size(base: int,
 def test_any_text_has_one_of_two_outcomes(brief: MathReward, text: str) -> None:
     score = judged(brief, "5", text)
     assert score.outcome in (Outcome.SCORED, Outcome.NO_VERDICT)
-
-
-def test_a_time_limit_is_not_swallowed_and_leaves_nothing_behind() -> None:
-    import signal
-
-    before = signal.getsignal(signal.SIGALRM)
-
-    def stubborn() -> None:
-        for _ in range(3):
-            try:
-                while True:
-                    pass
-            except Exception:
-                continue
-
-    with pytest.raises(TimeUp), time_limit(0.05):
-        stubborn()
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    with time_limit(60.0):
-        pass
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

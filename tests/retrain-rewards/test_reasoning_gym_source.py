@@ -294,3 +294,17 @@ def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) 
         assert loaded.reward.score(example, rf"\boxed{{{right}}}") == Score.of(1.0)
         for wrong in (rf"\neq {right}", f"not {right}", rf"{right}\text{{ or }}7"):
             assert loaded.reward.score(example, rf"\boxed{{{wrong}}}") == Score.of(0.0), wrong
+
+
+def test_difficulty_by_the_data_sets_own_levels(load: Load) -> None:
+    easy, hard, own = (
+        load("reasoning_gym", options={"name": "chain_sum", "size": 20, **options}).examples
+        for options in ({"level": 0}, {"level": 4}, {"level": 4, "config": {"max_terms": 2}})
+    )
+    terms = [max(str(e.prompt).count("+") + str(e.prompt).count("-") for e in found) for found in (easy, hard, own)]
+    assert terms[0] == terms[2] == 1
+    assert terms[1] > 1
+    with pytest.raises(ConfigError, match=r"(?s)level: data set 'gsm_symbolic' has no levels of difficulty"):
+        load("reasoning_gym", options={"name": "gsm_symbolic", "level": 1})
+    with pytest.raises(ConfigError, match="is an option of the source"):
+        load("reasoning_gym", options={"name": "chain_sum", "config": {"level": 1}})

@@ -10,6 +10,8 @@ import pytest
 
 from retrain.api import Config, Diagnosis
 from retrain.kernel.config.schema import DataTable
+from retrain_rewards import doctor
+from retrain_rewards.code.sandbox import Sandbox
 from retrain_rewards.doctor import diagnose
 from retrain_rewards.tables import EnvironmentTable, RewardTable
 from tests.judge_server import serving
@@ -34,7 +36,7 @@ def needed(findings: dict[str, Diagnosis]) -> set[str]:
 
 def test_without_a_configuration_the_extras_are_shown_and_none_is_needed() -> None:
     findings = {finding.name: finding for finding in diagnose(None)}
-    assert set(findings) == EXTRAS
+    assert set(findings) == EXTRAS | {"sandbox"}
     assert needed(findings) == set()
 
 
@@ -77,11 +79,28 @@ def test_the_judge_needs_a_key_and_a_server_that_answers(monkeypatch: pytest.Mon
     assert found(reward | {"judge_base_url": server.url})["judge"].is_fatal
 
 
-@pytest.mark.parametrize("source", ["files", "math"])
+def test_the_reward_code_needs_a_sandbox_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_sandbox", lambda: (None, "bwrap: no permissions"))
+    refused = found({"type": "code"})["sandbox"]
+    assert refused.is_fatal
+    assert "bwrap: no permissions" in refused.detail
+    assert "unsafe = true" in refused.fix
+    assert not found({"type": "match"})["sandbox"].needed
+    allowed = found({"type": "code", "unsafe": True})["sandbox"]
+    assert (allowed.status, allowed.is_fatal) == ("warn", False)
+    assert "WITHOUT ONE, with your rights" in allowed.detail
+    works = Sandbox(name="bubblewrap 9", command=("bwrap",), calls=b"x")
+    monkeypatch.setattr(doctor, "find_sandbox", lambda: (works, ""))
+    assert (found({"type": "code"})["sandbox"].status, found({"type": "code"})["sandbox"].needed) == ("ok", True)
+
+
+@pytest.mark.parametrize("source", ["files", "math", "gsm8k"])
 def test_a_path_must_be_there(source: str, tmp_path: Path) -> None:
     assert found(source=source, path=str(tmp_path / "none"))["data"].is_fatal
     assert found(source=source, path=str(tmp_path))["data"].status == "ok"
     assert "data" not in found(source="math")
+    assert found(source="hub", path=str(tmp_path))["data"].status == "ok"
+    assert "data" not in found(source="hub", path="openai/gsm8k")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -30,7 +30,7 @@ def test_every_part_is_registered_and_loads(plugins: Plugins) -> None:
         assert found.owner.distribution == "retrain-rewards"
         assert found.params is not None
         assert found.params.model_config["extra"] == "forbid"
-    for name in ("match", "math", "judge", "custom"):
+    for name in ("match", "math", "code", "judge", "custom"):
         assert resolve(plugins, Kind.REWARD, name, where="test").owner.distribution == "retrain-rewards"
 
 
@@ -52,7 +52,15 @@ def test_registering_imports_nothing_heavy() -> None:
 
 def test_importing_every_module_leaves_datasets_out() -> None:
     modules = ["tables", "match", *(f"sources.{m}" for m in ("arithmetic", "files", "math", "hub", "rows"))]
-    modules += ["math_reward", "math_size", "deadline", "custom.reward", "custom.function"]
+    modules += [
+        "math_reward",
+        "math_size",
+        "deadline",
+        "custom.reward",
+        "custom.function",
+        "code.reward",
+        "code.inside",
+    ]
     modules += [f"judge.{m}" for m in ("reward", "client", "settings", "prompt", "verdict", "limiter")]
     modules += [f"reasoning_gym.{m}" for m in ("source", "verifier", "entries", "library", "guards")]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('retrain_rewards.' + m)\n"

@@ -50,6 +50,12 @@ def test_a_completion_depends_on_its_prompt_and_seed_alone(backend: Make) -> Non
     assert again[0].tokens_T.tolist() == first.tokens_T.tolist()
 
 
+def test_greedy_takes_the_same_tokens_whatever_the_seed(backend: Make) -> None:
+    request = SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))
+    (group,) = backend().sample([request], SamplingParams(max_tokens=8, temperature=1.0, greedy=True))
+    assert len({tuple(sample.tokens_T) for sample in group}) == 1
+
+
 def test_finished_completions_are_delivered_one_by_one(backend: Make) -> None:
     made = backend()
     seen: dict[tuple[int, int], list[int]] = {}

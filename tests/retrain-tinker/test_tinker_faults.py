@@ -90,7 +90,7 @@ def test_a_service_that_comes_back_in_mid_step_is_waited_for(toy: Toy, context: 
         made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_completions_are_in_flight_at_once(backend: Make, toy: Toy) -> None:
     """The service gives nothing out before 64 results are waited for, so fewer at a time would wait for ever."""
     made = backend(options__timeout_s=200.0)

@@ -73,6 +73,14 @@ if TYPE_CHECKING:
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.session.steps.logprob_gap import LogprobRow
     from retrain.rooms.session.steps.overlapped import OverlapsTraining, SamplesAhead
+    from retrain.rooms.session.streaming import (
+        Feed,
+        RanksTokens,
+        ServedElsewhere,
+        StreamsTokens,
+        TopLogprobs,
+        stream_from,
+    )
     from retrain.rooms.tasks.contracts import (
         Action,
         Ask,
@@ -86,6 +94,7 @@ if TYPE_CHECKING:
         Reward,
     )
     from retrain.rooms.teacher.contract import Teacher
+    from retrain.rooms.use.contract import ExportedModel, ModelExport
 
 __all__ = [
     "Action",
@@ -113,6 +122,8 @@ __all__ = [
     "Environment",
     "EpisodeResult",
     "Example",
+    "ExportedModel",
+    "Feed",
     "Finding",
     "Floats",
     "Found",
@@ -137,6 +148,7 @@ __all__ = [
     "MemoryPhase",
     "Message",
     "MetricSpec",
+    "ModelExport",
     "Needs",
     "NonFiniteError",
     "Observation",
@@ -154,6 +166,7 @@ __all__ = [
     "Policy",
     "Problem",
     "Publishing",
+    "RanksTokens",
     "Recorder",
     "Reply",
     "ReportPlot",
@@ -169,15 +182,18 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Seeds",
+    "ServedElsewhere",
     "Shaper",
     "StopReason",
+    "StreamsTokens",
     "Table",
     "TableTraits",
     "TakesWeights",
+    "Teacher",
     "TensorSize",
     "Throttle",
-    "Teacher",
     "Tokens",
+    "TopLogprobs",
     "TrainBatch",
     "TrainReport",
     "TrainRow",
@@ -194,6 +210,7 @@ __all__ = [
     "load_plugins",
     "locate_adapter",
     "resolve",
+    "stream_from",
 ]
 
 _HOMES = (  # a name comes from the first module that has it; those that import nothing come first, rooms last
@@ -220,6 +237,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.credit.parts",
     "retrain.rooms.recorders.contract",
     "retrain.rooms.health.contract",
+    "retrain.rooms.session.streaming",
     "retrain.rooms.doctor.diagnosis",
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
@@ -228,6 +246,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
     "retrain.rooms.teacher.contract",
+    "retrain.rooms.use.contract",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",
     "retrain.rooms.credit.forms",

@@ -22,6 +22,7 @@ from retrain.api import (
     Determinism,
     Engine,
     EngineTraits,
+    Feed,
     Floats,
     Found,
     Measuring,
@@ -31,8 +32,11 @@ from retrain.api import (
     Sample,
     SampleRequest,
     SamplingParams,
+    ServedElsewhere,
+    TopLogprobs,
     TrainBatch,
     TrainReport,
+    stream_from,
 )
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.capabilities import CAPABILITIES
@@ -179,6 +183,8 @@ class LocalBackend:
         self._threads, self._training_threads = threads, training_threads or threads
         self._version = 0
         self._history = PublishedHistory(pair) if samples_ahead else None
+        self._beginning: Mapping[str, torch.Tensor] | None = None
+        self._shown = 0  # version of the last weights from elsewhere
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
@@ -187,6 +193,16 @@ class LocalBackend:
         self._open()
         with self._sampling():
             return sample_with(self._engine, requests, params, deliver)
+
+    def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
+        """See `retrain.api.StreamsTokens`; tokens come as they are sampled if the engine streams."""
+        self._open()
+        with self._sampling():
+            stream_from(self._engine, requests, params, feed)
+
+    def addresses(self) -> Sequence[tuple[str, str]]:
+        """See `retrain.api.ServedElsewhere`."""
+        return self._engine.addresses() if isinstance(self._engine, ServedElsewhere) else ()
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
@@ -203,6 +219,12 @@ class LocalBackend:
         _, trainer = self._open()
         with self._training():
             return trainer.logprobs(rows, temperature)
+
+    def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
+        """See `retrain.api.RanksTokens`."""
+        _, trainer = self._open()
+        with self._training():
+            return trainer.top_logprobs(rows, temperature, top)
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Log-probabilities of the model that training began with, exactly; see `Trainer.logprobs`."""
@@ -258,6 +280,19 @@ class LocalBackend:
         before = loaded.published or self._history.latest
         self._history.reset(before)
         self._hand_over(before, before.version)
+
+    def sample_from(self, folder: Path | None) -> None:
+        """Sample from the adapter, or whole model, in `folder`; None = what training began with.
+
+        What was trained is replaced; the optimizer is not. BackendError, and nothing changed, when it does not fit.
+        """
+        pair, _ = self._open()
+        if self._beginning is None:
+            self._beginning = checkpoint.beginning_of(pair)
+        checkpoint.load_weights(pair, folder, self._beginning)
+        self._version = 0 if folder is None else self._shown + 1
+        self._shown = max(self._shown, self._version)
+        self._hand_over(None, self._version)
 
     def close(self) -> None:
         """Release the model and its device memory."""

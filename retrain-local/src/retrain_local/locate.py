@@ -25,8 +25,12 @@ class Source:
 
 
 def find_model(config: Config, plugins: Plugins) -> Source:
+    """The source of `[model] model`; see `find_source`."""
+    return find_source(config.model.model, config.place(KEY), plugins)
+
+
+def find_source(name: str, where: str, plugins: Plugins) -> Source:
     """A local folder with safetensors, a model that a plugin ships, or a hub id; ConfigError if it is none of them."""
-    name, where = config.model.model, config.place(KEY)
     located = plugins.notify("retrain_locate_model", model=name)
     path = Path(located or name).expanduser()
     if located is not None or path.is_dir():

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from retrain.api import (
         Config,
         Diagnosis,
+        ExportedModel,
         LossTrial,
         LossValue,
         MemoryModel,
         MetricSpec,
+        ModelExport,
         PluginContext,
         Plugins,
         Teacher,
@@ -112,6 +114,14 @@ def retrain_open_teacher(context: PluginContext) -> Teacher | None:
     from retrain_local.teacher import open_teacher
 
     return open_teacher(context)
+
+
+@hookimpl
+def retrain_export_model(export: ModelExport) -> ExportedModel:
+    """Any model of transformers: a folder; of the Llama family, a GGUF file too."""
+    from retrain_local.export.write import export_model
+
+    return export_model(export)
 
 
 @hookimpl
@@ -203,10 +213,16 @@ def retrain_diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]
 
 
 @hookimpl
-def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+def retrain_estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel | None:
     """Peak memory of sampling and training in this process."""
     if config.backend.backend != "local":
         return None
     from retrain_local.capacity.memory import memory_model
 
-    return memory_model(model_folder(), config, locate=retrain_locate_model)
+    def locate(name: str) -> str | None:
+        try:
+            return str(model_folder(name))
+        except ConfigError:  # a teacher of unknown size is left out
+            return None
+
+    return memory_model(model_folder(), config, locate=locate)

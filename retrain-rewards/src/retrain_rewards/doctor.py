@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from retrain.api import Config, Diagnosis, diagnose_extra, diagnose_server
+from retrain_rewards.code.sandbox import FIX, find_sandbox
+from retrain_rewards.tables import reward_names
 
 NAME = "retrain-rewards"
+READ_PATHS = ("files", "hub", "math", "gsm8k", "dapo-math", "deepscaler", "countdown")
 
 
 def diagnose(config: Config | None) -> list[Diagnosis]:
-    """The three extras and, if the configuration uses them, the judge's key and server, and `[data] path`."""
+    """The three extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
     if config is None:
-        return _extras(judges=False, source="", provider="")
+        return [*_extras(judges=False, source="", provider=""), _sandbox(needed=False, unsafe=False)]
     provider = config.value("environment.provider", "")
     source = "" if provider else config.data.source
-    weights: Mapping[str, float] = config.value("reward.weights", {})
-    judges = not provider and "judge" in (weights or {config.value("reward.type", "match")})
+    rewards = () if provider else reward_names(config)
+    judges = "judge" in rewards
     found = _extras(judges=judges, source=source, provider=provider)
+    found.append(_sandbox(needed="code" in rewards, unsafe=config.value("reward.unsafe", False)))
     if judges:
         found += _judge(config)
-    if source in ("files", "math") and config.data.path:
+    is_of_hub = source == "hub" and not Path(config.data.path).expanduser().exists()
+    if source in READ_PATHS and config.data.path and not is_of_hub:
         found.append(_path(config))
     return found
 
@@ -35,6 +39,18 @@ def _extras(*, judges: bool, source: str, provider: str) -> list[Diagnosis]:
         "verifiers": ("environments of the verifiers library", provider == "verifiers"),
     }
     return [diagnose_extra(NAME, extra, purpose=purpose, needed=needed) for extra, (purpose, needed) in wanted.items()]
+
+
+def _sandbox(*, needed: bool, unsafe: bool) -> Diagnosis:
+    sandbox, reason = find_sandbox()
+    if sandbox is not None:
+        filtered = ", with a filter of system calls" if sandbox.calls else ", without a filter of system calls"
+        return Diagnosis(name="sandbox", status="ok", detail=f"{sandbox.name} works{filtered}", needed=needed)
+    if unsafe and needed:
+        detail = f"{reason}: programs run WITHOUT ONE, with your rights, by [reward] unsafe"
+        return Diagnosis(name="sandbox", status="warn", detail=detail, fix=FIX, needed=True)
+    detail = f"{reason}; reward 'code' needs one"
+    return Diagnosis(name="sandbox", status="missing", detail=detail, fix=FIX, needed=needed)
 
 
 def _judge(config: Config) -> list[Diagnosis]:

@@ -30,9 +30,13 @@ class MatchReward:
         reference = collapsed(example.reference)
         if not reference:
             raise RewardError(f"example {example.id} has an empty reference: nothing can match it")
-        answer = last_number(text) if self.reads_numbers else last_boxed(text)
+        answer = self.answer_in(text)
         wanted = reference.replace(",", "") if self.reads_numbers else reference
         return Score.of(float(answer is not None and collapsed(answer) == wanted))
+
+    def answer_in(self, text: str) -> str | None:
+        """What of a completion is its answer."""
+        return last_number(text) if self.reads_numbers else last_boxed(text)
 
     def gold(self, example: Example) -> str:
         """The reference, in a box where boxes are read: it must score 1."""

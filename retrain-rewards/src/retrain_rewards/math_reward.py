@@ -83,6 +83,10 @@ class MathReward:
     def _is_answer(self, reference: Wanted, answer: str, target: object, prompt: str) -> bool:
         return not objection(reference, answer, target, prompt, accept_unfinished=self.accepts_unfinished)
 
+    def answer_in(self, text: str) -> str | None:
+        """The last box of a completion."""
+        return last_boxed(text)
+
     def gold(self, example: Example) -> str:
         """The reference in a box: it must score 1."""
         return boxed(example.reference)

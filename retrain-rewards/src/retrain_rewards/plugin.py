@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from retrain.api import Config, Diagnosis
 
 Register = Callable[[PluginSpec], None]
+ASK_FOR_PROGRAM = "Put your whole program into one ```python block."
 
 
 @hookimpl
@@ -31,7 +32,7 @@ def retrain_register_config_tables(register: Register) -> None:
 
 @hookimpl
 def retrain_register_rewards(register: Register) -> None:
-    """`match`, `math`, `judge`, `custom`, `none`."""
+    """`match`, `math`, `code`, `judge`, `custom`, `none`."""
     rewards = (
         ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
         (
@@ -39,20 +40,32 @@ def retrain_register_rewards(register: Register) -> None:
             "1 when the last box is an answer, mathematically equal to the reference, else 0",
             "math_reward:make_math",
         ),
+        ("code", "the program of a completion passes the tests of its example, in a sandbox", "code.reward:make_code"),
         ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
         ("custom", "a function of yours: [reward] custom_module, custom_function", "custom.reward:make_custom"),
         ("none", "judges nothing, for a run that learns from a [teacher]", "no_reward:make_none"),
     )
     for name, summary, factory in rewards:
-        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.{factory}"))
+        traits = {"instruction": ASK_FOR_PROGRAM} if name == "code" else None
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_rewards.{factory}", traits=traits))
 
 
 @hookimpl
 def retrain_register_data_sources(register: Register) -> None:
-    """`math`, `files`, `reasoning_gym`, `arithmetic`."""
+    """`math`, `files`, `hub`, the presets, `reasoning_gym`, `arithmetic`."""
     sources = (
         ("math", "competition mathematics, from the hub or a local folder", "sources.math", "MathOptions"),
         ("files", "your own JSONL, JSON, CSV or Parquet files", "sources.files", "FilesOptions"),
+        ("hub", "any data set of the Hugging Face hub by id, or a local copy", "sources.files", "HubOptions"),
+        ("gsm8k", "grade-school word problems, from the hub or a local copy", "sources.presets", "PresetOptions"),
+        ("dapo-math", "DAPO-Math-17k, from the hub or a local copy", "sources.presets", "PresetOptions"),
+        ("deepscaler", "DeepScaleR's problems, from the hub or a local copy", "sources.presets", "PresetOptions"),
+        (
+            "countdown",
+            "number puzzles with their own verifier, from the hub or a local copy",
+            "sources.presets",
+            "PresetOptions",
+        ),
         ("reasoning_gym", "any data set of reasoning-gym, with its own verifier", "reasoning_gym.source", "GymOptions"),
         (
             "arithmetic",
@@ -66,7 +79,7 @@ def retrain_register_data_sources(register: Register) -> None:
             PluginSpec(
                 name=name,
                 summary=summary,
-                factory=f"retrain_rewards.{module}:make_{name}",
+                factory=f"retrain_rewards.{module}:make_{name.replace('-', '_')}",
                 params=f"retrain_rewards.{module}:{options}",
             )
         )

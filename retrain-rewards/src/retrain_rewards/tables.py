@@ -8,16 +8,21 @@ from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from retrain.api import Kind, Table, key
+from retrain.api import Config, Kind, Table, key
 
-SCORERS = frozenset({"match", "math", "judge", "custom"})  # our own rewards, whose keys we know
+SCORERS = frozenset({"match", "math", "code", "judge", "custom"})  # our own rewards, whose keys we know
+
+
+def reward_names(config: Config) -> tuple[str, ...]:
+    """The rewards that a configuration names."""
+    return tuple(config.value("reward.weights", {}) or (config.value("reward.type", "match"),))
 
 
 class RewardTable(Table):
     """How completions are scored, unless the data source brings its own verifier."""
 
     type: str = key(
-        "match", "Reward: match, math, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
+        "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
     answer: Literal["box", "last_number"] = key("box", "What of a completion is its answer (match).")
@@ -25,6 +30,14 @@ class RewardTable(Table):
         "refuse", "What still has to be computed, where the reference is a finished value (math)."
     )
     strict: bool = key(True, "false = equality to math-verify is enough, which can be gamed (math).")
+    tests: str = key("tests", "Column that holds the tests of an example (code).", min_length=1)
+    program: Literal["block", "text"] = key(
+        "block", "What of a completion is its program: the last fenced block, or the whole text (code)."
+    )
+    partial: bool = key(False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).")
+    test_timeout_s: float = key(2.0, "Seconds that the program may take for one test (code).", gt=0.0)
+    test_memory_mb: int = key(1024, "Memory of the program, in MiB (code).", ge=64)
+    unsafe: bool = key(False, "Run programs even where no sandbox works, with your rights (code).")
     judge_model: str = key("", "Model that judges (judge).")
     judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.")
     judge_api_key_env: str = key(
@@ -55,10 +68,10 @@ class RewardTable(Table):
             raise ValueError("no weight is positive, so nothing would be rewarded")
         return weights
 
-    @field_validator("judge_model", "custom_module")
+    @field_validator("judge_model", "custom_module", "unsafe")
     @classmethod
-    def _read_by_a_reward(cls, value: str, info: ValidationInfo) -> str:
-        reader = str(info.field_name).partition("_")[0]
+    def _read_by_a_reward(cls, value: str | bool, info: ValidationInfo) -> str | bool:
+        reader = "code" if info.field_name == "unsafe" else str(info.field_name).partition("_")[0]
         if value and "type" in info.data and "weights" in info.data:
             used = info.data["weights"] or {info.data["type"]: 1.0}
             if reader not in used and SCORERS.issuperset(used):

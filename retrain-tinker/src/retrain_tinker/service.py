@@ -105,7 +105,7 @@ class Service:
             max_tokens=params.max_tokens,
             seed=seed % 2**SEED_BITS,
             stop=list(stop) or None,
-            temperature=params.temperature,
+            temperature=0.0 if params.greedy else params.temperature,
         )
 
     def start_logprobs(self, base_model: str, tokens: Sequence[int]) -> Future[Any]:

@@ -19,7 +19,8 @@ KEEPER = '''
 from retrain.api import ConfigError, Problem, RetrainError, hookimpl
 
 DIARY = []
-SAMPLED = []  # how far sampling had come by the end of each step
+SAMPLED = []  # how far sampling had come when scoring began
+SCORED = []  # and scoring by the end of each step
 
 
 class Keeper:
@@ -44,10 +45,18 @@ class Keeper:
         self.seen += 1
         return {"keeper_seen": self.seen}
 
+    def progress(self):
+        return self.sampling.unit, self.sampling.done, self.sampling.total, self.sampling.limit
+
+    @hookimpl
+    def retrain_phase(self, phase):
+        if phase == "scoring":
+            SAMPLED.append(self.progress())
+
     @hookimpl
     def retrain_step_end(self, metrics):
         DIARY.append(f"line {metrics['step']} {metrics.get('keeper_seen')}")
-        SAMPLED.append((self.sampling.unit, self.sampling.done, self.sampling.total, self.sampling.limit))
+        SCORED.append(self.progress())
 
     @hookimpl
     def retrain_stop_run(self, metrics):
@@ -94,8 +103,8 @@ def test_a_plugin_records_keeps_state_and_ends_a_run_with_hooks_alone(
     assert result.code == 1
     assert "the keeper has seen enough" in result.err
     before = ["start 1", "line -1 None", "line 0 1", "line 1 2", "saved checkpoint_step_2 True"]
-    evaluated, trained = ("completions of 2 examples", 8, 8, 3), ("completions", 8, 8, 3)
-    assert [evaluated, trained, trained, trained] == keeper.SAMPLED
+    assert keeper.SAMPLED == [("completions", 8, 8, 3)] * 3
+    assert [unit for unit, *_ in keeper.SCORED] == ["scores"] * 4
     assert [*before, "line 2 3", "saved checkpoint_step_3 True", "end RetrainError"] == keeper.DIARY
     lines = [json.loads(line) for line in (tmp_path / "kept/metrics.jsonl").read_text().splitlines()]
     assert [line.get("keeper_seen") for line in lines] == [None, 1, 2, 3]

@@ -41,6 +41,20 @@ def test_a_token_of_probability_zero_is_never_drawn(u: float, possible: int) -> 
     assert drawn.entropies_B.item() == 0.0
 
 
+@given(LOGITS, UNIFORMS, st.floats(0.1, 3.0))
+@settings(max_examples=50, deadline=None)
+def test_greedy_takes_the_likeliest_token_and_keeps_the_numbers_of_the_temperature(
+    logits: np.ndarray, u: np.ndarray, temperature: float
+) -> None:
+    given_BV, u_B = torch.from_numpy(logits), torch.from_numpy(u)
+    drawn = draw_tokens(given_BV, temperature, u_B, entropy=True, greedy=True)
+    assert drawn.tokens_B.tolist() == given_BV.argmax(-1).tolist()
+    logprobs_BV = torch.log_softmax(given_BV / temperature, -1)
+    torch.testing.assert_close(drawn.logprobs_B, logprobs_BV.max(-1).values, atol=1e-5, rtol=0)
+    assert drawn.entropies_B is not None
+    assert torch.equal(drawn.entropies_B, draw_tokens(given_BV, temperature, u_B, entropy=True).entropies_B)
+
+
 def test_frequencies_match_the_probabilities() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05])
     u = torch.from_numpy(np.random.default_rng(0).random(100_000))

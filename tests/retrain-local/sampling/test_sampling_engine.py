@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
 from retrain_local.decoder import Decoder
@@ -69,6 +70,23 @@ def test_rows_of_a_small_pool_were_really_put_aside(make_engine: MakeEngine, req
     metrics = engine.metrics()
     assert metrics["engine_rows_put_aside"] > 0
     assert 1 <= metrics["engine_live_rows_mean"] < 18
+
+
+def test_greedy_completions_are_those_of_transformers(
+    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest]
+) -> None:
+    params = replace(PARAMS, max_tokens=24, greedy=True)
+    groups = make_engine().sample(requests, params)
+    for request, group in zip(requests, groups, strict=True):
+        prompt_1T = torch.tensor(np.asarray(request.prompt_T)[None])
+        config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=[500, 501], pad_token_id=500)
+        wanted = plain.model.generate(prompt_1T, config, attention_mask=torch.ones_like(prompt_1T))
+        expected = wanted[0, len(request.prompt_T) :].tolist()
+        assert [sample.tokens_T.tolist() for sample in group] == [expected] * len(request.seeds_G)
+        with torch.no_grad():
+            logits_TV = plain.model(wanted).logits[0, len(request.prompt_T) - 1 : -1]
+        logprobs_TV = torch.log_softmax(logits_TV.double() / PARAMS.temperature, -1)
+        np.testing.assert_allclose(group[0].logprobs_T, logprobs_TV.max(-1).values.numpy(), atol=1e-4)
 
 
 def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(

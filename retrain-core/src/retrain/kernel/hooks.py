@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Credit, Shaper
     from retrain.kernel.contracts.backend import Backend, WarmUp
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import Evaluation
     from retrain.kernel.contracts.views import BatchView, GroupsView, RunView
     from retrain.kernel.errors import Problem, RetrainError
     from retrain.kernel.plugins.manager import Plugins
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from retrain.rooms.session.report_parts import ReportSection
     from retrain.rooms.tasks.contracts import LoadedTasks
     from retrain.rooms.teacher.contract import Teacher
+    from retrain.rooms.use.contract import ExportedModel, ModelExport
 
     Register = Callable[[PluginSpec], None]
 
@@ -77,7 +79,7 @@ def retrain_register_environments(register: Register) -> None:
 
 @hookspec
 def retrain_register_rewards(register: Register) -> None:
-    """Offer a `[reward] type`: `factory(context) -> Reward`."""
+    """Offer a `[reward] type`: `factory(context) -> Reward`. `traits={"instruction": text}`: what a prompt asks for."""
 
 
 @hookspec
@@ -231,12 +233,12 @@ def retrain_locate_model(model: str) -> str | None:
 
 
 @hookspec(firstresult=True)
-def retrain_estimate_memory(config: Config, model_folder: Callable[[], Path]) -> MemoryModel | None:
+def retrain_estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel | None:
     """How much memory the configured backend needs; None if the backend belongs to another plugin.
 
-    `model_folder()` returns a folder with the model's `config.json`, fetching it if necessary. Called by `retrain
-    capacity`, `retrain explain` and at the start of a run: read headers of weights if needed, import nothing heavy.
-    ConfigError when the sizes of the model cannot be read.
+    `model_folder()` returns a folder with the model's `config.json`, fetching it if necessary; `model_folder(NAME)` one
+    of another model. Called by `capacity`, `explain` and at the start of a run: read headers of weights during the call
+    if needed, import nothing heavy. ConfigError when the sizes cannot be read.
     """
 
 
@@ -251,6 +253,11 @@ def retrain_fetch_adapter(path: str, config: Config) -> Path | None:
 
     `config` says how to reach the storage. Called when an adapter is about to be read.
     """
+
+
+@hookspec(firstresult=True)
+def retrain_export_model(export: ModelExport) -> ExportedModel | None:
+    """Write a model with its adapter merged in, and compare its logits; None = another plugin's backend trained it."""
 
 
 @hookspec(firstresult=True)
@@ -272,6 +279,11 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
 @hookspec(firstresult=True)
 def retrain_warm_up(context: PluginContext, tasks: LoadedTasks) -> WarmUp | None:
     """What is trained before the first step; None = nothing. The tasks of the run are loaded, the model is not."""
+
+
+@hookspec(firstresult=True)
+def retrain_evaluation(context: PluginContext, tasks: LoadedTasks) -> Evaluation | None:
+    """What evaluates the policy of a run; None = nothing does. The tasks are loaded, the model is not."""
 
 
 @hookspec(firstresult=True)

@@ -12,7 +12,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Shaper
 from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.pacing import Pacer
-from retrain.kernel.contracts.tasks import Prompt, Prompts, Rollouts
+from retrain.kernel.contracts.tasks import Evaluation, Prompt, Prompts, Rollouts
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.overlap import Sample, Serial, Train
 from retrain.kernel.plugins.manager import Plugins
@@ -44,9 +44,12 @@ class Parts:
     select: Callable[[Sample], Sample]
     shapers: tuple[Shaper, ...] = ()
     warm_up: WarmUp | None = None
+    evaluation: Evaluation | None = None
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""
+        if self.evaluation:
+            self.evaluation.close()
         self.rollouts.close()
         self.backend.close()
 
@@ -85,7 +88,7 @@ class Records(Protocol):
         """Write a step's completions with their credit, trained or not. Its line comes last and marks it complete."""
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
+        """Append a step's line to `metrics.jsonl`, or that of the evaluation before training, after its records."""
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
         """Save the complete state as checkpoint `name`, with the last line's metrics; return its folder."""

@@ -37,13 +37,9 @@ class Progress:
         self.total_correct += sum(num_correct(group) for group in groups)
         self.total_completions += sum(len(group.completions) for group in groups)
 
-    def running_rate(self) -> float:
-        """Share of correct completions so far."""
-        return self.total_correct / max(self.total_completions, 1)
-
     def rate_fields(self) -> dict[str, float]:
-        """`running_correct_rate`; absent where nothing is judged."""
-        return {"running_correct_rate": self.running_rate()} if self.total_completions else {}
+        """The share of correct completions so far; absent where nothing is judged."""
+        return {"running_correct_rate": self.total_correct / self.total_completions} if self.total_completions else {}
 
     def as_state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

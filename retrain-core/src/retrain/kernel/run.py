@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from retrain.kernel.contracts.tasks import Streams
+from retrain.kernel.contracts.tasks import Evaluation
 from retrain.kernel.errors import BackendError, OutOfMemoryError, Problem, RetrainError, StopRequested
 from retrain.kernel.parts import Run
 from retrain.kernel.progress import Clock
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.step import FAILURES, Step
 from retrain.kernel.step_fields import Fields
 
@@ -61,13 +58,12 @@ class Trainer:
                 self._finish(run.parts.warm_up.take(progress.step, run.parts.backend.train))
             is_restored = True  # here, too, the sampler has an older policy
         first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
-        is_sampled = progress.is_overlapped
         upcoming = partial(self.step.upcoming, first, cursor)
-        self.step.overlap.start(Clock(), upcoming, is_restored=is_restored, is_sampled=is_sampled)
+        self.step.overlap.start(Clock(), upcoming, is_restored=is_restored, is_sampled=progress.is_overlapped)
         if progress.unfinished is not None:
             self._finish(progress.unfinished)
-        elif progress.step == 0 and run.parts.prompts.held_out and not progress.has_first_eval:
-            before = self._evaluate(BEFORE_TRAINING)
+        elif progress.step == 0 and run.parts.evaluation and not progress.has_first_eval:
+            before = self._evaluate(run.parts.evaluation, BEFORE_TRAINING)
             with run.stops.shield():
                 run.records.write_metrics(before)
                 progress.has_first_eval = True
@@ -89,8 +85,8 @@ class Trainer:
         """
         run, progress, training = self.run, self.run.progress, self.run.parts.config.training
         step = int(line["step"])
-        if run.parts.prompts.held_out and self._evaluates_after(step):
-            line = line | self._evaluate(step)
+        if run.parts.evaluation and run.parts.evaluation.is_due(step):
+            line = line | self._evaluate(run.parts.evaluation, step)
         with run.stops.shield():
             run.enter(step, "recording")
             for added in run.notify("retrain_step_line", metrics=line):
@@ -107,22 +103,13 @@ class Trainer:
             if ending:
                 raise ending
 
-    def _evaluate(self, step: int) -> Fields:
-        """Held-out correct rate and pass@k of the current policy, with the same random streams every time."""
-        run, table = self.run, self.run.parts.config.eval
-        run.enter(step, "eval")
-        started = time.perf_counter()
-        measured = self.step.overlap.metrics()  # covers the step, so it joins the step's line
-        with run.parts.rollouts.batch(f"eval_{step + 1:06d}", run.records.path / FAILURES) as batch:
-            streams = Streams(seeds=Seeds(table.seed), purpose="eval")
-            batch.sample(run.parts.prompts.held_out, table.samples, streams)
-            scores_EG = batch.scores()
-        self.step.overlap.metrics()  # covers the evaluation, which belongs to no step: discard
-        line: Fields = {"step": step, **measured}
-        above = run.parts.config.scoring.correct_above
-        for added in run.parts.plugins.notify("retrain_eval_metrics", scores_EG=scores_EG, correct_above=above):
-            line |= added or {}
-        return line | {"eval_time_s": time.perf_counter() - started}
+    def _evaluate(self, evaluation: Evaluation, step: int) -> Fields:
+        """The fields of an evaluation of the current policy."""
+        self.run.enter(step, "eval")
+        of_step = self.step.overlap.metrics()  # up to here, so they join the step's line
+        found = evaluation.measure(step, self.run.parts.backend, self.run.records.path / FAILURES)
+        self.step.overlap.metrics()  # of the evaluation, which belongs to no step: discard
+        return {"step": step, **of_step, **found}
 
     def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:
         """The error that ends the run after too many rejected steps in a row; None to continue."""
@@ -134,20 +121,15 @@ class Trainer:
         fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are as they were"
         return BackendError(Problem(where=f"step {line['step']}", what=what, fix=fix))
 
-    def _save(self, name: str) -> Path:
+    def _save(self, name: str) -> None:
         run = self.run
         with run.stops.shield():
             run.enter(run.progress.step, "checkpoint")
             folder = run.records.save(name, self._last)
             run.notify("retrain_checkpoint_saved", folder=folder, name=name)
             run.stops.may_resume()
-            return folder
 
     def _checkpoint(self) -> str:
         """Name of a checkpoint of the current policy, by the number of optimizer steps in it."""
         progress = self.run.progress
         return f"checkpoint_step_{progress.step + (progress.unfinished is not None)}"
-
-    def _evaluates_after(self, step: int) -> bool:
-        every, last = self.run.parts.config.eval.every, self.run.parts.config.training.max_steps
-        return step + 1 == last or (every > 0 and step >= 0 and (step + 1) % every == 0)

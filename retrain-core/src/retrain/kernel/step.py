@@ -59,8 +59,8 @@ class Step:
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, batch_size, has_trained=report is not None)
             run.enter(step, "recording")
-            is_trained, prompts = report is not None, sampled.prompts
-            run.records.write_completions(step, prompts, shaped, credit, is_trained=is_trained, metrics=line)
+            is_trained = report is not None
+            run.records.write_completions(step, sampled.prompts, shaped, credit, is_trained=is_trained, metrics=line)
             progress.unfinished = line
         return line
 
@@ -114,11 +114,10 @@ class Step:
         """
         if not credit.rows:
             return None, ""
-        temperature = self.run.parts.config.training.temperature
         batch = TrainBatch(
             step=step,
             rows=credit.rows,
-            temperature=temperature,
+            temperature=self.run.parts.config.training.temperature,
             num_masked=credit.num_masked,
             masked_groups=credit.masked_groups,
         )

@@ -57,12 +57,13 @@ class SamplingParams:
     """How completions are sampled; the log-probabilities returned belong to exactly this distribution.
 
     `max_tokens` limits the new tokens; `temperature` > 0 divides the logits. `entropy` requests the entropy of the
-    sampling distribution at each position.
+    sampling distribution at each position. `greedy` takes the likeliest token each time, and seeds have no effect.
     """
 
     max_tokens: int
     temperature: float
     entropy: bool = False
+    greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ NONE: Mapping[str, ModelShape] = MappingProxyType({})
 def memory_model(folder: Path, config: Config, *, locate: Callable[[str], str | None]) -> MemoryModel:
     """The estimate for the model in `folder`; ConfigError when its `config.json` does not say its sizes.
 
-    `locate` gives the folder of a model that ships with a plugin.
+    `locate` gives a folder with the `config.json` of another model, None if there is none.
     """
     shape = read_shape(folder, where=config.place("model.model"))
     rank, others = config.model.lora_rank, other_models(config, shape, locate)
@@ -34,13 +34,14 @@ def memory_model(folder: Path, config: Config, *, locate: Callable[[str], str | 
         checkpoint_bytes=0 if rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
         context=shape.context,
         estimate=estimated,
+        can_quantise=shape.is_native,
     )
 
 
 def other_models(config: Config, own: ModelShape, locate: Callable[[str], str | None]) -> dict[str, ModelShape]:
     """The models beside the trained one: a teacher in this process, and the reference where all weights are trained.
 
-    The size of a teacher on the hub is not known, so it is left out.
+    A teacher whose `config.json` is not at hand is left out.
     """
     found = {}
     name, adapter = config.value("teacher.model", ""), config.value("teacher.adapter", "")

@@ -28,7 +28,7 @@ def cache_budget(work: Workload, free_bytes: int | None) -> int:
         return work.cache_bytes // (2 if work.device == "cpu" else 1)
     if work.device == "cpu":
         return sizes.CACHE_BYTES_CPU // 2
-    return int(sizes.CACHE_SHARE_GPU * (free_bytes or 0))
+    return 0 if free_bytes is None else max(1, int(sizes.CACHE_SHARE_GPU * free_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

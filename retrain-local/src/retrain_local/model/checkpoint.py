@@ -133,6 +133,28 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
     return Loaded(version=int(state["policy_version"]), published=published)
 
 
+def beginning_of(pair: Pair) -> Mapping[str, Tensor]:
+    """A copy of the adapter before training; of a whole model none is kept, which would hold it twice."""
+    return {} if pair.files is not None else _copied(pair.adapter)
+
+
+def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor]) -> None:
+    """Give the trained parameters the numbers in `folder`, or those of `beginning` where it is None.
+
+    BackendError, and nothing changed, when they cannot be read or do not fit.
+    """
+    if folder is None and not beginning:
+        what, fix = "all weights were trained, so the base model is not here", "open the base model by its name"
+        raise BackendError(Problem(what=what, fix=fix))
+    file = (folder or Path()) / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
+    try:
+        tensors = load_file(file) if folder else beginning
+    except (OSError, SafetensorError) as error:
+        raise _unusable(file, f"{type(error).__name__}: {error}") from error
+    if misfit := set_adapter(pair, tensors):
+        raise _unusable(file, misfit)
+
+
 def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
     """Copy these tensors into the trained adapter; returns why they do not fit, with nothing changed, or ""."""
     targets = file_names(pair.parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,12 +86,19 @@ class FullDecoder(LlamaDecoder):
     def as_reference(self) -> Iterator[None]:
         """See `TrainedDecoder`."""
         self._reference = self._reference or self.read_reference()
-        own = {name: getattr(self, name) for name in WEIGHTS}
-        try:
-            self.__dict__ |= {name: getattr(self._reference, name) for name in WEIGHTS}
+        with computing_with(self._reference, self, WEIGHTS):
             yield
-        finally:
-            self.__dict__ |= own
+
+
+@contextmanager
+def computing_with(other: object, decoder: object, names: Sequence[str]) -> Iterator[None]:
+    """Within the block `decoder` has the attributes of `other` under these names."""
+    own = {name: getattr(decoder, name) for name in names}
+    try:
+        decoder.__dict__ |= {name: getattr(other, name) for name in names}
+        yield
+    finally:
+        decoder.__dict__ |= own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

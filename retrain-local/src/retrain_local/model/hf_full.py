@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from retrain.api import ConfigError, Problem
 from retrain_local.model.attention_interface import ATTENTION
+from retrain_local.model.full import computing_with
 from retrain_local.model.hf_model import HfDecoder, load_base, measured_shape
 from retrain_local.model.model_files import Folder
 from retrain_local.model.model_folder import ModelFiles
@@ -32,12 +33,8 @@ class HfFullDecoder(HfDecoder):
     def as_reference(self) -> Iterator[None]:
         """See `TrainedDecoder`; recomputation, which changes modules in place, does not reach them: no gradient."""
         self._whole_reference = self._whole_reference or self.read_reference()
-        own = {name: getattr(self, name) for name in PARTS}
-        try:
-            self.__dict__ |= {name: getattr(self._whole_reference, name) for name in PARTS}
+        with computing_with(self._whole_reference, self, PARTS):
             yield
-        finally:
-            self.__dict__ |= own
 
 
 def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:

@@ -118,7 +118,7 @@ def load_base(folder: Folder, place: Placement) -> Any:
         fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
         raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     register()
-    with _quiet():
+    with quiet():
         return _load(folder, place)
 
 
@@ -233,7 +233,7 @@ def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide the progress bar of reading weights: the console reports loading itself."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

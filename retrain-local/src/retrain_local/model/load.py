@@ -31,10 +31,9 @@ def create_pair(
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
-    With [model] lora_rank = 0 there is no adapter: all weights are trained.
-    One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and
-    float8_e4m3fn quantises the matrices. None is made without `samples`. `role` is what the
-    console calls the model. ConfigError when the model cannot be loaded
+    With [model] lora_rank = 0 there is no adapter: all weights are trained. One sampler is made for each of
+    `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and float8_e4m3fn quantises the matrices. None
+    is made without `samples`. `role` is what the console calls the model. ConfigError when the model cannot be loaded
     completely or cannot be computed exactly; BackendError when it does not fit on a device.
     """
     log.info("Loading %s: %s on %s...", role, config.model.model, trainer_device)

@@ -77,10 +77,10 @@ class Folder:
             raise ConfigError(Problem(where=self.where, what=what, fix=_fix(error))) from error
 
 
-def open_folder(config: Config, source: Source) -> Folder:
-    """Read config.json; ConfigError for layers whose state is not keys and values."""
+def open_folder(config: Config, source: Source, name: str = "") -> Folder:
+    """Read config.json of `[model] model`, or of `name`; ConfigError for layers whose state is not keys and values."""
     where, trust = config.place(KEY), config.model.trust_remote_code
-    folder = Folder(source=source, document={}, name=config.model.model, where=where, trust_remote_code=trust)
+    folder = Folder(source=source, document={}, name=name or config.model.model, where=where, trust_remote_code=trust)
     with folder.refusals(torch.device("cpu")):
         document = json.loads(_fetched_or_raise(source, "config.json").read_text(encoding="utf-8"))
     folder.document.update(document)

@@ -31,7 +31,7 @@ class Stored(Protocol):
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
+def without_advice() -> Iterator[None]:
     """While bitsandbytes is imported: on some CPUs it warns that it lacks a kernel, which nothing here would use."""
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     before = logger.level
@@ -46,7 +46,7 @@ class Nf4:
     """Blocks of 64 numbers, each one of 16 quantiles of a normal distribution times the block's largest number."""
 
     def __init__(self, weight_OI: Tensor) -> None:
-        with _without_advice():
+        with without_advice():
             from bitsandbytes.functional import quantize_4bit  # seconds to import
 
         # as one row: on a CPU bitsandbytes 0.50 expands a matrix wrongly whose rows are not whole blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,11 +132,21 @@ class MisshapenWeightsError(Exception):
 class Reader:
     """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time.
 
-    `spare_rows` are allocated below every matrix that goes into a `Linear`, see `Linear.stacked`.
+    `spare_rows` are allocated below every matrix that goes into a `Linear`, see `Linear.stacked`. `names` are the files
+    to read, if not those of a model.
     """
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, *, spare_rows: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        spare_rows: int = 0,
+        names: Sequence[str] = (),
+    ) -> None:
         self._folder, self._device, self._dtype, self.spare_rows = folder, device, dtype, spare_rows
+        self._names = names
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
@@ -144,7 +154,7 @@ class Reader:
     def __enter__(self) -> Reader:
         from safetensors import safe_open
 
-        for name in file_names(self._folder):
+        for name in self._names or file_names(self._folder):
             file = self._stack.enter_context(safe_open(self._folder / name, framework="pt", device="cpu"))
             self._files |= dict.fromkeys(file.keys(), file)
         return self

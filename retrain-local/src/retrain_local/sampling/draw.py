@@ -25,18 +25,21 @@ class DrawnTokens:
     entropies_B: Tensor | None
 
 
-def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool) -> DrawnTokens:
+def draw_tokens(
+    logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool, greedy: bool = False
+) -> DrawnTokens:
     """Sample from softmax(logits / temperature) by inverting its distribution function.
 
     `uniforms_B` are float64 in [0, 1). The token is the first whose cumulative probability exceeds the uniform's share
     of the total, so a token of probability zero is never drawn and a row depends on its own logits and uniform alone.
+    `greedy` takes the likeliest token instead; log-probabilities and entropies stay those of the temperature.
     A row with a NaN or +inf among its logits yields a non-finite log-probability, which the caller must check for.
     """
     rows = max(1, DRAW_CHUNK // logits_BV.shape[1])
     if len(logits_BV) <= rows:
-        return _draw(logits_BV, temperature, uniforms_B, entropy)
+        return _draw(logits_BV, temperature, uniforms_B, entropy, greedy)
     parts = [
-        _draw(logits, temperature, uniforms, entropy)
+        _draw(logits, temperature, uniforms, entropy, greedy)
         for logits, uniforms in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
     ]
     return DrawnTokens(
@@ -48,10 +51,12 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
     )
 
 
-def _draw(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, entropy: bool) -> DrawnTokens:
+def _draw(
+    logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, entropy: bool, greedy: bool
+) -> DrawnTokens:
     logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
     probabilities_BV = logprobs_BV.exp()
-    tokens_B1 = _inverted(probabilities_BV, uniforms_B[:, None])
+    tokens_B1 = logits_BV.argmax(-1, keepdim=True) if greedy else _inverted(probabilities_BV, uniforms_B[:, None])
     logprobs_B, entropies_B = logprobs_BV.gather(1, tokens_B1)[:, 0], None
     if entropy:  # in place; `torch.special.entr` takes three times as long on a CPU
         entropies_B = probabilities_BV.mul_(logprobs_BV.clamp_(min=LEAST_LOGPROB)).sum(dim=-1).neg_()

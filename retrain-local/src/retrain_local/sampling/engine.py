@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import torch
 
 from retrain.api import (
     Deliver,
+    Feed,
     NonFiniteError,
     PhaseProgress,
     PluginContext,
@@ -26,6 +28,7 @@ from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.sampling.cache import Cache, budget_tokens, enough_tokens
 from retrain_local.sampling.decode import Batch, decode_step
+from retrain_local.sampling.draw import draw_tokens
 from retrain_local.sampling.engine_metrics import EngineCounters
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
 from retrain_local.sampling.graphs import Graphs, bucket
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
+AfterSegment = Callable[[Schedule], None]
 SEGMENT = 8  # tokens decoded between two checks for finished rows
 
 
@@ -123,11 +127,37 @@ class PytorchEngine:
             limits.pool_tokens = enough_tokens(rows, limits.pool_tokens, **options)
         hand_over = partial(_hand_over, deliver, policy.version, params.entropy)
         while any(row.room for row in rows):
-            self._finish(rows, params, hand_over)
+            self._finish(rows, params, hand_over, lambda schedule: None)
         samples: list[list[Sample]] = [[] for _ in requests]
         for row in rows:
             samples[row.request].append(row.sample(policy.version, entropy=params.entropy))
         return samples
+
+    def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
+        """See `retrain.api.StreamsTokens`: pieces of up to `SEGMENT` tokens, and new rows join between two of them.
+
+        The whole pool is allocated, since the rows to come are unknown.
+        """
+        policy, vocabulary = self._policy, self._decoder.shape.vocabulary
+        rows = new_rows(requests, params, policy.context_limit, vocabulary)
+        policy.limits.pool_tokens = policy.limits.cache_tokens
+        known, sent = len(requests), Counter[Row]()
+
+        def after(schedule: Schedule) -> None:
+            nonlocal known
+            for row in schedule.running:
+                piece = row.sample(policy.version, entropy=params.entropy, since=sent[row])
+                sent[row] = len(row.tokens)
+                if not feed.take(row.request, row.place, piece, is_done=not row.room):
+                    row.room = 0
+            arrived = feed.more()
+            added = new_rows(arrived, params, policy.context_limit, vocabulary, first=known)
+            known += len(arrived)
+            rows.extend(added)
+            schedule.add(added)
+
+        while any(row.room for row in rows):
+            self._finish(rows, params, lambda row: None, after)
 
     def publish(self) -> None:
         """New weights give new keys and values: drop those of finished rows."""
@@ -149,13 +179,13 @@ class PytorchEngine:
         self._forget()
         self._gathered.close()
 
-    def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
+    def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver, after: AfterSegment) -> None:
         """Finish all rows; some stay unfinished when the pool had to be halved."""
         self._batch_size = BatchSize(rows=0, width=0, drawn=0)
         is_done = False
         try:
             with torch.inference_mode():
-                self._decode(self._opened(), rows, params, hand_over)
+                self._decode(self._opened(), rows, params, hand_over, after)
             is_done = True
             return
         except NoRoomError:
@@ -212,7 +242,9 @@ class PytorchEngine:
     def _too_big(self) -> Exception:
         return too_big_to_sample(self._batch_size, self._decoder.shape, self._decoder.dtype, self._policy.device)
 
-    def _decode(self, cache: Cache, rows: list[Row], params: SamplingParams, hand_over: HandOver) -> None:
+    def _decode(
+        self, cache: Cache, rows: list[Row], params: SamplingParams, hand_over: HandOver, after: AfterSegment
+    ) -> None:
         schedule = Schedule(
             rows,
             cache.blocks,
@@ -228,6 +260,7 @@ class PytorchEngine:
                 max_tokens = min(PREFILL_TOKENS, cache.tokens)
                 fill(part, self._decoder, cache.pool, self._kernels.packed, max_tokens=max_tokens, note=self._note)
             self._segment(cache, schedule.running, params)
+            after(schedule)
             for row in [row for row in schedule.running if not row.room]:
                 schedule.retire(row)
                 hand_over(row)
@@ -272,9 +305,10 @@ class PytorchEngine:
             self._batches[size, blocks] = batch, PagedAttention(cache.pool, batch, self._kernels.paged)
         batch, attend = self._batches[size, blocks]
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
-        step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy, draw_tokens=self._draw)
+        draw = partial(draw_tokens, greedy=True) if params.greedy else self._draw
+        step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy, draw_tokens=draw)
         for _ in range(steps):
-            self._graphs.run((size, blocks, params.entropy), step, batch.advanced)
+            self._graphs.run((size, blocks, params.entropy, params.greedy), step, batch.advanced)
         return batch
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import torch
 
 from retrain.api import SamplingParams
 from retrain_local.decoder import Decoder
 from retrain_local.sampling.decode import Batch, decode_step
+from retrain_local.sampling.draw import draw_tokens
 from retrain_local.sampling.gathered_attention import COLUMNS, GatheredAttention
 from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.rows import Row
@@ -89,7 +91,8 @@ class GatheredDecoding:
             self._copies.pop(number, None)  # free its memory before allocating the next
             columns = max(steps, min(COLUMNS, max(row.room for row in rows)))
             copied = self._copies[number] = GatheredAttention(pool, rows, batch, columns)
+        draw = partial(draw_tokens, greedy=params.greedy)
         for _ in range(steps):
-            decode_step(self._decoder, copied, batch, entropy=params.entropy)
+            decode_step(self._decoder, copied, batch, entropy=params.entropy, draw_tokens=draw)
         copied.finish(batch.slots_SB)
         return batch

@@ -86,14 +86,14 @@ class Row:
         self.entropies += entropies[:used]
         self.room = 0 if end is not None else self.room - used
 
-    def sample(self, version: int, *, entropy: bool) -> Sample:
-        """The finished completion."""
+    def sample(self, version: int, *, entropy: bool, since: int = 0) -> Sample:
+        """The finished completion, or its tokens from number `since` on."""
         return Sample(
-            tokens_T=np.asarray(self.tokens, dtype=np.int64),
-            logprobs_T=np.asarray(self.logprobs, dtype=np.float64),
+            tokens_T=np.asarray(self.tokens[since:], dtype=np.int64),
+            logprobs_T=np.asarray(self.logprobs[since:], dtype=np.float64),
             stop_reason=StopReason.LENGTH if self.ended_by_room else StopReason.EOS,
             policy_version=version,
-            entropies_T=np.asarray(self.entropies, dtype=np.float64) if entropy else None,
+            entropies_T=np.asarray(self.entropies[since:], dtype=np.float64) if entropy else None,
         )
 
 
@@ -103,11 +103,14 @@ def uniforms(rows: Sequence[Row], count: int) -> Floats:
 
 
 def new_rows(
-    requests: Sequence[SampleRequest], params: SamplingParams, limit: int | None, vocabulary: int
+    requests: Sequence[SampleRequest], params: SamplingParams, limit: int | None, vocabulary: int, *, first: int = 0
 ) -> list[Row]:
-    """One row per seed of each request; an error on a prompt that the model cannot read or continue."""
+    """One row per seed of each request; an error on a prompt that the model cannot read or continue.
+
+    Requests are numbered from `first`.
+    """
     rows = []
-    for index, request in enumerate(requests):
+    for index, request in enumerate(requests, start=first):
         prompt_T = np.asarray(request.prompt_T, dtype=np.int64)
         _check(prompt_T, index, limit, vocabulary)
         room = params.max_tokens if limit is None else min(params.max_tokens, limit - len(prompt_T))

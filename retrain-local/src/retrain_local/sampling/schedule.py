@@ -66,6 +66,7 @@ class Schedule:
         self._blocks = blocks
         self._size = block_size
         self._cache = cache
+        self._share = share
         self._batch_tokens = batch_tokens
         self._prompts: dict[bytes, Prefix] = {}
         self._unfinished = Counter(row.prompt_key for row in self.waiting if share)
@@ -90,6 +91,13 @@ class Schedule:
             self.running.append(self.waiting.popleft())
             reserved += self._reserved(row)
         return fills
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Let more rows wait, behind those that do."""
+        for row in rows:
+            self.waiting.append(row)
+            if self._share:
+                self._unfinished[row.prompt_key] += 1
 
     def retire(self, row: Row) -> None:
         """Remove a finished row; its blocks go to the prefix cache, or become free."""

@@ -203,3 +203,21 @@ def selected_logprobs(
     function = _TrainedHeadLogprobs if parameters else _SelectedLogprobs
     result: Tensor = function.apply(hidden_MD, tokens_M, head, temperature, rows, softmax, *parameters)
     return result
+
+
+def ranked_logprobs(
+    hidden_MD: Tensor,
+    tokens_M: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    temperature: float,
+    top: int,
+) -> Tensor:
+    """As `selected_logprobs`, no gradient: [M, 1 + 2 top] in fp64, a token's own, then the likeliest and their ids."""
+    rows = max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
+    parts = [hidden_MD.new_zeros(0, 1 + 2 * top, dtype=torch.float64)]
+    for hidden, tokens in zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True):
+        logprobs_MV = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+        best = logprobs_MV.topk(min(top, logprobs_MV.shape[1]), dim=-1)
+        parts.append(torch.cat([logprobs_MV.gather(1, tokens[:, None]), best.values, best.indices], dim=1).double())
+    return torch.cat(parts)

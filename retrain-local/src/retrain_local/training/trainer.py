@@ -25,6 +25,7 @@ from retrain.api import (
     PhaseProgress,
     Problem,
     Seeds,
+    TopLogprobs,
     TrainBatch,
     TrainReport,
     TrainRow,
@@ -39,7 +40,7 @@ from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.covariances import mark
 from retrain_local.training.entropy import logprobs_and_entropies
-from retrain_local.training.head import selected_logprobs, softmax_of
+from retrain_local.training.head import ranked_logprobs, selected_logprobs, softmax_of
 from retrain_local.training.loss import NAMED, PolicyLoss
 from retrain_local.training.packs import Pack, check_rows, pack_rows
 from retrain_local.training.regularisers import Marked, columns_of
@@ -169,10 +170,28 @@ class Trainer:
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Current log-probabilities of the action tokens, as the loss computes them; 0 elsewhere, no gradient."""
-        found = [np.zeros(len(row.tokens_T)) for row in rows]
+        return self._of_actions(rows, partial(self._pack_logprobs, temperature))
+
+    def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
+        """See `retrain.api.RanksTokens`."""
+        found = self._of_actions(rows, partial(self._pack_tops, temperature, top), width=1 + 2 * top)
+        return [
+            TopLogprobs(
+                logprobs_T=values_TF[:, 0],
+                top_logprobs_TK=values_TF[:, 1 : 1 + top],
+                top_ids_TK=np.where(row.action_T[:, None], values_TF[:, 1 + top :], -1).astype(np.int64),
+            )
+            for row, values_TF in zip(rows, found, strict=True)
+        ]
+
+    def _of_actions(
+        self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Floats], *, width: int = 0
+    ) -> list[Floats]:
+        """What `of_pack` finds for a pack's action tokens, `width` numbers each (0: one), by row; 0 elsewhere."""
+        found = [np.zeros((len(row.tokens_T), width) if width else len(row.tokens_T)) for row in rows]
         asked = [_without_credit(row) for row in rows]
         check_rows(asked, self._decoder.shape.vocabulary)
-        for pack, values_M in self._retry_smaller(partial(self._all_logprobs, asked, temperature)):
+        for pack, values_M in self._retry_smaller(partial(self._of_packs, asked, of_pack)):
             counts = [int(np.count_nonzero(asked[number].action_T)) for number in pack.rows]
             for number, values in zip(pack.rows, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
                 found[number][asked[number].action_T] = values
@@ -183,9 +202,9 @@ class Trainer:
         with self._decoder.as_reference():
             return self.logprobs(rows, temperature)
 
-    def _all_logprobs(self, rows: Sequence[TrainRow], temperature: float) -> list[tuple[Pack, Floats]]:
+    def _of_packs(self, rows: Sequence[TrainRow], of_pack: Callable[[Pack], Floats]) -> list[tuple[Pack, Floats]]:
         packs = self._packs(rows)
-        return list(zip(packs, self._each(packs, partial(self._pack_logprobs, temperature)), strict=True))
+        return list(zip(packs, self._each(packs, of_pack), strict=True))
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
         """The result of `work` for every pack, in order; several packs run concurrently where that pays."""
@@ -243,6 +262,12 @@ class Trainer:
     def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
         with torch.inference_mode():
             found: Floats = self._logprobs(pack, temperature).double().cpu().numpy()
+        return found
+
+    def _pack_tops(self, temperature: float, top: int, pack: Pack) -> Floats:
+        with torch.inference_mode():
+            given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, top
+            found: Floats = ranked_logprobs(self._hidden(pack), pack.tokens_M, *given).cpu().numpy()
         return found
 
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:

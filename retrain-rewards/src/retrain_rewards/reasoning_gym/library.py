@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from retrain.api import ConfigError, Problem, install_line
 
-RESERVED = ("seed", "size")  # options of the source itself
+LEVEL = "level"  # of difficulty, as the data set's own curriculum grades it; no data set has an option of this name
+RESERVED = ("seed", "size", LEVEL)  # options of the source itself
 
 
 def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
@@ -24,7 +25,7 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
     return dict(DATASETS)
 
 
-def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
+def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) -> None:
     """ConfigError on an unknown data set, an unknown option, or values that its own validation rejects."""
     known = data_sets(where=where)
     if name not in known:
@@ -35,8 +36,12 @@ def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
     problems = [_unknown(option, name, own, where) for option in config if option not in own]
     if problems:
         raise ConfigError(*problems)
+    if level >= 0 and not has_levels(name):
+        what, fix = f"data set {name!r} has no levels of difficulty", "remove it, and set its own options in config"
+        raise ConfigError(Problem(where=f"{where}.level", what=what, fix=fix))
+    graded = {LEVEL: level} if level >= 0 else {}
     try:
-        built = _configuration(known[name][1], {**config, "seed": 0, "size": 1})
+        built = _configuration(name, known[name][1], {**config, **graded, "seed": 0, "size": 1})
         if hasattr(built, "validate"):
             built.validate()
     except Exception as error:  # the library validates by assertions, and a wrong type raises anything
@@ -49,12 +54,23 @@ def check(name: str, config: Mapping[str, Any], *, where: str) -> None:
 def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
     """The library's data set; `config` includes `seed` and `size`."""
     data_set, configuration = data_sets(where="[data.options]")[name]
-    return data_set(config=_configuration(configuration, config))
+    return data_set(config=_configuration(name, configuration, config))
 
 
-def _configuration(configuration: type, config: Mapping[str, Any]) -> Any:
-    """The dataclass; lists become tuples where the default is one, and tables of `composite` its own class."""
+def has_levels(name: str) -> bool:
+    """Whether a data set has a curriculum."""
+    from reasoning_gym.factory import CURRICULA
+
+    return name in CURRICULA
+
+
+def _configuration(name: str, configuration: type, config: Mapping[str, Any]) -> Any:
+    """The dataclass; lists become tuples where the default is one, and tables of `composite` its own class.
+
+    With a level the options that are not given are those of the curriculum.
+    """
     values = dict(config)
+    level = values.pop(LEVEL, -1)
     for field in fields(configuration):
         value = values.get(field.name)
         if isinstance(field.default, tuple) and isinstance(value, list):
@@ -63,7 +79,13 @@ def _configuration(configuration: type, config: Mapping[str, Any]) -> Any:
             from reasoning_gym.composite import DatasetSpec
 
             values[field.name] = [DatasetSpec(**{"weight": 1.0, "config": {}, **table}) for table in value]
-    return configuration(**values)
+    if level < 0:
+        return configuration(**values)
+    from reasoning_gym.factory import CURRICULA
+
+    curriculum = CURRICULA[name]()
+    curriculum.set_global_level(level)
+    return replace(curriculum.generate_configuration(), **values)
 
 
 def _unknown(option: str, name: str, own: list[str], where: str) -> Problem:

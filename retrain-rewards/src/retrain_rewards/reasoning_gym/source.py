@@ -8,7 +8,7 @@ from typing import Any
 from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
 from retrain_rewards.reasoning_gym.entries import EntriesError, make_entries
 from retrain_rewards.reasoning_gym.guards import harmless
-from retrain_rewards.reasoning_gym.library import check
+from retrain_rewards.reasoning_gym.library import LEVEL, check
 from retrain_rewards.reasoning_gym.plain import from_plain
 from retrain_rewards.reasoning_gym.verifier import GymReward
 from retrain_rewards.sources.collector import Collector
@@ -21,7 +21,8 @@ class GymOptions(Table):
     name: str = key(..., "Data set of reasoning-gym, for example chain_sum.", min_length=1)
     size: int = key(1000, "Entries to make.", ge=1)
     seed: int = key(0, "Seed of the data set, independent of the run's.", ge=0)
-    config: dict[str, Any] = key({}, "The data set's own options, for example {min_terms = 2}.")
+    level: int = key(-1, "Difficulty by the data set's own curriculum, 0 the easiest; -1 = its defaults.", ge=-1)
+    config: dict[str, Any] = key({}, "The data set's own options, for example {min_terms = 2}; they win over level.")
 
 
 class ReasoningGym:
@@ -40,8 +41,10 @@ class ReasoningGym:
     def load(self) -> LoadedData:
         """Make the entries; ConfigError on an unknown data set or option, or when the library cannot make them."""
         options = self.options
-        check(options.name, options.config, where=self.where)
+        check(options.name, options.config, options.level, where=self.where)
         config = {**options.config, "seed": options.seed, "size": options.size}
+        if options.level >= 0:
+            config |= {LEVEL: options.level}
         collector = Collector(source="reasoning_gym", has_verifier=True)
         try:
             for index, entry in enumerate(make_entries(options.name, config)):

@@ -43,6 +43,10 @@ class GymReward:
             answer = ""
         return Score.of(_data_set(self.name, self.config).score_answer(answer, entry))
 
+    def answer_in(self, text: str) -> str | None:
+        """The last box of a completion."""
+        return last_boxed(text)
+
     def gold(self, example: Example) -> str | None:
         """The entry's own answer in a box; None when it has none, or one that a box cannot hold (a lone brace)."""
         answer = from_plain(example.info["entry"])["answer"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from retrain.api import ConfigError, Example, LoadedData, Message, Problem, Reward
 
 ID_BYTES = 12
+LARGE_CHARS = 2**28  # of all tasks together: from here on their memory is told
 ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one per task
 
 
@@ -39,6 +40,7 @@ class Collector:
     source: str
     has_verifier: bool = False
     rows: int = 0
+    chars: int = 0
     duplicates: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
     examples: dict[str, Example] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Collector:
         alone = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
         if self.references.setdefault(alone, text) != text:
             self.contradicted.setdefault(alone, place)
+        self.chars += len(text) + (len(prompt) if isinstance(prompt, str) else len(str(prompt)))
         self.examples[name] = Example(id=name, prompt=prompt, reference=text, task=task, info=info or {})
 
     def skip(self, reason: str, *, place: str) -> None:
@@ -92,6 +95,8 @@ class Collector:
         if self.contradicted and not self.has_verifier:
             first = next(iter(self.contradicted.values()))
             notes.append(f"{self.source}: {len(self.contradicted)} prompts have several references (first: {first})")
+        if self.chars > LARGE_CHARS:
+            notes.append(f"{self.source}: the tasks take {self.chars / 2**30:.1f} GB of memory or more")
         if not self.examples:
             what = f"no usable task among {self.rows} rows" if self.rows else "the data set is empty"
             raise ConfigError(

@@ -27,12 +27,28 @@ def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: st
     for row in rows:
         held.append(row)
         seen.update(dict.fromkeys(row.values))
-        if all(column in seen for column in columns):
+        if all(column_of(column, seen) for column in columns):
             break
-    problems = [_missing(column, seen, file, key) for column, key in columns.items() if column not in seen]
+    problems = [_missing(column, seen, file, key) for column, key in columns.items() if not column_of(column, seen)]
     if held and problems:
         raise ConfigError(*problems)
     return chain(held, rows)
+
+
+def column_of(key: str, columns: Collection[str]) -> str:
+    """The column that a key reads: itself, or the first part of `reward_model.ground_truth`; empty for none."""
+    head = key.partition(".")[0]
+    return key if key in columns else head if head in columns else ""
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a column, or of a field inside one (`reward_model.ground_truth`); None when it is not there."""
+    if key in values:
+        return values[key]
+    found: Any = values
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _missing(column: str, seen: Collection[str], file: str, key: str) -> Problem:
@@ -42,8 +58,13 @@ def _missing(column: str, seen: Collection[str], file: str, key: str) -> Problem
     return Problem(where=file, what=f"no column {column!r}", why=f"named by {key}; columns: {known}", fix=fix)
 
 
-def reference_text(value: Any, place: str) -> str:
-    """A reference answer as text: a text as it is, a number as it is written, None as the empty text."""
+def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
+    """A reference answer as text: a text as it is, a number as it is written, None as the empty text.
+
+    With `holds_tests` it may be a list or an object too, which becomes JSON.
+    """
+    if holds_tests and isinstance(value, list | dict):
+        return _encodable(json.dumps(value, default=str), place)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):

@@ -1,53 +1,102 @@
-"""The `files` source: your own JSONL, JSON, CSV and Parquet files."""
+"""The `files` source, your own JSONL, JSON, CSV and Parquet files, and `hub`, any data set of the Hugging Face hub."""
 
 from __future__ import annotations
 
 import glob
+import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import ClassVar
 
-from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table
-from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.columns import plain, prompt_of, reference_text, require_columns
-from retrain_rewards.sources.rows import SUFFIXES, read_rows
-from retrain_rewards.sources.settings import options_of
+from retrain.api import ConfigError, PluginContext, Problem, key
+from retrain_rewards.sources.folder_layout import TRAIN, data_files, split_files
+from retrain_rewards.sources.hub import hub_rows, is_saved, saved_rows
+from retrain_rewards.sources.rows import SUFFIXES, Row, read_rows
+from retrain_rewards.sources.table_source import TableOptions, TableSource
+
+COPY = "its folder as the hub lays it out, one of save_to_disk, or a file"
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
-class FilesOptions(Table):
-    """`[data.options]` of `files`: none; `path`, `prompt_key` and `answer_key` are keys of `[data]`."""
+class FilesOptions(TableOptions):
+    """`[data.options]` of `files`."""
 
 
-class Files:
-    """Every row of the files under `[data] path`: one task from its prompt and answer columns, the others in `info`."""
+class HubOptions(TableOptions):
+    """`[data.options]` of `hub`."""
+
+    split: str = key(TRAIN, "Split: train, test, validation, ...", min_length=1)
+    revision: str = key("", "Branch, tag or commit of the data set; empty = the newest.")
+
+
+class Files(TableSource):
+    """Every row of the files under `[data] path`."""
+
+    name: ClassVar[str] = "files"
 
     def __init__(self, context: PluginContext) -> None:
-        options_of(context, FilesOptions)
-        self.data = context.config.data
-        self.place = context.config.place
+        super().__init__(context, FilesOptions)
+        self.found: list[Path] = []
 
-    def load(self) -> LoadedData:
-        """Read all files, sorted by name; ConfigError says which file and line cannot be used."""
-        if self.data.prompt_key == self.data.answer_key:
-            what = f"{self.data.answer_key!r} is also the column of the prompt"
-            raise _problem(self.place("data.answer_key"), what, "name the column that holds the answer")
-        files = find_files(self.data.path, where=self.place("data.path"))
-        collector = Collector(source="files")
-        for file in files:
-            self._read(file, collector)
-        read_from = str(files[0]) if len(files) == 1 else f"{len(files)} files of {self.data.path}"
-        return collector.finish(where=self.place("data.path"), read_from=read_from)
+    def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
+        """File by file, sorted by name."""
+        options, where = self.options, self.place("data.path")
+        folder = Path(self.path).expanduser()
+        if self.path.strip() and folder.is_dir() and is_saved(folder):
+            yield saved_part(folder, options.split, where)
+            return
+        self.found = find_files(self.path, where=where, subset=options.subset, split=options.split)
+        yield from ((str(file), read_rows(file)) for file in self.found)
 
-    def _read(self, file: Path, collector: Collector) -> None:
-        prompt_key, answer_key = self.data.prompt_key, self.data.answer_key
-        columns = {prompt_key: self.place("data.prompt_key"), answer_key: self.place("data.answer_key")}
-        for row in require_columns(read_rows(file), columns, file=str(file)):
-            collector.add(
-                prompt_of(row.values.get(prompt_key), row.place),
-                reference_text(row.values.get(answer_key), row.place),
-                place=row.place,
-                task="files",
-                info=plain({name: value for name, value in row.values.items() if name not in columns}),
+    def read_from(self) -> str:
+        """The file, or how many."""
+        single = str(self.found[0]) if self.found else self.path
+        return single if len(self.found) < 2 else f"{len(self.found)} files of {self.path}"
+
+
+class Hub(TableSource):
+    """One split of a data set of the hub, named by `[data] path`, or of a local copy."""
+
+    name: ClassVar[str] = "hub"
+    hub_id: ClassVar[str] = ""
+    subset: ClassVar[str] = ""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context, HubOptions)
+
+    def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
+        """File by file of a local copy, else the whole split."""
+        options, name, copy = self.options, self.path or self.hub_id, Path(self.path).expanduser()
+        if self.path and copy.is_dir() and is_saved(copy):
+            yield saved_part(copy, options.split, self.where())
+        elif self.path and copy.is_dir():
+            files = split_files(
+                copy, self._subset(), options.split, where=self.where(), may_lack_subset=not options.subset
             )
+            yield from ((str(file), read_rows(file)) for file in files)
+        elif self.path and copy.is_file():
+            yield str(copy), read_rows(copy)
+        elif not HUB_ID.fullmatch(name) or name.lower().endswith(SUFFIXES):
+            what = (
+                f"{name!r} is neither a local folder or file nor the id of a data set" if name else "no data set given"
+            )
+            fix = 'set [data] path, for example path = "openai/gsm8k"'
+            raise ConfigError(Problem(where=self.where(), what=what, fix=fix))
+        else:
+            rows = hub_rows(
+                name, self._subset(), options.split, where=self.where(), revision=options.revision, copy=COPY
+            )
+            yield name, (Row(place=f"{name} row {n}", values=values) for n, values in enumerate(rows, start=1))
+
+    def read_from(self) -> str:
+        """The data set, its subset, split and revision."""
+        options = self.options
+        parts = (self.path or self.hub_id, self._subset(), f"split {options.split}", options.revision)
+        return ", ".join(filter(None, parts))
+
+    def _subset(self) -> str:
+        return str(self.options.subset) or self.subset
 
 
 def make_files(context: PluginContext) -> Files:
@@ -55,8 +104,22 @@ def make_files(context: PluginContext) -> Files:
     return Files(context)
 
 
-def find_files(path: str, *, where: str) -> list[Path]:
-    """The files of a path, folder or pattern, sorted; ConfigError when there are none."""
+def make_hub(context: PluginContext) -> Hub:
+    """The `hub` data source."""
+    return Hub(context)
+
+
+def saved_part(folder: Path, split: str, where: str) -> tuple[str, Iterator[Row]]:
+    """The rows of a folder that `save_to_disk` wrote."""
+    rows = saved_rows(folder, split or TRAIN, where=where)
+    return str(folder), (Row(place=f"{folder} row {n}", values=values) for n, values in enumerate(rows, start=1))
+
+
+def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> list[Path]:
+    """The files of a path, folder or pattern, sorted; ConfigError when there are none.
+
+    A folder gives all the data files in it, or those of `subset` and `split` where one is named or they lie deeper.
+    """
     if not path.strip():
         raise _problem(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
     if "://" in path:
@@ -65,10 +128,8 @@ def find_files(path: str, *, where: str) -> list[Path]:
     if target.is_file():
         return [target]
     if target.is_dir():
-        found = sorted(file for file in target.iterdir() if file.is_file() and file.suffix.lower() in SUFFIXES)
-        if not found:
-            raise _problem(where, f"folder {path!r} holds no data file", f"put one there: {', '.join(SUFFIXES)}")
-        return found
+        own = [] if subset or split else data_files(target)
+        return own or split_files(target, subset, split, where=where)
     matched = sorted(Path(name) for name in glob.glob(str(target), recursive=True))
     matched = [file for file in matched if file.is_file()]
     if not matched and target.exists():

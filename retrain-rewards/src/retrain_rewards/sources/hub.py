@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from retrain.api import ConfigError, Problem
 
 PROBE_TIMEOUT_S = 5.0
+COPY = "a folder with a file or sub-folder per subject"
 
 
-def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapping[str, Any]]:
+def hub_rows(
+    name: str, subset: str, split: str, *, where: str, revision: str = "", copy: str = COPY
+) -> Iterator[Mapping[str, Any]]:
     """Rows of one subset and split. ConfigError when it is neither reachable nor cached, within seconds.
+
+    An empty subset is the data set's own default, an empty revision its newest; `copy` says what a local one may be.
 
     `datasets` alone retries an unreachable hub for half a minute per subset. So one request comes first, and if the hub
     does not answer it, only the cache is used.
@@ -21,13 +27,11 @@ def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapp
 
     reachable = _reachable()
     try:
-        if reachable:
-            data = datasets.load_dataset(name, subset, split=split)
-        else:
-            with _offline():
-                data = datasets.load_dataset(name, subset, split=split)
+        with nullcontext() if reachable else _offline():
+            data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
         reason = " ".join(str(error).split())
+        which = ", ".join(filter(None, (subset, f"split {split}", revision)))
         is_offline = datasets.config.HF_HUB_OFFLINE
         fault = (
             "offline mode is set (HF_HUB_OFFLINE)" if is_offline else f"no answer from {datasets.config.HF_ENDPOINT}"
@@ -36,12 +40,38 @@ def hub_rows(name: str, subset: str, split: str, *, where: str) -> Iterator[Mapp
         raise ConfigError(
             Problem(
                 where=where,
-                what=f"data set {name} ({subset}, split {split}) cannot be loaded",
+                what=f"data set {name} ({which}) cannot be loaded",
                 why=f"{type(error).__name__}: {reason}" if reachable else silent,
-                fix="connect once, or set [data] path to a local copy: a folder with a file or sub-folder per subject",
+                fix=f"connect once, or set [data] path to a local copy: {copy}",
             )
         ) from error
     yield from data
+
+
+def saved_rows(folder: Path, split: str, *, where: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a folder that `save_to_disk` of `datasets` wrote; ConfigError names the splits that it has instead."""
+    import datasets
+
+    try:
+        data = datasets.load_from_disk(str(folder))
+    except Exception as error:  # pyarrow and datasets each raise their own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        what = f"{str(folder)!r} cannot be read as a saved data set"
+        raise ConfigError(
+            Problem(where=where, what=what, why=reason, fix="write it again with save_to_disk")
+        ) from error
+    if isinstance(data, datasets.DatasetDict):
+        if split not in data:
+            fix = f'[data] options = {{ split = "{next(iter(data), "NAME")}" }}'
+            what = f"{str(folder)!r} has no split {split!r}"
+            raise ConfigError(Problem(where=where, what=what, why=f"found: {', '.join(data)}", fix=fix))
+        data = data[split]
+    yield from data
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _reachable() -> bool:

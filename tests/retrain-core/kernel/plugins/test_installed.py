@@ -90,7 +90,7 @@ def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribut
     assert installed_dependents("there-is-no-such-distribution") == ()
 
 
-def test_one_module_alone_reads_metadata() -> None:
+def test_one_module_alone_reads_metadata_but_for_the_one_that_imports_only_python() -> None:
     readers = set()
     for file in sorted(ROOT.glob("retrain-*/src/**/*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -99,7 +99,10 @@ def test_one_module_alone_reads_metadata() -> None:
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
             if any(name.startswith(("importlib.metadata", "importlib_metadata", "pkg_resources")) for name in modules):
                 readers.add(str(file.relative_to(ROOT)))
-    assert readers == {"retrain-core/src/retrain/kernel/plugins/installed.py"}
+    assert readers == {
+        "retrain-core/src/retrain/kernel/plugins/installed.py",
+        "retrain-core/src/retrain/rooms/doctor/installation.py",  # may be all that is left when ours was overwritten
+    }
 
 
 @pytest.fixture

@@ -35,8 +35,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "wanted"),
     [
         (("di",), ["diff"]),
-        (("ex",), ["explain", "exp.toml"]),
+        (("ex",), ["explain", "export", "exp.toml"]),
         (("py",), [""]),  # a file, for the shell to find
+        (("chat", "lo"), [""]),
+        (("merge", "lo"), [""]),
         (("help", "dif"), ["diff"]),
         (("explain", ""), ["exp.toml", "retrain.toml"]),
         (("--transform-m",), ["--transform-mode"]),

@@ -315,3 +315,8 @@ def test_what_a_plugin_registers_shows_up_as_a_command(
     assert (command("greet").out, command("greet").code) == ("hello\n", 3)
     assert "Say hello." in command("--help").out
     assert "did you mean `retrain greet`?" in command("greeet").err
+
+
+def test_init_through_the_script(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    assert script("init").returncode == 0
+    assert script("init").returncode == 2

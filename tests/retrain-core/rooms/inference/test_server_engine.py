@@ -16,6 +16,7 @@ from retrain.api import (
     Publishing,
     SampleRequest,
     SamplingParams,
+    ServedElsewhere,
     TakesWeights,
 )
 from retrain.kernel.types import Sample, StopReason
@@ -76,6 +77,22 @@ def test_each_completion_is_a_request_with_its_own_seed_and_the_full_distributio
         assert body["temperature"] == 0.7
         assert all(type(token) is int for token in body["prompt"])
         assert set(body["stop_token_ids"]) == STOP
+
+
+def test_greedy_asks_for_temperature_zero(make_engine, server, requests, params) -> None:
+    engine = make_engine(server)
+    server.requests.clear()
+    groups = engine.sample(requests, replace(params, greedy=True))
+    assert {body["temperature"] for body in server.completions} == {0.0}
+    assert all(len({tuple(sample.tokens_T) for sample in group}) == 1 for group in groups), "whatever the seed"
+
+
+def test_other_programs_learn_where_the_policy_is_served_and_as_what(make_engine, server) -> None:
+    engine = make_engine(server)
+    assert isinstance(engine, ServedElsewhere)
+    ((url, name),) = engine.addresses()
+    assert url == f"{server.url}/v1"
+    assert name in server.adapters
 
 
 def test_samples_are_delivered_as_they_finish(make_engine, server, requests, params) -> None:

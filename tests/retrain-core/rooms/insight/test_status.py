@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from retrain.rooms.insight.status_scan import scan
+from retrain.rooms.insight.status_show import picture
 from retrain.rooms.session.records.lock import RunLock
 
 Command = Callable[..., Any]
@@ -308,3 +313,30 @@ def test_help_names_the_options(command: Command) -> None:
     shown = command("status", "--help").out
     assert all(option in shown for option in ("--json", "--all", "--active", "--watch", "--interval"))
     assert command("status", "--interval", "0").code == 2
+
+
+@pytest.mark.parametrize("columns", [40, 60, 79])
+def test_beside_an_editor_each_run_has_a_row_and_a_live_one_a_bar(make_run: Make, tmp_path: Path, columns: int) -> None:
+    for name, fields in (("busy", {"status": "running"}), ("over", {}), ("loading", {"status": "running"})):
+        folder = make_run(f"logs/{name}", **fields)
+        pid = os.getpid() if fields else 1
+        manifest = json.loads((folder / "run.json").read_text()) | {"pid": pid}
+        (folder / "run.json").write_text(json.dumps(manifest))
+        progress = {"unit": "completions", "done": 8, "total": 32, "tokens": 100, "tokens_per_s": 10, "time_left_s": 30}
+        beat = {"pid": pid, "step": 3, "phase": "sampling", "phase_elapsed_s": 10, "progress": progress}
+        beat |= {"phase": "checkpoint", "progress": {}} if name == "loading" else {}
+        (folder / "heartbeat.json").write_text(json.dumps(beat))
+    console = Console(width=columns, file=io.StringIO())
+    console.print(picture(scan(tmp_path / "logs"), columns))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    if columns < 60:
+        return
+    head, *rows = (line.split() for line in lines[2:6])
+    assert head == ["run", "state", "step", "correct", "left"]
+    assert [row[0] for row in rows] == ["busy", "loading", "over"]
+    bars = [line for line in lines if "sampling" in line or "checkpoint" in line]
+    assert len(bars) == 2
+    assert re.fullmatch(r"busy: sampling +━+.* +25% 30 s left *", bars[0])
+    assert re.fullmatch(r"loading: checkpoint +for 10 s *", bars[1])

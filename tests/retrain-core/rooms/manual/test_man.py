@@ -92,8 +92,28 @@ def test_json_has_the_documented_fields(command: Command) -> None:
 
 def test_list_and_path(command: Command) -> None:
     lines = command("man", "--list-topics").out.splitlines()
-    assert len(lines) == 21
+    assert len(lines) == 24
     assert Path(command("man", "--path").out.strip()) == MANUAL
+
+
+@pytest.mark.parametrize(
+    ("topic", "own", "others"),
+    [
+        (
+            "data",
+            ("### [data]", "| `files` |", "--data-path tasks.jsonl"),
+            ("### [reward]", "### [eval]", "### backend"),
+        ),
+        ("rewards", ("### [reward]", "| `match` |", "retrain audit"), ("### [data]", "### data source")),
+        ("evaluation", ("### [eval]", "retrain eval logs/train"), ("### [data]", "### reward")),
+    ],
+)
+def test_what_a_person_asks_for_first_has_keys_parts_and_examples(
+    topic: str, own: tuple[str, ...], others: tuple[str, ...], command: Command
+) -> None:
+    shown = command("man", topic).out
+    assert all(part in shown for part in own)
+    assert not any(part in shown for part in others)
 
 
 def test_what_is_installed_is_what_is_printed(distribution: Callable[..., Path], command: Command) -> None:
@@ -248,7 +268,7 @@ def test_the_html_page_is_escaped_and_stands_alone(source: str, command: Command
         assert "&lt;script&gt;" in page
         assert "&lt;img" in page
     else:
-        assert len(tags.targets) == 21
+        assert len(tags.targets) == 24
 
 
 def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:

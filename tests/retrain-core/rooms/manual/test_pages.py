@@ -58,8 +58,8 @@ def test_a_heading_inside_a_fence_is_no_topic() -> None:
 def test_the_shipped_manual_has_every_topic_with_a_summary() -> None:
     found = {topic.name: topic for topic in topics(MANUAL.read_text(encoding="utf-8"))}
     wanted = (
-        "advantages architecture campaign capacity commands configuration diff environment examples files glossary "
-        "hooks inference logging metrics options plugins quickstart squeeze troubleshooting validation"
+        "advantages architecture campaign capacity commands configuration data diff environment eval examples files "
+        "glossary hooks inference logging metrics options plugins quickstart reward squeeze troubleshooting validation"
     )
     assert set(found) == set(wanted.split())
     assert all(len(topic.summary) > 15 for topic in found.values())

@@ -114,6 +114,7 @@ def untimed(file: Path) -> list[dict[str, Any]]:
 
 def check_same(ours: Path, theirs: Path) -> None:
     assert untimed(ours / "metrics.jsonl") == untimed(theirs / "metrics.jsonl")
+    assert (ours / "eval.jsonl").read_bytes() == (theirs / "eval.jsonl").read_bytes()
     assert contents(ours / "emergence") == contents(theirs / "emergence")
     for name in ("logits.json", "trained.json"):
         assert (ours / "adapter/final" / name).read_bytes() == (theirs / "adapter/final" / name).read_bytes()

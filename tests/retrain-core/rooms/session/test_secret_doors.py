@@ -17,9 +17,9 @@ import pytest
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example
-from retrain.rooms.cli.main import _load_dotenv
 from retrain.rooms.recorders.recording import Recorders
 from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.process import load_dotenv_file
 from retrain.rooms.session.records.files import JsonLines, write_json, write_text
 from retrain.rooms.session.streams import prepare_streams
 from retrain.rooms.tasks.scoring.failures import FailureRecord, read_failures, write_failures
@@ -196,7 +196,7 @@ def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("MY_SERVICE_KEY=sk-of-the-file-0123\nOTHER_NAME=sk-no-secret-0123\n")
-    _load_dotenv()
+    load_dotenv_file()
     write_text(tmp_path / "a", f"sk-of-the-file-0123 {SECRET} sk-no-secret-0123")
     monkeypatch.delenv("OTHER_NAME")
     assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN} sk-no-secret-0123"

@@ -66,7 +66,7 @@ def test_the_default_takes_what_is_there_and_says_so(run: Run, gpus: str, used: 
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
     assert lines[0] == f"Devices: {used} (not set, and {why})"
-    assert lines[-1] == f"Trained on {used}: not set, and {why}"
+    assert lines[lines.index("Next:") - 1] == f"Trained on {used}: not set, and {why}"
     assert recorded()["devices"] == {"used": used, "why": f"not set, and {why}"}
     assert (recorded()["config"]["backend"]["devices"], written()) == (used, used)
     assert "backend.devices" not in recorded()["origins"]

@@ -150,7 +150,10 @@ def test_a_faulty_extension_is_kept_as_a_failure_and_harms_nothing(loaded: Calla
 def test_names_in_a_description_are_those_that_are_registered() -> None:
     described = {each.path: each.description for each in all_keys(extended()[1])}
     assert described["algorithm.transform_mode"] == "Credit per token: none, gtpo, gtpo_hicra, gtpo_sepa or a plugin."
-    assert described["data.source"] == "math, files, reasoning_gym, arithmetic or a plugin."
+    assert (
+        described["data.source"]
+        == "math, files, hub, gsm8k, dapo-math, deepscaler, countdown, reasoning_gym, arithmetic or a plugin."
+    )
     alone = {each.path: each.description for each in all_keys(extended(only="retrain-core")[1])}
     assert alone["backend.backend"] == "Training backend: local, tinker, prime_rl or a plugin."
 

@@ -67,6 +67,9 @@ def test_a_run_of_the_embedded_model(tiny_run: Path, command: Command) -> None:
         assert measured[part]["eval_correct_rate"] == pytest.approx(metrics[-1]["eval_correct_rate"], abs=0.13)
     assert measured["source"]["eval_correct_rate"] == metrics[-1]["eval_correct_rate"]
     assert {file: file.read_bytes() for file in tiny_run.rglob("*") if file.is_file()} == before
+    (again,) = json.loads(command("eval", "logs/tiny", "--out", "elsewhere", "--json").out)["results"]
+    assert again["own"] == {"same_as_run": 16, "of": 16}  # `retrain eval` repeats the run's own, to the sample
+    assert again["correct_rate"] == metrics[-1]["eval_correct_rate"]
     shown = command("squeeze", "logs/tiny", "--eval", "--squeeze-compress-to", "1")
     assert shown.code == 0, shown.err
     assert "Held-out correct rate, 95% interval:" in shown.out

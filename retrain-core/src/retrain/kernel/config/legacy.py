@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem
@@ -30,7 +29,7 @@ def moved(content: Mapping[str, Any], legacy_keys: Mapping[str, str]) -> dict[st
 
 
 def legacy_problem(
-    table: str, content: Mapping[str, Any], legacy_keys: Mapping[str, str], file: Path, lines: Mapping[str, int]
+    table: str, content: Mapping[str, Any], legacy_keys: Mapping[str, str], file: object, lines: Mapping[str, int]
 ) -> Problem | None:
     """One problem for all legacy keys of a table; None when it has none. `lines` maps `table.key` to its line."""
     names = [name for name in content if name in legacy_keys]

@@ -66,7 +66,7 @@ def all_keys(tables: Mapping[str, TableEntry]) -> list[Key]:
 
 
 def load_config(
-    file: Path | None,
+    file: Path | Mapping[str, Any] | None,
     *,
     tables: Mapping[str, TableEntry],
     arguments: Sequence[str] = (),
@@ -77,16 +77,16 @@ def load_config(
 ) -> tuple[Config, list[Problem]]:
     """Resolve the configuration of one run.
 
-    `arguments` are command-line overrides; `settings` override everything else. `recipe` adds values to those given,
-    `values[table][key]`; of a key that was given it may return a table with more entries. `table_hint` says which
-    distribution would provide an unknown table, and what became of an unknown `table.key`. All problems are returned
-    together; if there are any, the config holds defaults in the tables concerned and must not be used for training.
+    `file` may be the tables themselves; messages call them by their `str`. `arguments` are command-line overrides;
+    `settings` override everything else. `recipe` adds values to those given, `values[table][key]`; of a key that was
+    given it may return a table with more entries. `table_hint` says which distribution would provide an unknown table,
+    and what became of an unknown `table.key`. All problems are returned together; if there are any, the config holds
+    defaults in the tables concerned and must not be used for training.
     """
     keys = all_keys(tables)
     draft = _Draft(tables=tables, table_hint=table_hint, keys={key.path: key for key in keys})
     draft.problems += [problem for entry in tables.values() for problem in entry.problems]
-    if file is not None:
-        _read_file(draft, file)
+    _read_file(draft, {} if file is None else file)
     for overrides, problems in (from_environment(environ or {}, keys), from_arguments(arguments, keys)):
         draft.problems += problems
         for override in overrides:
@@ -99,17 +99,16 @@ def load_config(
         draft.set(setting.path, setting.value, draft.origins.get(setting.path, setting.origin))
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
     foreign = frozenset(name for name, entry in tables.items() if entry.traits.pending or entry.traits.starts_runs)
-    source = str(file) if file else ""
-    config = Config(tables=models, origins=draft.origins, source=source, foreign_tables=foreign)
+    config = Config(tables=models, origins=draft.origins, source=str(file or ""), foreign_tables=foreign)
     draft.problems += _pending(config, draft)
     return config, draft.problems
 
 
-def _read_file(draft: _Draft, file: Path) -> None:
-    document, text = read_toml(file)
+def _read_file(draft: _Draft, file: Path | Mapping[str, Any]) -> None:
+    document, text = (file, "") if isinstance(file, Mapping) else read_toml(file)
     lines = key_lines(text)
     for table, content in document.items():
-        place = f"{file}:{lines.get(table, 1)}"
+        place = f"{file}:{lines.get(table, 1)}" if lines else f"{file}"
         if table not in draft.tables:
             draft.problems.append(_unknown_table(draft, table, content, place))
         elif not isinstance(content, dict):
@@ -123,7 +122,8 @@ def _read_file(draft: _Draft, file: Path) -> None:
             if legacy := legacy_problem(table, content, legacy_keys, file, lines):
                 draft.problems.append(legacy)
             for name in (name for name in content if name not in legacy_keys):
-                origin = Origin(layer=Layer.FILE, place=f"{file}:{lines.get(f'{table}.{name}', lines.get(table, 1))}")
+                line = lines.get(f"{table}.{name}", lines.get(table, 1))
+                origin = Origin(layer=Layer.FILE, place=f"{file}:{line}" if lines else place)
                 _take(draft, table, name, content[name], origin)
 
 
@@ -220,8 +220,8 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
             key = draft.keys.get(f"{table}.{name}")
             fix = _expected(key, detail["input"]) if key else "correct the table"
-            problem = Problem(where=draft.place(f"{table}.{name}") + inner, what=f"{message}{got}", fix=fix)
-            draft.problems.append(problem)
+            where = draft.place(f"{table}.{name}") + inner
+            draft.problems.append(Problem(where=where, what=f"{message}{got}", fix=fix))
     try:
         return model.model_validate({name: value for name, value in values.items() if name not in faulty})
     except ValidationError:  # a rule about several keys at once

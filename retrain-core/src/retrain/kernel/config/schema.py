@@ -126,9 +126,11 @@ class DataTable(Table):
     """Where tasks come from and how they are put to the model. No source ignores a source-specific key."""
 
     source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
-    path: str = key("", "Local file or folder (files), or a local copy of the hub data set (math).", reads="data")
-    prompt_key: str = key("prompt", "Column that holds the prompt (files).", min_length=1)
-    answer_key: str = key("answer", "Column that holds the reference answer (files).", min_length=1)
+    path: str = key("", "File or folder (files), id (hub), or a local copy of a named data set.", reads="data")
+    prompt_key: str = key("prompt", "Column that holds the prompt, or a field in one: a.b (files, hub).", min_length=1)
+    answer_key: str = key(
+        "answer", "Column that holds the reference answer, or a field in one (files, hub).", min_length=1
+    )
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
     template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")

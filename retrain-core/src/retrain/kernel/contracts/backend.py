@@ -58,6 +58,9 @@ class Backend(Protocol):
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
 
+    def sample_from(self, folder: Path | None) -> None:
+        """Optional, outside a run: sample from what `save` or PEFT wrote there; None = what training began with."""
+
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Score, Tokens
 
@@ -22,9 +23,7 @@ class Prompt:
 
 
 class Prompts(Protocol):
-    """Training prompts in a seeded order, and the held-out ones, which are never trained on."""
-
-    held_out: Sequence[Prompt]
+    """Training prompts in a seeded order."""
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
         """The `count` prompts from position `cursor` of an endless sequence, which is the same for any batch size."""
@@ -73,6 +72,22 @@ class Rollouts(Protocol):
 
         Texts whose scoring failed are kept in the folder `failures`, under `label`.
         """
+
+    def close(self) -> None:
+        """Release processes; safe to call twice."""
+
+
+class Evaluation(Protocol):
+    """Scores the policy on examples that are never trained on."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether to evaluate after this step; before the first one it is always due."""
+
+    def measure(self, step: int, backend: Backend, failures: Path | None) -> dict[str, Any]:
+        """Fields for the line of a step, -1 before training: the same for the same policy, time apart."""
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """A line of `eval.jsonl` per example about what `measure` found last; none when called again."""
 
     def close(self) -> None:
         """Release processes; safe to call twice."""

@@ -130,7 +130,8 @@ class MemoryModel:
     `parameters` counts all weights, exactly when `is_counted`, by formula otherwise; `lora_parameters` those of the
     configured adapter; `context` is the longest row, None if the model does not say. `runtime_bytes` is what
     a process was measured to need beside the model, None if unknown; `device_bytes` the memory of the device.
-    `checkpoint_bytes` is the size of a checkpoint on disk where it is worth a word, else 0.
+    `checkpoint_bytes` is the size of a checkpoint on disk where it is worth a word, else 0. `can_quantise`: the backend
+    can keep the frozen weights of this model in fewer bits.
     """
 
     parameters: int
@@ -139,3 +140,4 @@ class MemoryModel:
     context: int | None
     estimate: Callable[[Workload, int | None, int | None], MemoryEstimate]
     checkpoint_bytes: int = 0
+    can_quantise: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
@@ -15,6 +16,7 @@ from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, Workloa
 from retrain.rooms.capacity.history import Past, past_runs
 from retrain.rooms.capacity.locate import model_folder
 from retrain.rooms.capacity.machine import memory_limit
+from retrain.rooms.capacity.shapes import Document
 from retrain.rooms.capacity.walltime import Schedule, schedule_of
 from retrain.rooms.capacity.workload import ASSUMED_PROMPT_TOKENS, workload_of
 
@@ -71,20 +73,32 @@ class Forecast:
 
 
 def forecast(
-    config: Config, plugins: Plugins, *, prompt_tokens: int = 0, fetch: bool = False, past: Past | None = None
+    config: Config,
+    plugins: Plugins,
+    *,
+    prompt_tokens: int = 0,
+    fetch: bool = False,
+    past: Past | None = None,
+    gpu_bytes: int | None = None,
+    sizes: Document | None = None,
 ) -> Forecast:
     """What the configuration needs on this machine; `past` (of a pilot, for instance) replaces the runs in `logs/`.
 
+    With `gpu_bytes` it is what the configuration needs on CUDA GPUs of that memory, whatever this machine has. `sizes`
+    takes the place of the model's `config.json`.
     ConfigError if the model's sizes cannot be read, or no plugin estimates the backend's memory.
     """
-    folder = partial(model_folder, config, plugins, fetch=fetch)
-    model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
+    with TemporaryDirectory() as scratch:
+        folder = partial(model_folder, config, plugins, fetch=fetch, scratch=Path(scratch), sizes=sizes)
+        model: MemoryModel | None = plugins.notify("retrain_estimate_memory", config=config, model_folder=folder)
     if model is None:
         what = f"no plugin knows how much memory backend {config.backend.backend!r} needs"
         raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
-    past = past or past_runs(config, Path(config.logging.log_dir).expanduser().parent)
-    work = workload_of(config, prompt_tokens=prompt_tokens or past.prompt_tokens or 0, context=model.context)
-    limit = memory_limit(config.backend.devices)
+    if past is None:  # runs of this machine say nothing about another
+        past = Past() if gpu_bytes else past_runs(config, Path(config.logging.log_dir).expanduser().parent)
+    prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
+    work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
+    limit = gpu_bytes or memory_limit(config.backend.devices)
     runtime = _runtime(past, model, work, limit)
 
     def estimated(changed: Workload) -> MemoryEstimate:
@@ -97,7 +111,7 @@ def forecast(
         schedule=schedule_of(config),
         past=past,
         limit_bytes=limit,
-        advice=advise(work, limit, estimated) if limit else "",
+        advice=advise(work, limit, estimated, can_quantise=model.can_quantise) if limit else "",
     )
 
 

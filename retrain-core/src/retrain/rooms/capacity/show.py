@@ -20,8 +20,8 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def text(forecast: Forecast) -> str:
-    """Memory by phase, time, and what to change."""
+def text(forecast: Forecast, *, has_time: bool = True) -> str:
+    """Memory by phase, what to change, and time; without it for a machine that is not this one."""
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
     prompt = (
@@ -50,7 +50,7 @@ def text(forecast: Forecast) -> str:
         lines.append(f"  measured  {size(forecast.past.peak_memory_bytes)} in {_past(forecast)}")
     if forecast.advice:
         lines.append(f"  does not fit: {forecast.advice}")
-    return "\n".join([*lines, "", *_time(forecast)])
+    return "\n".join([*lines, *(["", *_time(forecast)] if has_time else ())])
 
 
 def _time(forecast: Forecast) -> list[str]:

@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -16,6 +15,7 @@ from retrain.kernel.errors import (
     EXIT_FAILED,
     EXIT_RESUMABLE,
     EXIT_USAGE,
+    ConfigError,
     Problem,
     RetrainError,
     StopRequested,
@@ -23,6 +23,7 @@ from retrain.kernel.errors import (
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.cli.completion import VARIABLE, answer
 from retrain.rooms.cli.dispatch import RetrainGroup
+from retrain.rooms.session.process import prepare_process
 from retrain.rooms.session.streams import drop_stdout, prepare_streams, wants_color
 
 EXIT_INTERRUPTED = 130
@@ -103,36 +104,14 @@ def _print_usage_error(error: click.ClickException) -> int:
 
 
 def _prepare_process() -> None:
-    """Put the current folder on the path, load `.env`, quieten libraries."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if Path(".env").is_file():
-        _load_dotenv()
-    for name, value in (
-        ("OMP_WAIT_POLICY", "PASSIVE"),  # busy processes must not spin at barriers
-        ("TRANSFORMERS_VERBOSITY", "error"),
-        ("TOKENIZERS_PARALLELISM", "false"),
-        ("HF_HUB_DISABLE_TELEMETRY", "1"),
-        ("DATASETS_VERBOSITY", "error"),
-        ("HF_DATASETS_DISABLE_PROGRESS_BARS", "1"),
-    ):
-        os.environ.setdefault(name, value)
-
-
-def _load_dotenv() -> None:
-    from dotenv import dotenv_values, load_dotenv
-
-    from retrain.rooms.text.secrets import LEARNED
-
+    """As `prepare_process`, with its outcome on stderr, unless a shell only asks for completions."""
     is_completing = VARIABLE in os.environ
     try:
-        load_dotenv(".env", override=False)
-        LEARNED.learn_environ(dotenv_values(".env"))  # a variable that is set already hides its line of the file
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value with a NUL
+        has_dotenv = prepare_process()
+    except ConfigError as error:
         if is_completing:
             return
-        problem = Problem(what=f".env cannot be used: {error}", fix="write it in UTF-8, as lines of NAME=value")
-        _print_error("config error", str(problem))
+        _print_error("config error", str(error))
         sys.exit(EXIT_USAGE)
-    if not is_completing:
+    if has_dotenv and not is_completing:
         click.echo("Loaded .env", err=True)

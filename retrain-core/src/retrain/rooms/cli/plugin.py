@@ -1,4 +1,4 @@
-"""Registers the core commands and the `retrain init` templates."""
+"""Registers the core commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from retrain.rooms.cli.legacy import MOVED
 
 COMMANDS = (
     ("train", "Train with a TOML file (the default command).", "retrain.rooms.cli.train:command"),
-    ("init", "Write a starting configuration.", "retrain.rooms.cli.init:command"),
     (
         "completion",
         "Print the completion script for your shell.",
@@ -34,11 +33,6 @@ COMMANDS = (
         "retrain.rooms.cli.migrate:command",
     ),
 )
-TEMPLATES = (
-    ("default", "100 steps with the documented defaults.", "retrain.rooms.cli.templates:DEFAULT"),
-    ("quickstart", "A short, cheap smoke test of a real model.", "retrain.rooms.cli.templates:QUICKSTART"),
-    ("experiment", "A seeded 500-step run with held-out evaluation.", "retrain.rooms.cli.templates:EXPERIMENT"),
-)
 
 
 @hookimpl
@@ -53,10 +47,3 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     """The keys of [backend] that `migrate-config` rewrites."""
     traits = TableTraits(extends=True, legacy_keys=MOVED)
     register(PluginSpec(name="backend", summary="Its keys of earlier versions.", factory=None, traits=traits))
-
-
-@hookimpl
-def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    """The templates that depend on no particular distribution."""
-    for name, summary, factory in TEMPLATES:
-        register(PluginSpec(name=name, summary=summary, factory=factory))

@@ -42,7 +42,8 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
     """Check whether this machine has what CONFIG needs, and how to get what is missing.
 
     The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG defaults to ./retrain.toml where
-    it exists. Without a configuration everything is shown and only a plugin that failed to load counts.
+    it exists. Without a configuration everything is shown, and only a plugin that failed to load
+    or an installation that is not whole counts.
     """
     plugins: Plugins = ctx.obj
     with redirect_stdout(sys.stderr):  # plugins may print when they are imported

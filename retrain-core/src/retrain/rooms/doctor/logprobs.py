@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem
-from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Example, Floats, Kind, Sample, SamplingParams
-from retrain.rooms.session.check import backend_options
+from retrain.kernel.types import Example, Floats, Sample, SamplingParams
+from retrain.rooms.session.backend import build_backend
 from retrain.rooms.session.steps.logprob_gap import LogprobGap, measure_gap
 from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.rooms.text.tokenizer.load import load_tokenizer
@@ -38,9 +36,7 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
     seeds = Seeds(max(config.training.seed, 0))
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
-    name, options = config.backend.backend, backend_options(config, plugins)
-    backend: Backend = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
-    training = config.training
+    backend, training = build_backend(context), config.training
     try:
         examples = [Example(id=f"doctor-{i}", prompt=text, reference="") for i, text in enumerate(QUESTIONS)]
         gap = measure_gap(
@@ -53,7 +49,7 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
     finally:
         backend.close()
     if gap is None:
-        what = f"backend {name!r} does not report its trainer's log-probabilities"
+        what = f"backend {config.backend.backend!r} does not report its trainer's log-probabilities"
         fix = "leave --logprobs out; each step of a run logs the gap as logprob_gap_mean"
         raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
     if math.isnan(gap.mean):

@@ -10,7 +10,8 @@ from pathlib import Path
 from retrain import __version__
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.doctor.diagnosis import Diagnosis
+from retrain.rooms.doctor.diagnosis import Diagnosis, Status
+from retrain.rooms.doctor.installation import examine
 from retrain.rooms.session.records.folder import check_run_folder
 
 LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
@@ -20,7 +21,14 @@ def diagnose_machine(config: Config | None) -> list[Diagnosis]:
     """The interpreter, and the run folder; without a configuration the current folder."""
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     python = Diagnosis(name="python", status="ok", detail=f"{detail}, retrain {__version__}", needed=config is not None)
-    return [python, _run_folder(config) if config else _disk(Path.cwd(), name="disk")]
+    return [python, _installation(), _run_folder(config) if config else _disk(Path.cwd(), name="disk")]
+
+
+def _installation() -> Diagnosis:
+    """Whether files of retrain-core were replaced, by the public package of the same import name above all."""
+    found = examine()
+    status: Status = "ok" if found.is_whole else "failed" if found.public or found.missing else "warn"
+    return Diagnosis(name="installation", status=status, detail=found.detail, fix=found.fix, needed=not found.is_whole)
 
 
 def _run_folder(config: Config) -> Diagnosis:

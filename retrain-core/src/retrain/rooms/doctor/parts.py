@@ -37,8 +37,10 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     recorders = {part.name for part in selected if part.kind is Kind.RECORDER}
     launcher = config.value("campaign.launcher", "") if config and _is_campaign(config) else ""
     return [
-        diagnose_extra(CORE, "wandb", purpose="recorder 'wandb'", needed="wandb" in recorders),
-        diagnose_extra(CORE, "tensorboard", purpose="recorder 'tensorboard'", needed="tensorboard" in recorders),
+        *(
+            diagnose_extra(CORE, name, purpose=f"recorder {name!r}", needed=name in recorders)
+            for name in ("wandb", "tensorboard", "trackio", "mlflow")
+        ),
         diagnose_extra(CORE, "ray", purpose="launcher 'ray'", needed=launcher == "ray"),
     ]
 

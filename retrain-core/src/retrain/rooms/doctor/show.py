@@ -41,7 +41,9 @@ def _verdict(found: Examination) -> Text:
     count = len(found.fatal)
     if not found.source:
         if count:
-            return Text(f"{count} of the installed plugins failed to load.", style="bold red")
+            broken = sum(finding.name.startswith("plugin ") for finding in found.fatal)
+            plugins = f"{broken} of the installed plugins failed to load." if broken else ""
+            return Text(plugins or "The installation is not whole.", style="bold red")
         return Text("No configuration was given: `retrain doctor CONFIG` checks whether it can run here.")
     if count:
         things = "1 thing" if count == 1 else f"{count} things"

@@ -141,6 +141,11 @@ class ServerEngine:
         self._adapters.versions[:] = [Loaded(name="", version=version, cache_salt=salt)]
         self._adapters.verify(self._caller.servers)
 
+    def addresses(self) -> Sequence[tuple[str, str]]:
+        """See `retrain.api.ServedElsewhere`; the name is that of the published adapter, where there is one."""
+        adapter, served = self._require_current().name, self._caller.served
+        return [(f"{server.url}/v1", adapter or served[server.url].name) for server in self._caller.servers]
+
     def metrics(self) -> Mapping[str, float]:
         """The gap of the last probe, the gap of recomputed log-probabilities, and the number of retries."""
         retries = self._caller.client.retries
@@ -214,7 +219,7 @@ class ServerEngine:
             prompt_T,
             seed=seed,
             max_tokens=params.max_tokens,
-            temperature=params.temperature,
+            temperature=0.0 if params.greedy else params.temperature,
             adapter=current.name,
             repair=self._adapters.restore,
             cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),

@@ -105,20 +105,27 @@ def shade(run: Path, choice: Choice, plugins: Plugins) -> ShadedStep:
     masks = [mask for group in marked or masks_of_first for mask in group]
     token_credits = [[advs_T for group in result.token_advs for advs_T in group] for _, _, result in replays]
     completions = [completion for group in groups for completion in group]
+    correct_above = checked[0].config.scoring.correct_above
     return ShadedStep(
         run=str(run),
         step=stored.step,
         sepa_lambda=sepa_lambda,
         labels=[each.flow.condition for each in checked],
         completions=[
-            _shaded(completion, mask, [flow_credits[number] for flow_credits in token_credits], tokenizer)
+            _shaded(
+                completion, mask, [flow_credits[number] for flow_credits in token_credits], tokenizer, correct_above
+            )
             for number, (completion, mask) in enumerate(zip(completions, masks, strict=True))
         ],
     )
 
 
 def _shaded(
-    completion: StoredCompletion, planning_T: Mask, token_credits: Sequence[Floats], tokenizer: Any
+    completion: StoredCompletion,
+    planning_T: Mask,
+    token_credits: Sequence[Floats],
+    tokenizer: Any,
+    correct_above: float,
 ) -> ShadedCompletion:
     record, tokens = completion.record, completion.tokens
     return ShadedCompletion(
@@ -134,6 +141,7 @@ def _shaded(
         planning_T=planning_T,
         entropies_T=tokens.entropies_T,
         credits=token_credits,
+        is_right=record["reward"] is not None and record["reward"] > correct_above,
     )
 
 

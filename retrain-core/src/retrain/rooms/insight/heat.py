@@ -34,6 +34,7 @@ class ShadedCompletion:
     planning_T: Mask
     entropies_T: Floats | None
     credits: Sequence[Floats]
+    is_right: bool = False  # its reward is above `[scoring] correct_above`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +46,13 @@ class ShadedStep:
     sepa_lambda: float
     labels: Sequence[str]
     completions: Sequence[ShadedCompletion]
+
+    def groups(self) -> list[list[ShadedCompletion]]:
+        """The completions of each prompt; groups that were trained on come first."""
+        by_group: dict[int, list[ShadedCompletion]] = {}
+        for completion in self.completions:
+            by_group.setdefault(completion.group, []).append(completion)
+        return sorted(by_group.values(), key=lambda group: not any(each.trained for each in group))
 
     def scale(self) -> Scale:
         """The colour scale, over everything shown."""
@@ -81,14 +89,18 @@ class Scale:
 
 
 def show(step: ShadedStep, console: Console, *, most: int) -> None:
-    """Print up to `most` completions: text on green (credit) or red (blame), planning tokens underlined."""
+    """Print up to `most` completions, trained groups first, each under its prompt.
+
+    Text stands on green (credit) or red (blame), and planning tokens are underlined.
+    """
     scale = step.scale()
     console.print(Text(f"{step.run} step {step.step}, lambda = {step.sepa_lambda:g}", style="bold"))
-    for completion in step.completions[:most]:
-        head = f"\ngroup {completion.group} completion {completion.index} | reward {completion.reward:g}"
-        state = "" if completion.trained else " | not trained"
-        console.print(Text(f"{head} | answer {printable(completion.reference)}{state}", style="bold"))
-        console.print(Text(printable(completion.prompt), style="dim"))
+    shown = [completion for group in step.groups() for completion in group][:most]
+    for number, completion in enumerate(shown):
+        if number == 0 or completion.group != shown[number - 1].group:
+            console.print(Text(f"\n{group_title(completion)} | answer {printable(completion.reference)}", style="bold"))
+            console.print(Text(printable(completion.prompt), style="dim"))
+        console.print(Text(f"\ncompletion {completion.index} | reward {completion.reward:g}", style="bold"))
         for label, credit_T in zip(step.labels, completion.credits, strict=True):
             total = (
                 f"sum {credit_T.sum():+.3f}, from {credit_T.min():+.3f} to {credit_T.max():+.3f}"
@@ -103,6 +115,11 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
     hidden = len(step.completions) - most
     if hidden > 0:
         console.print(Text(f"\n{hidden} more completions: --most N shows more, --html FILE all of them", style="dim"))
+
+
+def group_title(completion: ShadedCompletion) -> str:
+    """What stands above a group's completions."""
+    return f"group {completion.group}" + ("" if completion.trained else " | not trained")
 
 
 def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:

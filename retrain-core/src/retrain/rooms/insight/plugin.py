@@ -21,6 +21,7 @@ COMMANDS = (
     ),
     ("status", "Show the state of the runs and campaigns below a folder.", "status_command:command"),
     ("top", "Watch the active runs.", "status_command:top"),
+    ("watch", "Serve a page that follows a run while it goes on: RUN.", "watch.command:command"),
     ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
     ("compare", "Compare conditions over their seeds, with tests and intervals.", "compare.command:command"),
     ("report", "Write one offline page about a campaign or a set of runs.", "report.command:command"),

@@ -34,7 +34,7 @@ Examples:
   retrain top runs --interval 1
 
 \b
-Exit codes: 0 done; 1 there is no such folder; 2 usage error; 130 ended by Ctrl-C.
+Exit codes: 0 ended by Ctrl-C; 1 there is no such folder; 2 usage error.
 """
 
 
@@ -74,7 +74,8 @@ def _print(overview: Overview) -> None:
     from retrain.rooms.insight.status_show import picture
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    Console(highlight=False, width=width).print(picture(overview))
+    console = Console(highlight=False, width=width)
+    console.print(picture(overview, console.width))
 
 
 def _watch(look: Look, interval_s: float, *, as_json: bool) -> None:
@@ -99,7 +100,8 @@ def _watch_live(look: Look, interval_s: float) -> None:
     from retrain.rooms.insight.status_show import picture
 
     first = look()  # report a missing folder before clearing the screen
-    with Live(picture(first), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+    console = Console(highlight=False)
+    with Live(picture(first, console.width), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval_s)
-            live.update(picture(look()), refresh=True)
+            live.update(picture(look(), console.width), refresh=True)

@@ -14,6 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.records import lock
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
+from retrain.rooms.tasks.scoring.verdict import eval_sets
 
 MARK = "run.json"
 HEARTBEAT = "heartbeat.json"
@@ -38,6 +39,7 @@ class RunStatus:
     step: int = 0
     max_steps: int | None = None
     correct_rate: float | None = None
+    eval_rates: Mapping[str, float] = field(default_factory=dict)
     loss: float | None = None
     mean_reward: float | None = None
     wall_time_s: float | None = None
@@ -65,6 +67,7 @@ class RunStatus:
             "step": self.step,
             "max_steps": self.max_steps,
             "correct_rate": self.correct_rate,
+            "eval_rates": dict(self.eval_rates),
             "loss": self.loss,
             "mean_reward": self.mean_reward,
             "wall_time_s": self.wall_time_s,
@@ -107,6 +110,7 @@ def read_run(folder: Path) -> RunStatus:
         step=0 if step is None else max(0, int(step) + 1),
         max_steps=None if max_steps is None else int(max_steps),
         correct_rate=number(metrics.get("correct_rate")),
+        eval_rates=_eval_rates(metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),
         wall_time_s=_wall_time_s(manifest, is_alive=is_alive, activity_s=activity_s),
@@ -121,6 +125,13 @@ def read_run(folder: Path) -> RunStatus:
         phase_elapsed_s=number(beat.get("phase_elapsed_s")),
         progress=_table(beat, "progress"),
     )
+
+
+def _eval_rates(metrics: Record) -> dict[str, float]:
+    """The correct rates of the evaluation after the last step, if there was one, by the name of the set."""
+    fields = {"held_out": "eval_correct_rate", **eval_sets(metrics)}
+    rates = {name: number(metrics.get(field)) for name, field in fields.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def process_id(value: object) -> int | None:

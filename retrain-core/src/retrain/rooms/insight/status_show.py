@@ -5,47 +5,76 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from retrain.rooms.insight.status_campaign import CampaignRun, CampaignStatus
 from retrain.rooms.insight.status_run import RunStatus
 from retrain.rooms.insight.status_scan import Overview
-from retrain.rooms.text.phase_progress import phase_text
+from retrain.rooms.session.records.reading import number
+from retrain.rooms.text.phase_progress import phase_text, share_of
 from retrain.rooms.text.terminal_text import ABSENT, duration, printable
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"
+NARROW = 80  # columns
 
 
-def picture(overview: Overview) -> RenderableType:
-    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none."""
+def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
+    """The banner, each campaign as a matrix of conditions and seeds, then the runs that belong to none.
+
+    On a terminal narrower than `NARROW` columns, beside an editor, a run has one row, and a live one a bar for its
+    phase instead of a sentence.
+    """
+    is_narrow = columns < NARROW
     banner = f"Campaigns: {len(overview.campaigns)} | Runs: {len(overview.runs)}"
     parts: list[RenderableType] = [Text(banner, style="bold")]
     for campaign in overview.campaigns:
         parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
-        parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path)]
+        parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path, is_narrow)]
     if overview.runs:
-        parts += [Text(), _table(overview)]
+        parts += [Text(), _table(overview, is_narrow)]
         parts += [
             Text(f"{_name(run, overview)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
             for run in overview.runs
             if run.error
         ]
-        parts += [line for run in overview.runs for line in _notes(run, overview.root)]
+        parts += [line for run in overview.runs for line in _notes(run, overview.root, is_narrow)]
     if overview.num_hidden:
         parts += [Text(), Text(f"{overview.num_hidden} not shown (--all shows every run and campaign)", style="dim")]
     return Group(*parts)
 
 
-def _notes(run: RunStatus, root: Path) -> list[Text]:
+def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
     """What a live run is doing, and what a run was resumed with by `--resume-anyway`."""
     name = printable(str(_inside(run.path, root)))
-    notes = [Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted]
+    notes: list[RenderableType] = [
+        Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
+    ]
+    if run.eval_rates.keys() - {"held_out"}:
+        rates = ", ".join(f"{set_name} {share(rate)}" for set_name, rate in run.eval_rates.items())
+        notes.append(Text(f"{name}: evaluated after its last step: {printable(rates)}"))
     if run.phase:
         shown = phase_text(run.phase, run.phase_step or 0.0, run.phase_elapsed_s or 0.0, run.progress)
-        notes.insert(0, Text(f"{name}: {shown}", style=COLOURS["running"]))
+        line = Text(f"{name}: {shown}", style=COLOURS["running"])
+        notes.insert(0, _phase_bar(name, run) if is_narrow else line)
     return notes
+
+
+def _phase_bar(name: str, run: RunStatus) -> Table:
+    """`tiny: sampling  ━━━━━━━━━   42%  1.2 s left`."""
+    share, left_s = share_of(run.progress), number(run.progress.get("time_left_s"))
+    left = f"for {duration(run.phase_elapsed_s)}" if left_s is None else f"{duration(left_s)} left"
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=24, no_wrap=True, overflow="ellipsis")
+    grid.add_column(width=14)
+    grid.add_column(width=4, justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    percent = "" if share is None else f"{100 * share:.0f}%"
+    bar = Text("") if share is None else ProgressBar(total=1.0, completed=share)
+    grid.add_row(Text(f"{name}: {printable(run.phase)}", style=COLOURS["running"]), bar, percent, Text(left))
+    return grid
 
 
 def _on_one_line(error: str) -> str:
@@ -68,26 +97,30 @@ def state_text(state: str) -> Text:
     return Text(printable(state), style=COLOURS.get(state, ENDED_BADLY))
 
 
-def _table(overview: Overview) -> Table:
+def _table(overview: Overview, is_narrow: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for column in ("step", "correct", "reward", "loss", "time"):
+    for column in ("step", "correct", "left") if is_narrow else ("step", "correct", "reward", "loss", "time"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("condition", overflow="fold")
+    if not is_narrow:
+        table.add_column("condition", overflow="fold")
     for run in overview.runs:
         steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
-        table.add_row(
-            Text(_name(run, overview)),
-            state_text(run.state),
-            steps,
-            share(run.correct_rate),
-            decimal(run.mean_reward, 3),
-            decimal(run.loss, 4),
-            duration(run.wall_time_s),
-            Text(printable(run.condition)),
-        )
+        head = (Text(_name(run, overview)), state_text(run.state), steps, share(run.correct_rate))
+        if is_narrow:
+            table.add_row(*head, duration(_left_s(run)) if run.is_live else "")
+            continue
+        numbers = decimal(run.mean_reward, 3), decimal(run.loss, 4), duration(run.wall_time_s)
+        table.add_row(*head, *numbers, Text(printable(run.condition)))
     return table
+
+
+def _left_s(run: RunStatus) -> float | None:
+    """As long for the steps to come as for those behind it; None before the first one."""
+    if not (run.step and run.max_steps and run.wall_time_s):
+        return None
+    return max(0, run.max_steps - run.step) * run.wall_time_s / run.step
 
 
 def _campaign_head(campaign: CampaignStatus) -> Text:

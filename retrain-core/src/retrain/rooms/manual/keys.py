@@ -18,10 +18,12 @@ TEXT_LIMIT = 40  # a longer default has its comment on the line above
 WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "table"}
 
 
-def keys(plugins: Plugins) -> str:
-    """Every key, table by table: type and range, default, flag, meaning."""
+def keys(plugins: Plugins, *only: str) -> str:
+    """Every key, table by table: type and range, default, flag, meaning; of all tables, or `only` of these."""
     lines = []
     for name, entry in registered_tables(plugins).items():
+        if only and name not in only:
+            continue
         schemas = key_schemas(entry)
         rows = [
             (

@@ -39,7 +39,7 @@ def prose(docstring: str | None) -> str:
     blocks = []
     for paragraph in inspect.cleandoc(docstring or "").split("\n\n"):
         lines = paragraph.split("\n")
-        if "\b" in paragraph or all(line.startswith("    ") for line in lines):
+        if "\b" in paragraph or lines[0].startswith(">>> ") or all(line.startswith("    ") for line in lines):
             inner = inspect.cleandoc("\n" + paragraph.replace("\b\n", "").replace("\b", ""))
             blocks.append(f"```text\n{inner}\n```")
         elif lines[0].startswith(("|", "- ", "* ", "1.")):

@@ -19,7 +19,15 @@ from pathlib import Path
 from retrain.kernel.errors import ConfigError, Problem
 
 MANUAL = Path(__file__).with_name("manual.md")
-OTHER_NAMES = {"capacity-planning": "capacity", "environments": "environment", "conditions": "campaign"}
+OTHER_NAMES = {
+    "capacity-planning": "capacity",
+    "environments": "environment",
+    "conditions": "campaign",
+    "dataset": "data",
+    "your-data": "data",
+    "rewards": "reward",
+    "evaluation": "eval",
+}
 _SECTION = re.compile(
     r"^<!-- generated: (?P<what>[^\n>]+?) -->\n(?P<body>.*?)^<!-- end: (?P<end>[^\n>]+?) -->\n",
     re.MULTILINE | re.DOTALL,

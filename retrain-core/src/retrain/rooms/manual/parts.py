@@ -21,13 +21,16 @@ KEYS = {
 }
 
 
-def parts(plugins: Plugins) -> str:
-    """One table of parts per kind: name, distribution, summary; then the parameters of parts that take any."""
+def parts(plugins: Plugins, *only: str) -> str:
+    """One table of parts per kind: name, distribution, summary; then the parameters of parts that take any.
+
+    `only` limits it to these kinds, with hyphens in their names: `data-source`.
+    """
     where = naming_keys(plugins)
     sections = []
     for kind in Kind:
         entries = plugins.registered(kind)
-        if not entries:
+        if not entries or (only and kind.value.replace(" ", "-") not in only):
             continue
         rows = [(_names(entry), entry.owner.distribution, entry.spec.summary) for entry in entries]
         sections += [f"### {kind.value}", f"Named in: {where.get(kind, '')}." if kind in where else ""]

@@ -1,4 +1,4 @@
-"""Generated section `api`: every public name that plugins may import, from its signature and docstring."""
+"""Generated section `api`: every public name that plugins and scripts may import, from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.manual import markdown
 
-MODULES = ("retrain.api", "retrain.advantages", "retrain.testing")
+MODULES = ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")  # the last one for scripts
 ALIASES = (
     "retrain.kernel.types",
     "retrain.kernel.contracts.backend",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.manual import markdown
 from retrain.rooms.manual.commands import commands
 from retrain.rooms.manual.contracts import checks, contract, hooks
 from retrain.rooms.manual.keys import annotated, flags, keys
@@ -14,6 +15,16 @@ from retrain.rooms.manual.parts import parts
 from retrain.rooms.manual.public import api
 from retrain.rooms.manual.scaffold import scaffold
 from retrain.rooms.manual.support import support
+from retrain.rooms.session.public_package import public_names
+
+STATUS = {"renamed": "", "later": "not built yet: ", "none": "no counterpart: "}
+
+
+def public(plugins: Plugins) -> str:
+    """Every name of the public package `retrain` that this one does not have, and what became of it."""
+    rows = [(", ".join(map(markdown.code, names)), STATUS[status] + note) for names, status, note in public_names()]
+    return markdown.table(("there", "here"), rows)
+
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "keys": keys,
@@ -28,6 +39,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "api": api,
     "scaffold": scaffold,
     "support": support,
+    "public_names": public,
 }
 
 

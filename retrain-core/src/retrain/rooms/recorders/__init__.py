@@ -1,1 +1,1 @@
-"""Recorders besides the JSONL files: Weights & Biases and TensorBoard."""
+"""Recorders besides the JSONL files: Weights & Biases, TensorBoard, Trackio and MLflow."""

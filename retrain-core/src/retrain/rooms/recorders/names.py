@@ -1,9 +1,9 @@
-"""The names of metrics and configuration keys in wandb and TensorBoard, and whether those libraries are installed."""
+"""The names of metrics, configuration keys and runs in other trackers, and whether their libraries are installed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +12,8 @@ from retrain.kernel.plugins.first_party import install_line
 
 # Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
+# Parts of `run.json` that say what made the run.
+PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
 _PATTERNS = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -76,12 +78,21 @@ def named_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def require(library: str, *, where: str) -> None:
-    """ConfigError with the install line when `library`, named like its extra, is not installed; imports nothing."""
-    spec = find_spec(library)
-    if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
-        what = f"recorder {library!r} needs the package {library!r}, which is not installed"
-        raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
+def run_name(manifest: Mapping[str, Any]) -> str:
+    """`[logging] wandb_run_name`, else the condition."""
+    return str(manifest["config"]["logging"]["wandb_run_name"] or manifest["condition"])
+
+
+def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
+    """ConfigError with the install line when `library`, named like its extra, or what it `needs` is not installed.
+
+    Imports nothing.
+    """
+    for package in (library, *needs):
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
+            what = f"recorder {library!r} needs the package {package!r}, which is not installed"
+            raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
 
 
 def _look_up(content: Any, path: str) -> Any:

@@ -23,15 +23,25 @@ RECORDERS = (
         "Event files in <log_dir>/tensorboard (extra `tensorboard`).",
         "retrain.rooms.recorders.tensorboard",
     ),
+    (
+        "trackio",
+        "Trackio, on this machine or where its variables say (extra `trackio`).",
+        "retrain.rooms.recorders.trackio",
+    ),
+    (
+        "mlflow",
+        "MLflow: MLFLOW_TRACKING_URI, or a database in <log_dir> (extra `mlflow`).",
+        "retrain.rooms.recorders.mlflow",
+    ),
 )
 
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """The keys of recorder `wandb`, in the kernel's `[logging]`."""
-    factory = "retrain.rooms.recorders.table:WandbKeys"
+    """The keys of recorders, in the kernel's `[logging]`."""
+    factory = "retrain.rooms.recorders.table:TrackerKeys"
     traits = TableTraits(extends=True)
-    register(PluginSpec(name="logging", summary="Where wandb files the run.", factory=factory, traits=traits))
+    register(PluginSpec(name="logging", summary="Where trackers file the run.", factory=factory, traits=traits))
 
 
 @hookimpl

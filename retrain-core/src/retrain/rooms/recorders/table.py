@@ -1,4 +1,4 @@
-"""The keys of recorder `wandb` under `[logging]`."""
+"""The keys of recorders under `[logging]`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from retrain.kernel.config.keys import Table, key
 from retrain.kernel.declared import Kind
 
 
-class WandbKeys(Table):
-    """Where Weights & Biases files the run."""
+class TrackerKeys(Table):
+    """Where Weights & Biases, Trackio and MLflow file the run."""
+
+    project: str = key("retrain", "Project of recorder trackio, experiment of mlflow.", free_on_resume=True)
 
     wandb_project: str = key(
         "",
@@ -15,8 +17,10 @@ class WandbKeys(Table):
         selects=(Kind.RECORDER, "wandb"),
         free_on_resume=True,
     )
-    wandb_run_name: str = key("", "wandb run name; empty = advantage+transform.", free_on_resume=True)
+    wandb_run_name: str = key(
+        "", "wandb run name, used by trackio and mlflow, too; empty = advantage+transform.", free_on_resume=True
+    )
     wandb_entity: str = key("", "wandb entity.", free_on_resume=True)
-    wandb_group: str = key("", "wandb group.", free_on_resume=True)
+    wandb_group: str = key("", "wandb group; of trackio, too.", free_on_resume=True)
     wandb_tags: str = key("", "wandb tags, comma-separated.", free_on_resume=True)
     checkpoint_artifacts: bool = key(False, "wandb: keep each saved adapter as an artifact.", free_on_resume=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.rooms.recorders.names import named_config, named_metrics, require
+from retrain.rooms.recorders.names import PROVENANCE, named_config, named_metrics, require, run_name
 from retrain.rooms.session.wandb_key import wandb_key
 from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import printable
@@ -19,7 +19,6 @@ RUN_ID = "wandb_run_id"
 STEP = "train/step"
 BEFORE = -1  # the step of the evaluation before training
 FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
-PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
 # By default wandb collects the command line, the git remote and the console, including any secrets in them.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
@@ -109,7 +108,7 @@ def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "project": logging_table["wandb_project"] or None,
         "entity": logging_table["wandb_entity"] or None,
         "group": logging_table["wandb_group"] or None,
-        "name": logging_table["wandb_run_name"] or manifest["condition"],
+        "name": run_name(manifest),
         "tags": [tag for tag in tags if tag] or None,
         "dir": os.environ.get("WANDB_DIR") or str(folder),
         "config": {**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},

@@ -25,8 +25,8 @@ from retrain.rooms.credit.algorithm import build_algorithm
 from retrain.rooms.credit.flow import CreditFlow, build_flow
 from retrain.rooms.credit.recipes import mode_problems, with_owner
 from retrain.rooms.credit.trial import group_problem, try_flow
+from retrain.rooms.session.backend import build_backend
 from retrain.rooms.session.check import (
-    backend_options,
     check_clips,
     check_names,
     check_options,
@@ -182,17 +182,17 @@ def assemble(
         if check_tasks:
             check_tasks(tasks)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
-        _import_backend(context)  # the slowest import
+        import_backend(config, plugins)  # the slowest import
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         warm_up = plugins.notify("retrain_warm_up", context=context, tasks=tasks)
+        evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
+        if evaluation is None and config.eval.examples:
+            LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
         algorithm = build_algorithm(flow, context)
         pacer = _pacer(context)
         restore_credit(algorithm, pacer, saved or {})
-        options = backend_options(config, plugins)
-        backend = build_part(
-            Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
-        )
+        backend = build_backend(context)
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
     parts = Parts(
@@ -210,6 +210,7 @@ def assemble(
         select=selection(config),
         shapers=tuple(map(NamedShaper, shapers)),
         warm_up=warm_up,
+        evaluation=evaluation,
     )
     watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
     return Assembled(parts=parts, watchers=(*watchers, *watching))
@@ -224,12 +225,11 @@ def _pacer(context: PluginContext) -> Pacer:
     return pacer
 
 
-def _import_backend(context: PluginContext) -> None:
+def import_backend(config: Config, plugins: Plugins) -> None:
     """Import the backend without building it; `assemble` reports its faults when it builds it."""
-    config = context.config
     with suppress(RetrainError):
         resolve(
-            context.plugins,
+            plugins,
             Kind.BACKEND,
             config.backend.backend,
             where=config.place("backend.backend"),

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.load import TableEntry, all_keys
+from retrain.kernel.config.load import Setting, TableEntry, all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -36,8 +37,20 @@ def load_checked(arguments: Sequence[str], plugins: Plugins, *, starts_run: bool
 
     `starts_run`: the parts of credit are tried too.
     """
+    return load_file(*split_arguments(arguments), plugins, starts_run=starts_run)
+
+
+def load_file(
+    file: Path | Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    plugins: Plugins,
+    *,
+    starts_run: bool = False,
+    settings: Sequence[Setting] = (),
+) -> Checked:
+    """As `load_checked`, of this file or its tables, or of the defaults where it is None; `settings` override all."""
     tables = registered_tables(plugins)
-    config, flow, problems = _load(arguments, plugins, tables)
+    config, flow, problems = _load(file, overrides, plugins, tables, settings)
     if starts_run and flow is not None:
         problems += check_run(config, plugins, flow)
     if problems or flow is None:
@@ -47,14 +60,17 @@ def load_checked(arguments: Sequence[str], plugins: Plugins, *, starts_run: bool
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
     """As `load_checked`, but return the problems too: the config (defaults where it is faulty), the flow if any."""
-    return _load(arguments, plugins, registered_tables(plugins))
+    return _load(*split_arguments(arguments), plugins, registered_tables(plugins))
 
 
 def _load(
-    arguments: Sequence[str], plugins: Plugins, tables: Mapping[str, TableEntry]
+    file: Path | Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    plugins: Plugins,
+    tables: Mapping[str, TableEntry],
+    settings: Sequence[Setting] = (),
 ) -> tuple[Config, CreditFlow | None, list[Problem]]:
-    file, overrides = split_arguments(arguments)
-    config, problems = read_config(file, plugins, tables, arguments=overrides, environ=os.environ)
+    config, problems = read_config(file, plugins, tables, arguments=overrides, environ=os.environ, settings=settings)
     flow, more = check(config, plugins, tables)
     return config, flow, [*problems, *more]
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from retrain.kernel.errors import EXIT_FAILED, EXIT_RESUMABLE, RetrainError, StopRequested
 from retrain.rooms.text.secrets import hide_text
@@ -22,11 +22,13 @@ class Interrupts:
 
     `shield` protects what must not be interrupted: an optimizer step, a write. Within it, long work calls `check` where
     it may stop. After a second signal, or if the run has not ended within `grace_s` seconds, the process exits at once:
-    checkpoints are complete or invisible, so the last one stays valid.
+    checkpoints are complete or invisible, so the last one stays valid. `is_guest`: the process has other work than this
+    run, a notebook say, so KeyboardInterrupt in its main thread takes the place of that exit.
     """
 
-    def __init__(self, *, grace_s: float) -> None:
+    def __init__(self, *, grace_s: float, is_guest: bool = False) -> None:
         self._grace_s = grace_s
+        self._is_guest = is_guest
         self._reason = ""
         self._is_settled = False
         self._depth = 0
@@ -170,7 +172,13 @@ class Interrupts:
     def _raise(self) -> None:
         raise StopRequested(self._reason, self._failure)
 
-    def _leave(self, message: str) -> Any:
+    def _leave(self, message: str) -> None:
+        if self._is_guest and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt(message)
+        if self._is_guest:
+            if self._is_installed and hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return
         failure = f"{self._failure}\n" if self._failure else ""
         with suppress(OSError):  # not print: the handler may have interrupted a print in the main thread
             os.write(2, hide_text(f"{failure}retrain: {message}\n").encode())

@@ -76,9 +76,14 @@ def _note_on_value(key: Key, value: Any, plugins: Plugins) -> str:
 
 
 @cache
-def _notes() -> Mapping[str, str]:
-    """The note on each name of the table."""
+def public_names() -> Sequence[tuple[Sequence[str], str, str]]:
+    """The rows of the table: names, status (one of `PREFIXES`), and what became of them."""
     text = files(__package__).joinpath("public_package.toml").read_text(encoding="utf-8")
     rows = tomllib.loads(text)["row"]
-    stated = [(row, status) for row in rows for status in PREFIXES if status in row]
-    return {name: PREFIXES[status] + row[status] for row, status in stated for name in row["names"]}
+    return [(row["names"], status, row[status]) for row in rows for status in PREFIXES if status in row]
+
+
+@cache
+def _notes() -> Mapping[str, str]:
+    """The note on each name of the table."""
+    return {name: PREFIXES[status] + note for names, status, note in public_names() for name in names}

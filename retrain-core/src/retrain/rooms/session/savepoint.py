@@ -60,8 +60,10 @@ class RunRecords:
         self._folder.write_completions(step, step_summary(metrics, groups), generations, token_records(groups, credit))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl`."""
+        """Append one line to `metrics.jsonl`, after those of its evaluation to `eval.jsonl`."""
         self._notice_loss()
+        if self._parts.evaluation and (records := self._parts.evaluation.records()):
+            self._folder.write_evaluation(records)
         self._folder.write_metrics(metrics)
 
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:

@@ -46,12 +46,13 @@ SAME_SEED = {
 PACED = "the same seed does not give the same run: measured times set the batch size ([backpressure])"
 
 
-def train(checked: Checked, plugins: Plugins) -> None:
+def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = None) -> None:
     """Run a valid configuration to its end, from the beginning or from where it was stopped.
 
     `run.json` always records how it ended. StopRequested when a signal ended it; its checkpoint is saved.
     """
     config = checked.config
+    interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
     identity = collect_identity(config, plugins, checked.tables)
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
@@ -61,10 +62,10 @@ def train(checked: Checked, plugins: Plugins) -> None:
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
                 LOG.log(OUTCOME_LEVEL, message, plan.next_step)
                 return
-            _session(checked, devices, plugins, identity, plan=plan, folder=folder)
+            _session(checked, devices, plugins, identity, interrupts, plan=plan, folder=folder)
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-        _session(checked, settle_devices(config, plugins), plugins, identity)
+        _session(checked, settle_devices(config, plugins), plugins, identity, interrupts)
 
 
 def _session(
@@ -72,6 +73,7 @@ def _session(
     devices: SettledDevices,
     plugins: Plugins,
     identity: Identity,
+    interrupts: Interrupts,
     *,
     plan: ResumePlan | None = None,
     folder: RunFolder | None = None,
@@ -79,7 +81,6 @@ def _session(
     config = devices.config
     devices.log()
     seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
-    interrupts = Interrupts(grace_s=config.training.grace_s)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
     examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))
     assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
@@ -117,6 +118,8 @@ def _session(
                 is_restored = bool(plan and plan.checkpoint)
                 _train(run, folder, manifest, is_restored=is_restored)
     finally:
+        if folder:
+            folder.close()
         parts.close()
 
 

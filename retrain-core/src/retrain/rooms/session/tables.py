@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,10 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import LoadFailure, Owner, Registered
 from retrain.rooms.credit.recipes import recipe_layer, with_owner
 from retrain.rooms.session.public_package import note_on
+from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.text.secrets import LEARNED
 
+COPIED_CODE = "inputs/code"  # below a run, as `identity.copies` writes it
 NAMES = "{names}"  # in the description of a key: the registered names of its kind
 
 
@@ -36,7 +39,7 @@ def registered_tables(plugins: Plugins) -> dict[str, TableEntry]:
 
 
 def read_config(
-    file: Path | None,
+    file: Path | Mapping[str, Any] | None,
     plugins: Plugins,
     tables: Mapping[str, TableEntry],
     *,
@@ -44,7 +47,13 @@ def read_config(
     environ: Mapping[str, str] | None = None,
     settings: Sequence[Setting] = (),
 ) -> tuple[Config, list[Problem]]:
-    """`load_config` with the recipes and the hints of these plugins; the secrets in it are hidden from then on."""
+    """`load_config` with the recipes and the hints of these plugins; the secrets in it are hidden from then on.
+
+    Of a run's own `config.toml`, the run's copies of its code can be imported from then on, where nothing else has a
+    module of that name: functions that were passed to `retrain.train` exist nowhere else.
+    """
+    if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and (file.parent / MARK).is_file():
+        sys.path += [folder for folder in (str(code.resolve()),) if folder not in sys.path]
     config, problems = load_config(
         file,
         tables=tables,

@@ -1,32 +1,25 @@
-"""Evaluates any checkpoint of a run with the run's model, held-out examples and verifier."""
+"""Evaluates any checkpoint of a run as the run evaluates its policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from retrain.kernel.config.load import all_keys
-from retrain.kernel.contracts.tasks import Streams
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.parts import Parts
+from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
-from retrain.rooms.session.assemble import assemble
-from retrain.rooms.session.check import registered_tables
-from retrain.rooms.session.configure import load_checked
-from retrain.rooms.session.devices import settle_devices
-from retrain.rooms.session.records.rewind import read_manifest
+from retrain.rooms.session.opened import Opened, opened
+from retrain.rooms.session.records.folder import MARK
+from retrain.rooms.session.subject import BASE, find_subject
 from retrain.rooms.squeeze.evaluate import Evaluate
-
-CONFIG_FILE, MANIFEST_FILE = "config.toml", "run.json"
-SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # the evaluation is not part of the run
+from retrain.rooms.tasks.tasks import closed_on_error, load_tasks
 
 
 def run_of(adapter: Path) -> Path:
     """The run that saved an adapter: the nearest parent folder with a `run.json`; ConfigError if there is none."""
     for folder in adapter.resolve().parents:
-        if (folder / MANIFEST_FILE).is_file():
+        if (folder / MARK).is_file():
             return folder
     what = "no parent folder is a run, so it is unknown what to evaluate the adapter on"
     raise ConfigError(Problem(where=str(adapter), what=what, fix="give the run: --run DIR"))
@@ -38,33 +31,25 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
 
     The model is loaded once. ConfigError when the run has no held-out examples.
     """
-    manifest = read_manifest(run)
-    checked = load_checked([str(run / CONFIG_FILE), *overrides, *_silent(plugins)], plugins)
-    if not checked.config.eval.examples:
-        why = "every example may have been trained on, and a rate on those is meaningless"
-        fix = "train with [eval] examples, for instance --eval-examples 64"
-        raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
-    devices = settle_devices(checked.config, plugins, {})  # an evaluation is not the run: what is there will do
-    devices.log()
-    parts = assemble(devices.config, plugins, checked.flow, Seeds(int(manifest["seed"]))).parts
-    try:
-        yield lambda folder: _evaluate(parts, folder)
-    finally:
-        parts.close()
+    with opened(find_subject(run, BASE), plugins, overrides) as policy:
+        if not policy.config.eval.examples:
+            why = "every example may have been trained on, and a rate on those is meaningless"
+            fix = "train with [eval] examples, for instance --eval-examples 64"
+            raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
+        tasks = load_tasks(policy.context)
+        with closed_on_error(tasks.verifier):
+            evaluation = plugins.notify("retrain_evaluation", context=policy.context, tasks=tasks)
+            if evaluation is None:
+                what, fix = "the part of retrain-core that evaluates is missing", "reinstall retrain-core"
+                raise PluginError(Problem(where="--eval", what=what, fix=fix))
+        try:
+            yield lambda folder: _evaluate(policy, evaluation, folder)
+        finally:
+            evaluation.close()
+            tasks.verifier.close()
 
 
-def _silent(plugins: Plugins) -> list[str]:
-    """The overrides that turn every recorder off; a key that no installed recorder reads is left out."""
-    known = {key.path for key in all_keys(registered_tables(plugins))}
-    return [f"--set={path}={value}" for path, value in SILENT.items() if path in known]
-
-
-def _evaluate(parts: Parts, checkpoint: Path) -> Mapping[str, float]:
-    parts.backend.load(checkpoint)
-    parts.backend.publish()
-    table = parts.config.eval
-    with parts.rollouts.batch("squeeze-eval") as batch:
-        batch.sample(parts.prompts.held_out, table.samples, Streams(seeds=Seeds(table.seed), purpose="eval"))
-        above = parts.config.scoring.correct_above
-        added = parts.plugins.notify("retrain_eval_metrics", scores_EG=batch.scores(), correct_above=above)
-    return {name: value for fields in added for name, value in (fields or {}).items()}
+def _evaluate(policy: Opened, evaluation: Any, checkpoint: Path) -> Mapping[str, float]:
+    policy.use(checkpoint)
+    found: Mapping[str, float] = evaluation.measure(0, policy.backend, None)
+    return {name: value for name, value in found.items() if not name.endswith("time_s")}

@@ -23,6 +23,7 @@ class Reward(Protocol):
     `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
     once, before it loads anything else;
     `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
+    `answer_in(text) -> str | None`, what of a completion it takes for the answer, shown by `retrain init`;
     `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
     `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
     with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
@@ -102,7 +103,11 @@ class Environment(Protocol):
 
 
 class DataSource(Protocol):
-    """Where tasks come from."""
+    """Where tasks come from.
+
+    Optional: `preview(count) -> Sequence[Mapping[str, Any]]`, the first rows of a table as they stand, before
+    `prompt_key` and `answer_key` are applied, for `retrain init`, which looks for these columns.
+    """
 
     def load(self) -> LoadedData:
         """All examples, in a fixed order; called once per run, before the model loads. ConfigError on bad data."""

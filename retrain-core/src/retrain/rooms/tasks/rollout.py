@@ -17,6 +17,7 @@ from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
 from retrain.rooms.tasks.scoring.batch import ScoringBatch
 from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.text.phase_progress import SCORES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,10 @@ class _SingleTurnBatch:
         ]
 
     def scores(self) -> list[tuple[Score, ...]]:
-        found = self._scores.collect()
+        progress, waiting = self._owner.progress, self._scores.num_outstanding
+        if waiting:  # while completions were sampled, others were scored already
+            progress.begin(SCORES, waiting)
+        found = self._scores.collect(count=progress.add)
         return [tuple(found[ticket] for ticket in group) for group in self._tickets]
 
     def metrics(self) -> Mapping[str, float]:

@@ -14,7 +14,7 @@ from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
-from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
+from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards, load_data
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
@@ -57,9 +57,7 @@ def load_tasks(context: PluginContext) -> Tasks:
 
 def _from_source(context: PluginContext) -> Tasks:
     config = context.config
-    options = config.data.options
-    source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
-    data: LoadedData = source.load()
+    data = load_data(config, context)
     service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
     verifier = RewardVerifier(service)
     with closed_on_error(verifier):

@@ -1,11 +1,11 @@
-"""Console output during a run: plain lines when piped, plus a live panel below them on a terminal."""
+"""Output during a run: plain lines when piped, a live panel below them on a terminal, one display in a notebook."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TextIO
 
 import click
@@ -13,9 +13,19 @@ import click
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.spec import Owner
 from retrain.rooms.session.streams import drop_stdout
+from retrain.rooms.terminal.notebook import NotebookLines, is_notebook
+from retrain.rooms.text.secrets import redacted
 from retrain.rooms.text.terminal_text import GROUP_LEVEL, OUTCOME_LEVEL
 
 LOGGER = "retrain"
+
+
+class RedactedLines(logging.Formatter):
+    """Lines without known secrets, where stdout does not leave them out itself: in somebody's program or notebook."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return str(redacted(super().format(record)))
 
 
 class PlainLines(logging.StreamHandler[TextIO]):
@@ -37,9 +47,13 @@ class PlainLines(logging.StreamHandler[TextIO]):
 def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
     """Route the run's lines to stdout for the duration of the block, and show the live panel on a terminal.
 
-    `is_quiet`: only warnings and the last lines.
+    In a notebook the lines share one display. `is_quiet`: only warnings and the last lines.
     """
     logger = logging.getLogger(LOGGER)
+    if is_notebook() and not is_quiet:
+        with closing(NotebookLines()) as lines, _handler(logger, lines, logging.INFO):
+            yield
+        return
     if is_quiet or not sys.stdout.isatty():
         level = OUTCOME_LEVEL if is_quiet else GROUP_LEVEL
         with _handler(logger, PlainLines(sys.stdout), level):
@@ -56,7 +70,7 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
 @contextmanager
 def _handler(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
     before = logger.level, logger.propagate
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(RedactedLines("%(message)s"))
     logger.setLevel(level)
     logger.propagate = False
     logger.addHandler(handler)

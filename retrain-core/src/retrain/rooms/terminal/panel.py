@@ -1,4 +1,4 @@
-"""The live panel of a run on a terminal: step, phase, correct-rate sparkline, held-out rate, time left."""
+"""The live panel of a run on a terminal: what it does, how far it has come, how long it will take."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from rich.text import Text
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
-from retrain.rooms.terminal.lines import dropped_text, graded_texts
-from retrain.rooms.text.phase_progress import progress_of, progress_text, warm_up_left
-from retrain.rooms.text.terminal_text import duration, sparkline
+from retrain.rooms.terminal.step_lines import dropped_text, graded_texts
+from retrain.rooms.text.phase_progress import progress_of, progress_text, share_of, warm_up_left
+from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkline
 
-PHASES = ("sampling", "scoring", "training", "eval")
 RECENT_STEPS = 20  # the time left is estimated from their median
+LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24
+MOST_BAR_COLUMNS = 40
 
 
 class LiveDisplay:
-    """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second."""
+    """An ordinary plugin that follows the run through life-cycle hooks and redraws four times a second.
+
+    Its rows never move: condition, run, phase, what the phase has done, correct rate, held-out rate; below them what
+    only some runs have. The bars and their times stand below one another. Rows are cut, never wrapped.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._run: RunView | None = None
         self._context: PluginContext | None = None
-        self._phase, self._phase_started = "", 0.0
-        self._batch = ""
+        self._phase, self._phase_started = "starting", time.monotonic()
+        self._batch = self._said = ""
         self._step = self._done = 0
         self._rates: list[float] = []
         self._evals: list[float] = []
-        self._reward = self._held_out_reward = self._teacher = ""
+        self._reward = self._held_out_reward = self._teacher = self._rounds = ""
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._step_started = time.perf_counter()
         self._spinner = Spinner("dots")
         self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4, transient=True)
 
@@ -53,7 +57,11 @@ class LiveDisplay:
 
     def handler(self) -> logging.Handler:
         """A log handler that prints above the panel and ignores markup in the text."""
-        return _AboveThePanel(self.console)
+        return _AboveThePanel(self)
+
+    def heard(self, line: str) -> None:
+        """A line was printed: until the run starts, the last one says what takes so long."""
+        self._said, self._phase_started = ("", self._phase_started) if self._run else (line, time.monotonic())
 
     @hookimpl
     def retrain_watch_run(self, context: PluginContext) -> None:
@@ -67,8 +75,8 @@ class LiveDisplay:
 
     @hookimpl
     def retrain_step_start(self, step: int) -> None:
-        """Start the clock of the step."""
-        self._step, self._step_started = step, time.perf_counter()
+        """Another step begins."""
+        self._step = step
 
     @hookimpl
     def retrain_phase(self, phase: str) -> None:
@@ -78,7 +86,7 @@ class LiveDisplay:
     @hookimpl
     def retrain_batch_ready(self, batch: BatchView) -> None:
         """Show how many rows and tokens are being trained."""
-        self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions} action tokens"
+        self._batch = f"{len(batch.batch.rows)} rows, {batch.batch.num_actions:,} action tokens"
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
@@ -98,38 +106,52 @@ class LiveDisplay:
 
     def picture(self) -> RenderableType:
         """The current panel."""
+        data = progress_of(self._context, self._phase, self._phase_started) if self._context else {}
+        elapsed_s = time.monotonic() - self._phase_started
+        left_s = data.get("time_left_s")
+        passing = f"for {duration(elapsed_s)}" if left_s is None else f"time left: {duration(left_s)}"
+        phase = "  " + printable(self._phase)
         if self._run is None:
-            return self._spinner
-        total = self._run.config.training.max_steps
-        done = self._done
-        head = Table.grid(padding=(0, 1))
-        head.add_row(
-            self._spinner,
-            Text(f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else self._warm_up(), style="bold"),
-            ProgressBar(total=total, completed=done, width=30),
-            Text(self._time_left(total - done), style="cyan"),
-        )
-        phases = Text("  ")
-        for phase in PHASES:
-            phases.append(f"{phase}  ", style="bold green" if phase == self._phase else "dim")
-        phases.append(f"{time.perf_counter() - self._step_started:.1f}s", style="dim")
-        if self._phase == "training":
-            phases.append(f"  {self._batch}", style="dim")
-        rows: list[RenderableType] = [Text(f"  {self._run.condition}", style="bold magenta"), head, phases]
-        if self._context and (data := progress_of(self._context, self._phase, self._phase_started)):
-            rows.append(Text(f"  {progress_text(data)}"))
-        if self._rates:
-            rate = Text(f"  correct {100 * self._rates[-1]:5.1f}%  ")
-            rows.append(rate.append(sparkline(self._rates), style="green"))
-            rows += [Text(f"  {shown}") for shown in (self._reward, self._rounds) if shown]
-        rows += [Text(f"  {self._teacher}")] if self._teacher else []
-        if self._evals:
-            shown = " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:])
-            rows.append(Text(f"  held-out {shown}  {self._held_out_reward}".rstrip()))
-        return Group(*rows)
+            return Group(self._bar_row(phase, None, passing), _row(self._said, style="dim"))
+        total, config = self._run.config.training.max_steps, self._run.config
+        step = f"step {min(self._step + 1, total)}/{total}" if self._step >= 0 else f"SFT, {warm_up_left(self._step)}"
+        done = "  ".join(filter(None, (progress_text(data, has_time=False), self._detail())))
+        rows: list[RenderableType] = [
+            _row(f"{self._run.condition} on {config.model.model}", style="bold magenta"),
+            self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
+            self._bar_row(phase, share_of(data), passing),
+            _row(done, style="dim", indent=LABEL_COLUMNS + 1),
+            self._rate_row(),
+            _row(f"held-out {self._held_out()}  {self._held_out_reward}"),
+        ]
+        return Group(*rows, *(_row(shown) for shown in (self._reward, self._rounds, self._teacher) if shown))
 
-    def _warm_up(self) -> str:
-        return f"warm-up, {warm_up_left(self._step)}"
+    def _bar_row(self, label: str, share: float | None, time_text: str, *, is_run: bool = False) -> Table:
+        """Label, bar, percent and time in columns of fixed width; a bar that nobody can fill pulses."""
+        free = self.console.width - LABEL_COLUMNS - SHARE_COLUMNS - TIME_COLUMNS - 3
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=LABEL_COLUMNS, no_wrap=True, overflow="ellipsis")
+        grid.add_column(width=max(4, min(MOST_BAR_COLUMNS, free)))
+        grid.add_column(width=SHARE_COLUMNS, justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        head = Table.grid(padding=(0, 1, 0, 0))
+        head.add_row(self._spinner, Text(label, style="bold", no_wrap=True, overflow="ellipsis"))
+        bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, pulse=share is None)
+        percent = "" if share is None else f"{100 * share:.0f}%"
+        style = "bold green" if not is_run else "bold"
+        grid.add_row(head if is_run else Text(label, style=style), bar, percent, Text(time_text, style="cyan"))
+        return grid
+
+    def _detail(self) -> str:
+        return self._batch if self._phase == "training" else ""
+
+    def _rate_row(self) -> Text:
+        rate = f"{100 * self._rates[-1]:.1f}%" if self._rates else ABSENT
+        width = max(1, min(60, self.console.width - 20))
+        return _row(f"correct  {rate}").append(f"  {sparkline(self._rates, width)}", style="green")
+
+    def _held_out(self) -> str:
+        return " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:]) or ABSENT
 
     def _time_left(self, steps: int) -> str:
         if not self._times_s:
@@ -138,13 +160,19 @@ class LiveDisplay:
         return f"time left: {duration(seconds)}"
 
 
+def _row(text: str, *, style: str = "", indent: int = 2) -> Text:
+    return Text(" " * indent + text.rstrip(), style=style, no_wrap=True, overflow="ellipsis")
+
+
 class _AboveThePanel(logging.Handler):
     """Prints records on the panel's console."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, display: LiveDisplay) -> None:
         super().__init__()
-        self.console = console
+        self.display = display
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line verbatim."""
-        self.console.print(Text(self.format(record)), highlight=False)
+        line = self.format(record)
+        self.display.heard(line)
+        self.display.console.print(Text(line), highlight=False)

@@ -9,6 +9,7 @@ from typing import Any
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.rooms.text.terminal_text import duration, printable
 
+SCORES = "scores"  # the unit of scoring, which is counted where sampling is
 MOST = 1e12  # larger numbers come from a damaged file
 
 
@@ -20,11 +21,17 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
     """
     shown = {
         "sampling": context.sampling_progress,
+        "scoring": context.sampling_progress,
         "eval": context.sampling_progress,
         "training": context.training_progress,
     }.get(phase)
     # one that is complete and older than the phase is that of the step before
-    if shown is None or not shown.total or (shown.started < since and shown.done >= shown.total):
+    if (
+        shown is None
+        or not shown.total
+        or (phase == "scoring" and shown.unit != SCORES)
+        or (shown.started < since and shown.done >= shown.total)
+    ):
         return {}
     elapsed_s = max(time.monotonic() - shown.started, 1e-9)
     tokens = max(shown.tokens, shown.drawn)
@@ -34,15 +41,29 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
     return data | ({} if left_s is None else {"time_left_s": round(left_s, 1)})
 
 
-def progress_text(data: Mapping[str, Any]) -> str:
+def share_of(data: Mapping[str, Any]) -> float | None:
+    """How much of a phase is over, in [0, 1]; None where nothing is known. The data may come from a file.
+
+    Completions often end together at last, so the share is one of time where the rate of tokens is known.
+    """
+    numbers = _numbers(data)
+    if numbers.get("tokens_per_s") and {"tokens", "time_left_s"} <= numbers.keys():
+        elapsed_s = numbers["tokens"] / numbers["tokens_per_s"]
+        return elapsed_s / (elapsed_s + numbers["time_left_s"]) if elapsed_s else 0.0
+    return min(numbers.get("done", 0) / numbers["total"], 1.0) if numbers.get("total") else None
+
+
+def progress_text(data: Mapping[str, Any], *, has_time: bool = True) -> str:
     """`12/32 completions, 5,210 tokens, 340 tokens/s, about 9.0 s left`; the data may come from a file."""
-    numbers = {key: value for key, value in data.items() if type(value) in (int, float) and 0 <= value < MOST}
+    numbers = _numbers(data)
     if not {"done", "total"} <= numbers.keys():
         return ""
     parts = [f"{numbers['done']:,}/{numbers['total']:,} {printable(str(data.get('unit', '')))}".rstrip()]
     parts += [f"{numbers['tokens']:,} tokens"] if "tokens" in numbers else []
     parts += [f"{numbers['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in numbers else []
-    parts += [f"about {duration(numbers['time_left_s'])} left"] if numbers.get("time_left_s", 0) > 0 else []
+    parts += (
+        [f"about {duration(numbers['time_left_s'])} left"] if has_time and numbers.get("time_left_s", 0) > 0 else []
+    )
     return ", ".join(parts)
 
 
@@ -58,6 +79,10 @@ def warm_up_left(step: float) -> str:
     """Steps before the first one that are left at a negative step, itself included: they end with step -2."""
     left = int(min(-step, MOST)) - 1
     return f"{left} step{'s' * (left != 1)} left"
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in data.items() if type(value) in (int, float) and 0 <= value < MOST}
 
 
 def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:

@@ -41,12 +41,12 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def open(self, file: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Load a page from disk and wait until it says that it is ready."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load a page, from disk or by its address, and wait until it says that it is ready."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for("document.readyState === 'complete'")
 
     def wait_for(self, expression: str) -> None:

@@ -71,6 +71,9 @@ def test_everything_that_a_configuration_names_is_hashed(collect: Collect, tmp_p
     assert {"retrain-core", "retrain-sepa"} <= found.plugins.keys()
     assert all(plugin.is_ours and plugin.files for plugin in found.plugins.values())
     assert names(collect("--data-path", "rows/*.jsonl"), "data") == ["rows/b.jsonl"]
+    assert names(collect("--data-source", "hub", "--data-path", "rows/deep"), "data") == ["rows/deep/a.csv"]
+    assert names(collect("--data-source", "hub", "--data-path", "openai/gsm8k"), "data") == []  # of the hub: no files
+    assert names(collect("--data-path", "rows/gone.csv"), "data") == ["rows/gone.csv"]  # missing, and told so
     assert names(collect("--model", "builtin:tiny"), "model")[0] == "config.json"
     assert "retrain-sepa" not in collect(environ={"RETRAIN_BLOCK": "retrain-sepa"}).plugins
 

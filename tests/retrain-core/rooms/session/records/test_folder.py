@@ -48,6 +48,8 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
     with open_run_folder(str(tmp_path / "run"), "") as folder:
         folder.write_manifest({"status": "running"}, "[training]\n")
         folder.write_metrics({"step": -1})
+        assert not (tmp_path / "run/eval.jsonl").exists()  # a run without an evaluation has none
+        folder.write_evaluation([{"step": -1, "set": "held_out"}])
         folder.write_completions(0, {"step": 0}, [{"step": 0, "index": 0}, {"step": 0, "index": 1}], [TOKENS])
         folder.write_metrics({"step": 0})
         folder.write_state({"step": 0})
@@ -57,7 +59,7 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
     assert state["record_checksums"] == {name: digest_of(tmp_path / "run" / name).hexdigest() for name in FILES}
     files = {str(f.relative_to(tmp_path / "run")) for f in (tmp_path / "run").rglob("*") if f.is_file()}
     assert files == {
-        *("run.json", "config.toml", "metrics.jsonl", "trainer_state.json", ".lock"),
+        *("run.json", "config.toml", "metrics.jsonl", "eval.jsonl", "trainer_state.json", ".lock"),
         *("emergence/steps.jsonl", "emergence/generations.jsonl", "emergence/tokens/step_000000.safetensors"),
         "emergence/token_files.jsonl",
     }

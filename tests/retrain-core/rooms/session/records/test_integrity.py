@@ -21,6 +21,7 @@ TOKENS = TokenRecord(tokens_T=np.array([3, 4]), logprobs_T=np.array([-0.5, -1]),
 def write_steps(folder: RunFolder, first: int, last: int) -> None:
     for step in range(first, last):
         folder.write_completions(step, {"step": step}, [{"step": step, "completion": "x" * 20}], [TOKENS])
+        folder.write_evaluation([{"step": step, "set": "held_out", "scores": [1.0, 0.0]}])
         folder.write_metrics({"step": step, "loss": 0.5})
 
 

@@ -12,7 +12,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
-from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards
+from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 
 
@@ -61,3 +61,22 @@ def test_rewards_that_compare_say_so_themselves() -> None:
 def test_an_unknown_name_is_told_with_its_place(built: Callable[..., Any]) -> None:
     with pytest.raises(PluginError, match=r"\[reward\] weights(.|\n)*no reward named 'mtach'"):
         built("[reward.weights]\nmtach = 1.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", True),
+        ('[reward]\ntype = "none"', False),
+        ("[reward.weights]\nmatch = 1.0\ntoy = 1.0", True),
+        ("[reward.weights]\nmatch = 1.0\nnone = 1.0", False),  # a sum without one of its parts is no verdict
+    ],
+)
+def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(
+    text: str, expected: bool, load: Callable[..., Any], toys: Path
+) -> None:
+    config, problems = load(f'[data]\nsource = "toy"\n{text}')
+    assert not [problem for problem in problems if "none" not in str(problem)]
+    context = PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins({}))
+    rewards = [each.reward for each in build_rewards(config, context, None)]
+    assert (has_verifier(config), judges(rewards)) == (expected, expected)

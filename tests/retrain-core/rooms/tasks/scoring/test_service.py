@@ -7,15 +7,21 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import PluginError, RewardError
-from retrain.kernel.types import Example, Outcome, Score
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Example, Outcome, Sample, SamplingParams, Score, StopReason
 from retrain.rooms.tasks.child.orphans import descendants
+from retrain.rooms.tasks.rollout import SingleTurn
 from retrain.rooms.tasks.scoring.failures import read_failures
 from retrain.rooms.tasks.scoring.service import ScoringService
 
@@ -48,6 +54,29 @@ def naps(service: Make, rewards: Any) -> ScoringService:
 def test_the_order_of_completion_does_not_matter(delays: list[str], naps: ScoringService, example: Example) -> None:
     scores = scored(naps, example, *delays)
     assert [score.parts for score in scores] == [{"nap": 1.0, "length": len(delay) / 10} for delay in delays]
+
+
+def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, example: Example) -> None:
+    progress = PhaseProgress()
+    seen: list[tuple[str, int, int]] = []
+    add = progress.add
+
+    def watched(done: int = 0, **counts: int) -> None:
+        add(done, **counts)
+        seen.append((progress.unit, progress.done, progress.total))
+
+    progress.add = watched  # type: ignore[method-assign]
+    sample = Sample(tokens_T=np.array([1]), logprobs_T=np.array([-1.0]), stop_reason=StopReason.EOS, policy_version=0)
+    backend: Any = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
+    params = SamplingParams(max_tokens=4, temperature=1.0)
+    tokenizer = SimpleNamespace(decode=lambda tokens_T, **how: "0.02")
+    rollouts = SingleTurn(backend=backend, tokenizer=tokenizer, scoring=naps, params=params, progress=progress)
+    prompt = Prompt(example=example, tokens_T=np.array([2]))
+    with rollouts.batch("step_000000") as batch:
+        batch.sample([prompt], 2, Streams(seeds=Seeds(1), purpose="sample"))
+        assert seen == [("completions", 1, 2), ("completions", 2, 2)]
+        batch.scores()
+    assert seen[2:] == [("scores", done, 4) for done in range(1, 5)], "of two completions by two rewards"
 
 
 @pytest.mark.slow

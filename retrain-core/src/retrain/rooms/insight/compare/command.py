@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrain.rooms.insight.compare.budget import Align
-from retrain.rooms.insight.compare.metric import Direction, parse_metric
-from retrain.rooms.insight.compare.study import Options, Study, compare
+from retrain.rooms.insight.compare.study import Study, compare, options_of
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
@@ -45,35 +44,14 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 @click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
 def command(
     paths: tuple[Path, ...],
-    metric: str | None,
-    baseline: str | None,
-    all_pairs: bool,
-    align: str,
-    at: float | None,
-    last: int | None,
-    alpha: float | None,
-    lower: bool,
     as_json: bool,
     as_markdown: bool,
+    **chosen: Any,
 ) -> None:
     """Compare the conditions of a campaign, or of run folders, over their seeds."""
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    for name, value in (("--at", at), ("--alpha", alpha)):
-        if value is not None and not math.isfinite(value):  # click's ranges accept NaN
-            raise click.BadParameter(f"{value} is not a finite number", param_hint=name)
-    if at is not None and align == Align.STEPS and not at.is_integer():
-        raise click.BadParameter(f"{at} is not a whole number of steps", param_hint="--at")
-    options = Options(
-        metric=parse_metric(metric, where="--metric") if metric is not None else None,
-        baseline=baseline,
-        all_pairs=all_pairs,
-        align=Align(align),
-        at=at,
-        last=last,
-        alpha=alpha,
-        direction=Direction.LOWER if lower else None,
-    )
+    options = options_of(**chosen, called=lambda name: f"--{name}")
     _print(compare(paths, options), as_json=as_json, as_markdown=as_markdown)
 
 

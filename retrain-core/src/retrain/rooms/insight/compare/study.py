@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from retrain.rooms.insight.compare.budget import COSTS, Align, Spent, along, val
 from retrain.rooms.insight.compare.choose import chosen_metric, condition_metrics
 from retrain.rooms.insight.compare.curves import read_curves
 from retrain.rooms.insight.compare.family import Comparison, Fisher, Pairing, fisher, judge
-from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, Direction, Metric
+from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, Direction, Metric, parse_metric
 from retrain.rooms.insight.compare.paired import t_interval
 from retrain.rooms.insight.compare.registered import Analysis, Plan, departures
 from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
@@ -41,6 +43,45 @@ class Options:
     last: int | None = None
     alpha: float | None = None
     direction: Direction | None = None
+
+
+def options_of(
+    *,
+    metric: str | None,
+    align: str,
+    at: float | None,
+    last: int | None,
+    alpha: float | None,
+    lower: bool,
+    called: Callable[[str], str],
+    **others: Any,
+) -> Options:
+    """Options from what a user gave; ConfigError names the one that cannot be, as `called(name)` calls it."""
+
+    def refused(name: str, what: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(where=called(name), what=what, fix=fix))
+
+    if align not in list(Align):
+        raise refused("align", f"unknown budget {align!r}", f"use one of: {', '.join(Align)}")
+    for name, value in (("at", at), ("alpha", alpha)):
+        if value is not None and not math.isfinite(value):
+            raise refused(name, f"{value} is not a finite number", "leave it out for the default")
+    if at is not None and (at <= 0 or (align == Align.STEPS and not float(at).is_integer())):
+        what = "is not positive" if at <= 0 else "is not a whole number of steps"
+        raise refused("at", f"{at} {what}", "give a budget that the runs have reached")
+    if alpha is not None and not 0 < alpha < 0.5:
+        raise refused("alpha", f"{alpha} is not between 0 and 0.5", f"the default is {DEFAULT_ALPHA}")
+    if last is not None and last < 1:
+        raise refused("last", f"{last} steps are none", "give at least 1")
+    return Options(
+        metric=parse_metric(metric, where=called("metric")) if metric is not None else None,
+        align=Align(align),
+        at=at,
+        last=last,
+        alpha=alpha,
+        direction=Direction.LOWER if lower else None,
+        **others,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from retrain.rooms.insight.compare.metric import HELD_OUT, HELD_OUT_REWARD
 from retrain.rooms.insight.report.lines import PASS_PREFIX
-from retrain.rooms.tasks.scoring.verdict import part_fields
+from retrain.rooms.tasks.scoring.verdict import eval_sets, part_fields
 from retrain.rooms.text.terminal_text import ABSENT
 
 GROUPS = ("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups", "surplus_groups")
@@ -187,6 +187,12 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
         for name, field in list(part_fields(names, prefix).items())[:MOST_PARTS]:
             specs.append(ChartSpec(title=f"Part {name}", note=note, fields=(field,), is_eval=bool(prefix)))
     return specs
+
+
+def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
+    """A chart for each further evaluation set among `fields`."""
+    found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
+    return [ChartSpec(title=n, note=note, fields=(f,), unit=Unit.SHARE, is_eval=True) for n, f in found.items()]
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:

@@ -20,6 +20,7 @@ from retrain.rooms.insight.report.chart_specs import (
     REWARD_QUANTILES,
     ChartSpec,
     part_charts,
+    set_charts,
 )
 from retrain.rooms.insight.report.gather import Material, ReportRun, evaluated_steps
 from retrain.rooms.insight.report.grid import Band, Grid, band_of, grid_for
@@ -67,10 +68,11 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
     warm_up_grid = grid_for(num_supervised, most_points, stride=material.stride)
     eval_steps = _eval_steps(material.runs, most_points)
     charts = []
-    parts = part_charts({name for run in material.runs for name in run.lines.columns})
+    names = {name for run in material.runs for name in run.lines.columns}
+    added = [*set_charts(names), *part_charts(names)]
     is_graded = any(_is_graded(run.lines) for run in material.runs)
     for group, specs in CHARTS.items():
-        for spec in (*specs, *(parts if group == LEARNING else ())):
+        for spec in (*specs, *(added if group == LEARNING else ())):
             field, title = _field(spec, material.runs)
             if field is None or (spec.is_eval and not eval_steps.size) or (spec.is_graded and not is_graded):
                 continue

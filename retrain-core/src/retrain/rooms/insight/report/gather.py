@@ -179,5 +179,6 @@ def _time(value: object) -> datetime | None:
 
 def evaluated_steps(run: ReportRun) -> list[int]:
     """Steps after which a run was evaluated; -1 stands for before training."""
-    values_R = run.lines.column(HELD_OUT.field)
-    return [int(step) for step, value in zip(run.lines.steps_R, values_R, strict=True) if not math.isnan(value)]
+    columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))  # without held-out ones, of a set
+    rows = zip(run.lines.steps_R, *columns, strict=True)
+    return [int(step) for step, rate, time_s in rows if not (math.isnan(rate) and math.isnan(time_s))]

@@ -18,7 +18,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.rooms.session.records.reading import parse_record, parsed_lines
-from retrain.rooms.tasks.scoring.verdict import part_fields
+from retrain.rooms.tasks.scoring.verdict import eval_sets, part_fields
 
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
 PASS_PREFIX = "eval_pass_at_"
@@ -115,9 +115,9 @@ class _Rows:
         if self._parts is None and step >= 0:
             self._parts = tuple(part_fields(record).values())
         names = self._parts or ()
-        if "eval_correct_rate" in record:
+        if "eval_time_s" in record or "eval_correct_rate" in record:
             passes = [name for name in record if name.startswith(PASS_PREFIX)]
-            names = (*names, *passes, *part_fields(record, "eval_").values())
+            names = (*names, *passes, *part_fields(record, "eval_").values(), *eval_sets(record).values())
         for name in names:
             self._named.setdefault(name, {})[len(self._steps)] = _number(record.get(name))
         self._steps.append(step)

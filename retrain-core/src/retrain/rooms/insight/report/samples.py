@@ -63,7 +63,7 @@ def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSample
         with open_regular(file) as stream:
             for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
                 size += len(line)
-                record = _record(line)
+                record = record_of(line)
                 if record is None:
                     num_passed_over += 1
                 else:
@@ -159,7 +159,8 @@ def _cause(group: _GroupTokens) -> str:
     return "all right" if reward >= 1.0 else ("all wrong" if reward <= 0.0 else "all same")
 
 
-def _record(line: bytes) -> Mapping[str, Any] | None:
+def record_of(line: bytes) -> Mapping[str, Any] | None:
+    """The completion on a line of `generations.jsonl`; None where the line is damaged."""
     with suppress(ValueError, RecursionError):
         return parse_record(line, allow_nan=True, allow_overflow=True)
     return None

@@ -26,10 +26,10 @@ def long_text(value: Excerpt) -> str:
     return f"{_marked(value.head)}\n{gap}\n{_marked(value.tail)}"
 
 
-def plain(value: object, most_chars: int = 400) -> str:
-    """Text without markup, for a script to insert as text."""
+def plain(value: object, most_chars: int = 400, *, kept: str = "") -> str:
+    """Text without markup, for a script to insert as text; control characters are made visible, except those `kept`."""
     shown = str(value)[:most_chars]
-    return "".join(c if _is_harmless(c) else _name(c) for c in shown)
+    return "".join(c if _is_harmless(c) or c in kept else _name(c) for c in shown)
 
 
 def joined(parts: Iterable[object], separator: str = ", ") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,9 +36,10 @@ from retrain.rooms.session.selected import selected_parts
 
 DOTTED = "dotted path"
 MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 FREE_FORM = (  # whatever a plugin takes: a data file among it is recognised by its suffix
-    *("backend.options", "data.options", "environment.args"),
+    *("backend.options", "data.options", "environment.args", "eval.sets"),
     *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params")),
 )
 
@@ -107,6 +109,9 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
         _add_module(module, graph, packages)
     for path in key_paths(tables, "code"):
         _add_code(str(config.value(path, "")), graph, packages)
+    for values in _eval_sets(config):
+        reward = values.get("reward")
+        _add_code(str(reward.get("custom_module", "")) if isinstance(reward, Mapping) else "", graph, packages)
     for path in key_paths(tables, "package"):
         _add_package(str(config.value(path, "")), graph, modules)
     without = frozenset(_record_folders(config))
@@ -117,6 +122,12 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
         plugins=plugin_files(modules, budget),
         packages=dict(sorted(packages.items())),
     )
+
+
+def _eval_sets(config: Config) -> list[Mapping[str, Any]]:
+    """The keys of each `[eval.sets.NAME]`."""
+    sets: Mapping[str, Mapping[str, Any]] = config.value("eval.sets", {})
+    return list(sets.values())
 
 
 def key_paths(tables: Mapping[str, TableEntry], reads: str) -> list[str]:
@@ -172,6 +183,7 @@ def _data_files(
     config: Config, tables: Mapping[str, TableEntry], without: frozenset[str], budget: Budget
 ) -> Iterator[HashedFile]:
     named = [config.value(path, "") for path in key_paths(tables, "data")]
+    named += [values.get("path", "") for values in _eval_sets(config)]
     for value in dict.fromkeys(str(each) for each in named if each):
         yield from _named_files(value, without, budget)
     for value in dict.fromkeys(text for path in FREE_FORM for text in _texts(config.value(path, {}))):
@@ -182,8 +194,8 @@ def _data_files(
 def _named_files(value: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
     """The file of a path, those of a folder, or those that a pattern matches; none when it is no local path."""
     path = Path(value).expanduser()
-    if "://" in value:
-        return
+    if "://" in value or (HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES) and not path.exists()):
+        return  # what it gives is compared example by example: see `ExampleCheck`
     if path.is_dir():
         yield from _folder_files(value, path, without, budget)
     elif path.exists() or not glob.has_magic(value):

@@ -170,15 +170,18 @@ def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
         return []
-    scored = [(value, path) for path in paths if (value := _metric(path, metric)) is not None]
-    best = [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)[:keep_best]]
-    kept = {*paths[: max(keep_last, 1)], *best}
+    kept = {*paths[: max(keep_last, 1)], *_by_metric(paths, metric)[:keep_best]}
     removed = [path for path in paths if path not in kept]
     for path in removed:
         hidden = path.with_name(f".{path.name}{PRUNED}")  # invisible at once, even if the removal is interrupted
         path.rename(hidden)
         shutil.rmtree(hidden)
     return removed
+
+
+def best_of(paths: Sequence[Path], metric: str) -> Path | None:
+    """The checkpoint with the highest `metric`, of equal ones the first given; None when none was saved with it."""
+    return next(iter(_by_metric(paths, metric)), None)
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -219,12 +222,23 @@ def _check_space(folder: Path) -> None:
         raise CheckpointError(Problem(what=what, fix=fix))
 
 
+def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:
+    """Those that were saved with the metric, the highest first."""
+    scored = [(value, path) for path in paths if (value := _metric(path, name)) is not None]
+    return [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)]
+
+
 def _metric(path: Path, name: str) -> float | None:
     try:
         value = json.loads(read_regular(path / STATE))["metrics"].get(name)
     except (OSError, ValueError, KeyError, AttributeError):
         return None
     return float(value) if isinstance(value, int | float) else None
+
+
+def steps_of(path: Path) -> int:
+    """The optimizer steps in a checkpoint, as its state or else its name says; its files are not verified."""
+    return _age(path)[0]
 
 
 def _age(path: Path) -> tuple[int, bool]:

@@ -18,6 +18,7 @@ from retrain.rooms.session.records.files import JsonLines, cannot_write, is_at, 
 from retrain.rooms.session.records.lock import RunLock, owner_of
 from retrain.rooms.session.records.rewind import (
     CHECKSUMS,
+    EVALUATION,
     FILES,
     GENERATIONS,
     METRICS,
@@ -41,7 +42,7 @@ class RunFolder:
         self.started = ""
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
-        self._files = {name: JsonLines(path / name) for name in FILES}
+        self._files = {name: JsonLines(path / name) for name in FILES if name != EVALUATION or (path / name).exists()}
         self._adapters_descriptor = _opened(adapters)
         self._described: tuple[Mapping[str, Any], str] = ({}, "")
         self.failure: RecordError | None = None
@@ -82,6 +83,12 @@ class RunFolder:
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append a step's line to `metrics.jsonl`, or that of the evaluation before training."""
         self._files[METRICS].write([metrics])
+
+    def write_evaluation(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append a line per example to `eval.jsonl`, which only a run that evaluates has."""
+        if EVALUATION not in self._files:
+            self._files[EVALUATION] = JsonLines(self.path / EVALUATION)
+        self._files[EVALUATION].write(records)
 
     def sync(self) -> dict[str, Any]:
         """Flush the record files to disk; return their sizes and checksums, for a checkpoint."""
@@ -149,6 +156,10 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files, and let other runs have the folder; safe to call twice."""
         for file in self._files.values():
             file.close()
         if self._adapters_descriptor >= 0:

@@ -65,7 +65,8 @@ def _damage(run: Path, name: str, states: Sequence[Mapping[str, Any]]) -> str:
     except ConfigError as error:
         problem: Problem = error.problems[0]
         return f"{problem.where} is damaged: {problem.what}"
-    states = sorted(states, key=lambda each: int(each["record_sizes"][name]))
+    states = [each for each in states if name in each["record_sizes"]]  # eval.jsonl may begin late
+    states.sort(key=lambda each: int(each["record_sizes"][name]))
     first = 0
     with file.open("rb") as stream:
         for state, digest in zip(states, digests_of(stream, [s["record_sizes"][name] for s in states]), strict=True):

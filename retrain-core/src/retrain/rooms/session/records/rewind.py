@@ -13,7 +13,8 @@ from retrain.rooms.session.records.tokens import FOLDER, token_file
 
 METRICS, STEPS, GENERATIONS = "metrics.jsonl", "emergence/steps.jsonl", "emergence/generations.jsonl"
 TOKEN_FILES = "emergence/token_files.jsonl"  # size and checksum of each step's token file
-FILES = (METRICS, STEPS, GENERATIONS, TOKEN_FILES)
+EVALUATION = "eval.jsonl"
+FILES = (METRICS, STEPS, GENERATIONS, TOKEN_FILES, EVALUATION)
 CHECKSUMS = "record_checksums"  # of these files, in a checkpoint's state beside `record_sizes`
 
 

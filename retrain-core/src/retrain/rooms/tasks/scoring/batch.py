@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -51,8 +51,15 @@ class ScoringBatch:
         self._submitted.append(tasks)
         return len(self._submitted) - 1
 
-    def collect(self, *, within_budget: bool = True) -> list[Score]:
-        """Wait for all scores, and return them in the order of submission.
+    @property
+    def num_outstanding(self) -> int:
+        """Scores that are still being worked out; equal texts count once if there is a cache, several rewards each."""
+        return len(self._outstanding)
+
+    def collect(
+        self, *, within_budget: bool = True, count: Callable[[int], None] = lambda finished: None
+    ) -> list[Score]:
+        """Wait for all scores, and return them in the order of submission; `count(1)` is called for each that comes.
 
         With several rewards a score is their weighted sum, and its `parts` their own values. RewardError when more than
         `max_failed_frac` of a reward's scores failed (exactly that share is still allowed; not checked without
@@ -63,6 +70,7 @@ class ScoringBatch:
         while self._outstanding and not blocked_at:
             try:
                 self._outstanding.discard(self._finished.get(timeout=POLL_S))
+                count(1)
             except Empty:
                 blocked_at = self._dispatcher.blocked_at()
         if blocked_at:

@@ -46,8 +46,11 @@ def has_verifier(config: Config) -> bool:
 
 
 def judges(rewards: Sequence[object]) -> bool:
-    """Whether one of the rewards gives verdicts; an environment, which has none here, does."""
-    return not rewards or any(getattr(reward, "gives_verdicts", True) for reward in rewards)
+    """Whether the rewards give verdicts together: one that gives none leaves every completion without.
+
+    An environment, which has no rewards here, judges by itself.
+    """
+    return all(getattr(reward, "gives_verdicts", True) for reward in rewards)
 
 
 def comparing_rewards(rewards: Sequence[NamedReward]) -> frozenset[str]:
@@ -64,7 +67,12 @@ def data_reward(config: Config, context: PluginContext) -> Reward | None:
 
 def verifier_of_source(config: Config, context: PluginContext) -> Reward | None:
     """The data source's own verifier, None if it has none; loads the source."""
+    return load_data(config, context).reward
+
+
+def load_data(config: Config, context: PluginContext) -> LoadedData:
+    """What `[data]` names, read."""
     options = config.data.options
     source = build_part(Kind.DATA_SOURCE, config.data.source, "data.source", context, options, "data.options")
     data: LoadedData = source.load()
-    return data.reward
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from retrain.kernel.types import Example, Outcome, Score
 from retrain.rooms.tasks.contracts import Reward
 
 UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
+SET_RATE = re.compile(r"eval_(\w+)_correct_rate")
 MAX_DETAIL = 1000  # characters; it is stored with every completion
 
 
@@ -62,6 +64,11 @@ def part_fields(fields: Iterable[str], prefix: str = "") -> dict[str, str]:
     head, tail = f"{prefix}reward_", "_mean"
     found = [field for field in fields if field.startswith(head) and field.endswith(tail) and field != UNIQUE_SCORES]
     return {field.removeprefix(head).removesuffix(tail): field for field in sorted(found)}
+
+
+def eval_sets(fields: Iterable[str]) -> dict[str, str]:
+    """The correct rates among `fields` of further evaluation sets, by the set's name: `eval_NAME_correct_rate`."""
+    return {found[1]: field for field in fields if (found := SET_RATE.fullmatch(field))}
 
 
 class Scorers:

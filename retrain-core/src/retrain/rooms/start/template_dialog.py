@@ -1,4 +1,4 @@
-"""The questions of `retrain init --interactive`: a template, and the values that users change most."""
+"""The questions of `retrain init --interactive --template NAME`: the values that users change most."""
 
 from __future__ import annotations
 
@@ -12,45 +12,28 @@ import click
 import tomlkit
 from tomlkit.items import Table
 
-from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.cli.templates import refuse_existing, template_text
 from retrain.rooms.session.configure import claim_of, load_checked
+from retrain.rooms.start.templates import refuse_existing, template_text
 
-FIRST_CHOICES = ("tiny", "quickstart", "experiment", "campaign")  # other templates follow by name
 BUILTIN_MODEL = "builtin:"
 SEED = 42
 
 
-def ask(plugins: Plugins, template: str | None, output: Path | None) -> tuple[str, Path, str]:
+def ask(plugins: Plugins, template: str, output: Path | None) -> tuple[str, Path, str]:
     """Ask on the terminal; returns template, file and text, which has been checked.
 
-    ConfigError when the file exists already, raised before any question but the template, and when the answers make no
-    valid configuration.
+    ConfigError when the file exists already, raised before any question, and when the answers make no valid
+    configuration.
     """
-    if output:
-        refuse_existing(output)
-    click.echo("Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n")
-    template = template or _template(plugins)
     file, text = template_text(plugins, template, output)
     refuse_existing(file)
+    click.echo("Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n")
     document = tomlkit.parse(text)
     _ask_values(document)
     text = tomlkit.dumps(document)
     _check(plugins, file.name, text)
     return template, file, text
-
-
-def _template(plugins: Plugins) -> str:
-    summaries = {entry.spec.name: entry.spec.summary for entry in plugins.registered(Kind.TEMPLATE)}
-    names = [name for name in FIRST_CHOICES if name in summaries]
-    names += [name for name in summaries if name not in names]
-    width = max(map(len, names))
-    click.echo("Choose a template:")
-    for number, name in enumerate(names, start=1):
-        click.echo(f"  {number}  {name:<{width}}  {summaries[name]}")
-    chosen: int = click.prompt("Number", type=click.IntRange(1, len(names)), default=1)
-    return names[chosen - 1]
 
 
 def _ask_values(document: tomlkit.TOMLDocument) -> None:

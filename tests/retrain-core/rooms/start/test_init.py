@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,8 +94,3 @@ def test_a_plugins_template_is_written_under_its_own_file_name(
     result = command("init", "-t", "mine")
     assert result.out == "Wrote mine.toml (mine). Next:\n  retrain explain mine.toml\n  retrain mine.toml\n"
     assert (tmp_path / "mine.toml").read_text() == "#:schema ./retrain.schema.json\n[training]\n"
-
-
-def test_through_the_script(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    assert script("init").returncode == 0
-    assert script("init").returncode == 2

@@ -1,0 +1,23 @@
+"""The `retrain` script, and what it says where another package has replaced files of this one.
+
+The public package `retrain` has the same import name. Installed after this one it replaces `retrain/__init__.py` and
+the script, which then asks for its own module `retrain.cli`; Python takes a package before a module of that name, and
+so it ends here.
+"""
+
+import sys
+
+import retrain
+
+
+def main() -> None:
+    """Run the command line; if the files around are not those of retrain-core, say so and how to repair it."""
+    if getattr(retrain, "__distribution__", "") == "retrain-core":
+        from retrain.rooms.cli.main import main as command
+
+        command()
+    from retrain.rooms.doctor.installation import examine  # needs nothing but Python
+
+    found = examine()
+    print(f"retrain: {found.detail}\n    fix: {found.fix}", file=sys.stderr)
+    sys.exit(1)

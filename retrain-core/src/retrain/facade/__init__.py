@@ -1,0 +1,1 @@
+"""The Python face of retrain: `retrain.train`, `retrain.load`, `retrain.compare`, `Run`."""

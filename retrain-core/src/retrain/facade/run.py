@@ -1,0 +1,231 @@
+"""A run folder as an object: what it was configured with, what it recorded, what it trained, and how to go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.session.records.reading import damaged, read_object, read_records
+from retrain.rooms.session.records.rewind import GENERATIONS, METRICS
+
+OnStep = Callable[[Mapping[str, Any]], object]
+
+
+class Run:
+    """A run by its `folder`, finished or not; its files are read when they are asked for.
+
+    It is a path, too: `open(run / "metrics.jsonl")`, `retrain.compare([run_a, run_b])`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).expanduser()
+        if not (self.folder / "run.json").is_file():
+            fix = "give the log_dir of a run that had started: the folder with run.json"
+            raise ConfigError(Problem(where=str(self.folder), what="is not the folder of a run", fix=fix))
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """Every table with every key as the run used it, defaults included; secrets are hidden."""
+        found = read_object(self.folder / "run.json").get("config")
+        if not isinstance(found, dict):
+            raise damaged(str(self.folder / "run.json"), "it holds no configuration")
+        return dict(found)
+
+    @property
+    def status(self) -> str:
+        """`running`, `done`, `stopped` (by a signal, with a checkpoint), `failed`, or `dead`: as `retrain status`."""
+        from retrain.rooms.insight.status_run import read_run
+
+        return read_run(self.folder).state
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, one per step; that of the evaluation before training has `step` -1."""
+        file = self.folder / METRICS
+        return [dict(record) for _, record in read_records(file)] if file.exists() else []
+
+    @property
+    def metrics(self) -> Any:
+        """`rows` as a pandas DataFrame, one column per field; where pandas is not installed, `rows` as they are."""
+        if find_spec("pandas") is None:
+            return self.rows
+        import pandas  # takes a second, and only this needs it
+
+        return pandas.DataFrame(self.rows)
+
+    @property
+    def completions(self) -> Iterator[Mapping[str, Any]]:
+        """Every completion in the order of steps, read from the file one by one: `generations.jsonl`.
+
+        Among the fields are `step`, `group`, `prompt`, `completion`, `reward` and `trained`.
+        """
+        file = self.folder / GENERATIONS
+        return (record for _, record in read_records(file)) if file.exists() else iter(())
+
+    @property
+    def adapter(self) -> Path:
+        """The folder of the newest checkpoint, which PEFT can load; ConfigError while there is none."""
+        from retrain.rooms.session.subject import find_subject
+
+        folder = find_subject(self.folder).folder
+        assert folder is not None  # of a run it is a checkpoint, or an error
+        return folder
+
+    def resume(
+        self,
+        *,
+        on_step: OnStep | None = None,
+        quiet: bool = False,
+        **overrides: Any,
+    ) -> Run:
+        """Go on from the newest checkpoint as `retrain --resume`, in the same folder: bit by bit the same run.
+
+        `overrides` as in `retrain.train`: `run.resume(max_steps=200)`. ResumeError when code, data or keys have
+        changed; `resume_anyway=True` accepts that. A run that is complete is left as it is.
+        """
+        return train(self.folder / "config.toml", resume=self.folder, on_step=on_step, quiet=quiet, **overrides)
+
+    def evaluate(
+        self,
+        *,
+        sets: Sequence[str] = (),
+        checkpoints: Sequence[str | int] = (),
+        data: str | os.PathLike[str] = "",
+        reward: str = "",
+        examples: int | None = None,
+        samples: int | None = None,
+        greedy: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        **overrides: Any,
+    ) -> list[dict[str, Any]]:
+        """Score what was trained, as `retrain eval`: one entry per checkpoint and set.
+
+        Each has `checkpoint`, `steps`, `set`, `correct_rate`, `ci_low`, `ci_high`, `pass_at_...` and `file`, with the
+        records of single examples. By default the newest checkpoint is scored on the run's own sets. `checkpoints`
+        are `best`, `final`, `base`, `all` or numbers of steps. `data`, a file or a data source, takes the place of the
+        sets, judged by the `reward` of that name; `examples`, `samples` and `greedy` are about it. Keys are keywords.
+
+        >>> [(entry["set"], entry["correct_rate"]) for entry in retrain.load("logs/tiny").evaluate()]
+        [('held_out', 0...)]
+        """
+        from retrain.facade.using import evaluate_run
+
+        changed = {"examples": examples, "samples": samples, "greedy": greedy or None}
+        given = {
+            "sets": tuple(sets),
+            "checkpoints": tuple(map(str, checkpoints)),
+            "data": os.fspath(data),
+            "reward": reward,
+            "out": Path(out) if out is not None else None,
+            "changed": {name: value for name, value in changed.items() if value is not None},
+        }
+        return evaluate_run(self.folder, given, overrides)
+
+    def sample(
+        self,
+        prompts: Sequence[str | Sequence[Mapping[str, Any]]],
+        *,
+        samples: int = 1,
+        greedy: bool = False,
+        seed: int = 0,
+        checkpoint: str = "",
+        raw: bool = False,
+        **overrides: Any,
+    ) -> list[dict[str, Any]]:
+        """Completions of texts or chats by what was trained, as `retrain sample` draws them: one entry per prompt.
+
+        Each has `prompt`, `completions`, `stop_reasons` and `num_tokens`. `checkpoint` is `best`, `final`, `base` or a
+        number of steps, by default the newest; `raw` leaves the chat template out; `temperature=0.7` and other keys are
+        keywords. ConfigError names a prompt that cannot be used.
+
+        >>> retrain.load("logs/tiny").sample(["What is 2 + 3?"], greedy=True)[0]["num_tokens"]
+        [10]
+        """
+        from retrain.facade.using import sample_run
+
+        how = {"samples": samples, "greedy": greedy, "seed": seed, "raw": raw}
+        return sample_run(self.folder, checkpoint, list(prompts), how, overrides)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, status={self.status!r})"
+
+
+def train(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    /,
+    *,
+    on_step: OnStep | None = None,
+    reward: Callable[..., Any] | None = None,
+    advantage: Callable[..., Any] | None = None,
+    transform: Callable[..., Any] | None = None,
+    uncertainty: Callable[..., Any] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Train, and return the finished run.
+
+    `config` is the path of a TOML file, or its tables: `{"training": {"max_steps": 20}}`. `overrides` are the flags of
+    the command line: `lr=1e-4` is `--lr 1e-4`. Variables of the environment and `.env` count as they do there.
+
+    `reward(response, reference)`, or `reward(example, completion)`, gives a number, `retrain.api.Score` or None.
+    `advantage`, `transform` and `uncertainty` take what the pages on plugins say. A function of a notebook or a script
+    is copied into the run folder with the imports, constants and functions that it uses, so that scoring processes and
+    a resume have it; ConfigError says what of it cannot be copied. Names of plugins belong in `config`.
+
+    `on_step(metrics)` is called after each line of `metrics.jsonl`: every step, and the evaluation before training. An
+    exception in it fails the run, and checkpoints stay; KeyboardInterrupt in it stops the run with a checkpoint.
+    `resume` continues the run in that folder. `quiet` prints only warnings and the outcome.
+
+    Raises ConfigError and PluginError before anything starts, with every problem at once; ResumeError; other
+    RetrainErrors when the run fails; RunStopped when it was interrupted, with a checkpoint saved.
+
+    >>> run = retrain.train("retrain.toml", max_steps=2, quiet=True, log_dir="logs/short")
+    Training complete. maxrl+gtpo_sepa, 2 steps, running correct rate: ...
+    >>> [row["step"] for row in run.rows]
+    [-1, 0, 1]
+    """
+    functions = {"reward": reward, "advantage": advantage, "transform": transform, "uncertainty": uncertainty}
+    if resume is not None:
+        overrides["resume"] = os.fspath(resume)
+    from retrain.facade.hosting import held_interrupts  # a run that is only read needs none of it
+
+    with held_interrupts():
+        from retrain.facade.training import run_training
+
+    folder, reason = run_training(config, overrides, functions, on_step, is_quiet=quiet)
+    run = Run(folder)
+    if reason:
+        raise RunStopped(run, reason)  # here, where no frame of the run, with its model, is kept alive by it
+    return run
+
+
+class RunStopped(KeyboardInterrupt):
+    """Ctrl-C, the interrupt button or SIGTERM stopped `retrain.train`; a checkpoint is saved: `run` goes on from it.
+
+    A KeyboardInterrupt, so that the rest of a script or notebook does not go on with half a run.
+    """
+
+    def __init__(self, run: Run, reason: str) -> None:
+        how = f"run = retrain.load({str(run.folder)!r}); run.resume()"
+        super().__init__(f"stopped by {reason}; the state is saved. To go on: {how}")
+        self.run = run
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback."""
+        return [f"retrain: {self}"]
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """The run in a folder, finished or not; ConfigError when there is none. Nothing is trained or changed."""
+    return Run(folder)

@@ -1,0 +1,148 @@
+"""`retrain.train`: what the command `retrain CONFIG` does, in this process and from Python."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.facade.capture import Captured, settings_of
+from retrain.facade.hosting import arguments_of, briefly_told, held_interrupts, plain, restored_imports
+from retrain.kernel.config.load import Setting
+from retrain.kernel.config.resolved import Layer, Origin
+from retrain.kernel.errors import ConfigError, HookError, Problem, StopRequested
+from retrain.kernel.hooks import hookimpl
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.plugins.manager import Plugins
+from retrain.kernel.plugins.spec import Owner
+from retrain.rooms.session.configure import Checked, claim_of, load_file, split_arguments
+from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.process import prepare_process
+from retrain.rooms.text.raised_at import raised_at
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
+
+OnStep = Callable[[Mapping[str, Any]], object]
+
+
+class Tables(dict[str, Any]):
+    """The tables of a configuration as a program gives them, in plain TOML values; messages call them `config`."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__({str(name): plain(value) for name, value in given.items()})
+
+    def __str__(self) -> str:
+        return "config"
+
+
+class Watcher:
+    """Learns where the run's folder is, and calls `on_step` after every line of metrics."""
+
+    def __init__(self, on_step: OnStep | None, interrupts: Interrupts) -> None:
+        self._on_step = on_step
+        self._interrupts = interrupts
+        self.folder: Path | None = None
+
+    @hookimpl
+    def retrain_run_start(self, run: RunView) -> None:
+        """The folder exists."""
+        self.folder = run.folder
+
+    @hookimpl
+    def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
+        """Call the user's function; KeyboardInterrupt in it stops the run as one from outside does."""
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(dict(metrics))
+        except KeyboardInterrupt:
+            self._interrupts.request("on_step")
+        except Exception as error:
+            what = f"on_step raised {type(error).__name__}: {error}{raised_at(error)}"
+            raise HookError(
+                Problem(what=what, fix="correct it, and go on with retrain.load(folder).resume()")
+            ) from error
+
+
+def run_training(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    overrides: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any] | None],
+    on_step: OnStep | None,
+    *,
+    is_quiet: bool,
+) -> tuple[Path, str]:
+    """Train as `retrain.train` says: the folder of the run, and by what it was stopped, empty when it has ended."""
+    with ExitStack() as undo:
+        undo.enter_context(briefly_told())
+        undo.enter_context(restored_imports())
+        with held_interrupts():
+            prepare_process()
+            values, captured = settings_of(functions)
+            undo.enter_context(_staged(captured))
+            plugins = load_plugins()
+            checked = _checked(config, arguments_of(overrides), _settings(values), plugins)
+            from retrain.rooms.session.assemble import import_backend  # only after the checks
+            from retrain.rooms.session.session import train
+
+            import_backend(checked.config, plugins)
+        interrupts = Interrupts(grace_s=checked.config.training.grace_s, is_guest=True)
+        watcher, reason = Watcher(on_step, interrupts), ""
+        plugins.add(watcher, Owner(distribution="retrain-core", source="on_step"))
+        with plugins.notify("retrain_console", plugins=plugins, is_quiet=is_quiet) or nullcontext():
+            try:
+                train(checked, plugins, interrupts)
+            except StopRequested as stop:
+                watcher.folder, reason = stop.folder or watcher.folder, stop.reason
+        log_dir = checked.config.value("resume.from_", "") or checked.config.logging.log_dir
+        return watcher.folder or Path(log_dir).expanduser(), reason
+
+
+def _checked(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    arguments: list[str],
+    settings: list[Setting],
+    plugins: Plugins,
+) -> Checked:
+    """The configuration without problems; ConfigError also for one that is for another command."""
+    if isinstance(config, Mapping):
+        return load_file(Tables(config), arguments, plugins, starts_run=True, settings=settings)
+    words = [os.fspath(config), *arguments]
+    if claim := claim_of(words, plugins):
+        what, fix = f"is for `retrain {claim.command}`, which is no single run", "use the command line"
+        raise ConfigError(Problem(where=words[0], what=what, fix=fix))
+    return load_file(*split_arguments(words), plugins, starts_run=True, settings=settings)
+
+
+def _settings(values: Mapping[str, Any]) -> list[Setting]:
+    origin = Origin(layer=Layer.COMMAND_LINE, place="retrain.train")
+    return [Setting(path=path, value=value, origin=origin) for path, value in values.items()]
+
+
+@contextmanager
+def _staged(captured: list[Captured]) -> Iterator[None]:
+    """Modules of captured functions can be imported in the block; the run keeps copies with those of all its code."""
+    with tempfile.TemporaryDirectory(prefix="retrain-functions-") as folder:
+        for one in captured:
+            if one.source:
+                Path(folder, f"{one.module}.py").write_text(one.source, encoding="utf-8")
+        sys.path.append(folder)
+        importlib.invalidate_caches()
+        for one in captured:
+            _try_import(one)
+        yield
+
+
+def _try_import(one: Captured) -> None:
+    try:
+        importlib.import_module(one.module)
+    except Exception as error:
+        what = f"{one.name} cannot be imported from a copy of its source: {type(error).__name__}: {error}"
+        fix = "put it into a .py file and import it from there"
+        raise ConfigError(Problem(where="retrain.train", what=what, fix=fix)) from error

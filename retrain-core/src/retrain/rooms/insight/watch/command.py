@@ -1,0 +1,48 @@
+"""`retrain watch RUN`: a page that follows a run."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from retrain.kernel.errors import ConfigError, Problem
+
+EPILOG = """\b
+Examples:
+  retrain watch logs/train             print the page's address, and serve it until Ctrl-C
+  retrain watch logs/train --open      open it in the browser, too
+  ssh -L 8123:127.0.0.1:8123 machine   and there: retrain watch logs/train --port 8123
+
+Only this machine can reach the page, only with the whole address, and nothing can be changed with it.
+
+\b
+Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run there.
+"""
+
+
+@click.command("watch", epilog=EPILOG)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1 (default: a free one).")
+@click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
+def command(run: Path, port: int, opens: bool) -> None:
+    """Serve a page with the curves and completions of RUN while it goes on, to this machine alone."""
+    from retrain.rooms.insight.status_run import MARK
+    from retrain.rooms.insight.watch.server import WatchServer
+
+    if not (run / MARK).is_file():
+        fix = "name the folder of a run: `retrain status` lists them"
+        raise ConfigError(Problem(where=str(run), what="there is no run here", fix=fix))
+    try:
+        server = WatchServer(run, port)
+    except OSError as error:
+        raise click.ClickException(f"port {port} cannot be used: {error.strerror or error}") from error
+    try:
+        with server:
+            click.echo(f"{server.url}\nThe page follows {run} until Ctrl-C.")
+            if opens:
+                webbrowser.open(server.url)
+            server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        click.echo("No longer watched.")

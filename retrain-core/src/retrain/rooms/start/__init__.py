@@ -1,0 +1,1 @@
+"""The first command of a project: `retrain init` writes a configuration, from a template or for data of your own."""

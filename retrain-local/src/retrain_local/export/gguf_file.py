@@ -1,0 +1,193 @@
+"""Writes merged weights as one GGUF file, for llama.cpp and what is built on it: the Llama family.
+
+llama.cpp rotates pairs of neighbouring channels where transformers rotates channels half a head apart. Of its
+architecture `llama` the rows of queries and keys are therefore written in another order; those of `qwen2` and `qwen3`
+are not, whose heads it rotates as transformers does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrain.api import ConfigError, Problem
+from retrain_local.export.adapter_file import refusal
+from retrain_local.export.check import load
+from retrain_local.export.gguf_tokenizer import add_tokenizer
+from retrain_local.export.merged import MergedWeights, in_order
+from retrain_local.model.architecture import Architecture, read_architecture
+from retrain_local.model.model_files import Folder
+
+FILE = "model.gguf"
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+WIDTHS = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "q8_0": torch.float16,
+}  # for sizes: upper bounds
+FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+CONVERTER = "convert_hf_to_gguf.py of llama.cpp, given the folder of `retrain merge`, may know it"
+
+
+def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> tuple[str, ...]:
+    """Write `model.gguf` into a folder, one tensor in memory at a time; matrices in `kind`, vectors in f32.
+
+    Returns notes for the user.
+    ConfigError for a model or a tokenizer that the format cannot hold, and without the package gguf.
+    """
+    architecture = _architecture(folder)
+    if importlib.util.find_spec("gguf") is None:
+        fix = 'pip install "retrain-local[gguf]"'
+        raise ConfigError(
+            Problem(where="retrain export", what="the package gguf, which writes GGUF, is missing", fix=fix)
+        )
+    import gguf
+
+    name = ARCHITECTURES[folder.document["model_type"]]
+    writer = gguf.GGUFWriter(out / FILE, name)
+    try:
+        _add_sizes(writer, architecture, folder, kind)
+        notes = add_tokenizer(writer, folder, architecture.vocabulary)
+        tensors = _tensors(weights, architecture, name)
+        types = {gguf_name: _type_of(weights, own, kind) for gguf_name, (own, _) in tensors.items()}
+        for gguf_name, (own, _) in tensors.items():
+            _announce(writer, gguf_name, weights.reader.shape(own), types[gguf_name])
+        frequencies = _frequency_factors(architecture)
+        if frequencies is not None:
+            writer.add_tensor_info("rope_freqs.weight", frequencies.shape, frequencies.dtype, frequencies.nbytes)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for gguf_name, (own, arranged) in tensors.items():
+            values = arranged(weights.tensor(own)).contiguous().numpy()
+            writer.write_tensor_data(gguf.quantize(values, types[gguf_name]))
+        if frequencies is not None:
+            writer.write_tensor_data(frequencies)
+    finally:
+        writer.close()
+    return notes
+
+
+def read_back(out: Path, folder: Folder) -> Any:
+    """The model in the file as transformers reads it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder.source.path, local_files_only=folder.source.offline)
+    if config.model_type == "mistral":  # GGUF calls it llama, which is the same without windows
+        left_out = ("model_type", "architectures", "sliding_window")
+        values = {key: value for key, value in config.to_dict().items() if key not in left_out}
+        config = AutoConfig.for_model("llama", **values)
+    return load(str(out), folder, gguf_file=FILE, config=config)
+
+
+def _architecture(folder: Folder) -> Architecture:
+    found = read_architecture(folder.document)
+    kind = folder.document.get("model_type")
+    if found is None or kind not in ARCHITECTURES:
+        served = ", ".join(ARCHITECTURES)
+        raise refusal(folder.name, f"GGUF is not written for {kind}", why=f"only for {served}", fix=CONVERTER)
+    if any(window is not None and window < (found.context or 0) for window in found.windows):
+        what = f"its {kind} layers see a window of {min(filter(None, found.windows))} tokens"
+        raise refusal(folder.name, what, why="GGUF has no place for that here", fix=CONVERTER)
+    if found.rotation.kind not in ("default", "linear", "llama3", "yarn"):
+        raise refusal(folder.name, f"GGUF is not written for rope_type {found.rotation.kind!r}", fix=CONVERTER)
+    return found
+
+
+def _add_sizes(writer: Any, a: Architecture, folder: Folder, kind: str) -> None:
+    import gguf
+
+    writer.add_name(Path(folder.name).name)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(a.context or 2048)
+    writer.add_embedding_length(a.hidden)
+    writer.add_block_count(a.layers)
+    writer.add_feed_forward_length(a.inner)
+    writer.add_head_count(a.heads)
+    writer.add_head_count_kv(a.kv_heads)
+    writer.add_key_length(a.head_size)
+    writer.add_value_length(a.head_size)
+    writer.add_rope_dimension_count(a.head_size)
+    writer.add_rope_freq_base(a.rotation.theta)
+    writer.add_layer_norm_rms_eps(a.norm_eps)
+    writer.add_vocab_size(a.vocabulary)
+    given = a.rotation.parameters
+    if a.rotation.kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(a.rotation.kind))
+        writer.add_rope_scaling_factor(float(given["factor"]))
+    if a.rotation.kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(int(given["original_max_position_embeddings"]))
+
+
+def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tuple[str, Callable[[Tensor], Tensor]]]:
+    """By name in the file: the name in the model, and what arranges its rows."""
+    import gguf
+
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    known = gguf.get_tensor_name_map(arch, a.layers)
+    is_prefixed = any(own.startswith("model.") for own in weights.names())
+    found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
+    for own in in_order(weights.names()):
+        if own.startswith("lm_head.") and a.is_tied:
+            continue  # some files store the tied head as well
+        full = own if is_prefixed or own.startswith("lm_head.") else f"model.{own}"
+        gguf_name = known.get_name(full, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
+            if own.endswith("rotary_emb.inv_freq"):
+                continue  # of old files: computed from the configuration
+            raise refusal(own, "GGUF has no name for this tensor", fix=CONVERTER)
+        heads = {"q_proj": a.heads, "k_proj": a.kv_heads}.get(own.split(".")[-2]) if name == "llama" else None
+        found[gguf_name] = (own, _neighbouring(heads) if heads else _as_it_is)
+    return found
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _neighbouring(heads: int) -> Callable[[Tensor], Tensor]:
+    """Rows of each head from (first halves, second halves) to pairs of neighbours."""
+
+    def arranged(x: Tensor) -> Tensor:
+        return x.view(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+
+    return arranged
+
+
+def _type_of(weights: MergedWeights, name: str, kind: str) -> Any:
+    import gguf
+
+    shape = weights.reader.shape(name)
+    if len(shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    if kind == "q8_0" and shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_0][0]:
+        return gguf.GGMLQuantizationType.F16
+    return gguf.GGMLQuantizationType[kind.upper()]
+
+
+def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: Any) -> None:
+    import gguf
+
+    if kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
+        dtype: Any = np.float32 if kind == gguf.GGMLQuantizationType.F32 else np.float16
+        writer.add_tensor_info(name, shape, np.dtype(dtype), int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        return
+    in_bytes = gguf.quant_shape_to_byte_shape(shape, kind)
+    writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes)), raw_dtype=kind)
+
+
+def _frequency_factors(a: Architecture) -> np.ndarray[Any, Any] | None:
+    """What llama.cpp divides the frequencies of Llama 3 by."""
+    if a.rotation.kind != "llama3":
+        return None
+    plain = a.rotation.theta ** (-torch.arange(0, a.head_size, 2, dtype=torch.float32) / a.head_size)
+    factors: np.ndarray[Any, Any] = (plain / a.rotation.frequencies(a.head_size)[0]).numpy()
+    return factors

@@ -1,0 +1,167 @@
+"""Hook `retrain_export_model`: merge, write, compare, in this order, and refuse what does not compare."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from retrain.api import BackendError, Config, ConfigError, ExportedModel, ModelExport, Problem
+from retrain_local.export import check, gguf_file
+from retrain_local.export.adapter_file import AdapterFile, read_adapter_file
+from retrain_local.export.merged import MergedWeights, can_stream, open_merged
+from retrain_local.export.model_folder import DTYPES, copy_companions, write_model
+from retrain_local.export.quantised_logits import quantised_logits
+from retrain_local.locate import find_source
+from retrain_local.model.model_files import Folder, open_folder
+from retrain_local.model.qlora import without_advice
+from retrain_local.sizes import AUTO_DTYPE
+
+CPU = torch.device("cpu")
+SPARE_BYTES = 64 * 2**20
+# Of the largest logit. Weights are rounded once, to the dtype of the files; what is beyond that is a fault.
+BOUNDS = {"fp32": 1e-5, "f32": 1e-5, "f16": 0.02, "bf16": 0.1, "q8_0": 0.2}
+
+
+def export_model(export: ModelExport) -> ExportedModel:
+    """See the hook. ConfigError when the parts do not fit together, BackendError when the result is not the model."""
+    source = find_source(export.base, export.config.place("model.model"), export.plugins)
+    folder = open_folder(export.config, source, export.base)
+    adapter = None if export.adapter is None else read_adapter_file(export.adapter)
+    quantize = "none" if export.adapter is None else export.config.value("model.quantize", "none")
+    dtype = _run_dtype(export.config)
+    with ExitStack() as stack:
+        weights = None
+        with folder.refusals(CPU):
+            if can_stream(folder, adapter):
+                weights = stack.enter_context(open_merged(folder, adapter, quantize=quantize, dtype=dtype))
+        if weights is None:
+            return _written_by_peft(export, folder, adapter)
+        return _written(export, folder, adapter, weights)
+
+
+def _run_dtype(config: Config) -> torch.dtype:
+    """What the run computed in, as far as its configuration says, wherever it is merged."""
+    asked = config.value("model.dtype", "auto")
+    auto = AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"]
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[auto if asked == "auto" else asked]
+
+
+def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights) -> ExportedModel:
+    is_gguf = export.form == "gguf"
+    stored = "bf16" if weights.dtype() == torch.bfloat16 else "f32" if is_gguf else "fp32"
+    kind = export.dtype or stored
+    width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
+    _check_space(export.out, sum(weights.num_bytes(name, width) for name in weights.names()))
+    notes: tuple[str, ...] = ()
+    with _writing(export.out):
+        if is_gguf:
+            notes = gguf_file.write_gguf(weights, folder, export.out, kind)
+        else:
+            write_model(weights, folder, export.out, width)
+    gap = quantised = None
+    if export.with_check:
+        gap, quantised = _compared(export, folder, adapter, weights, kind)
+    return ExportedModel(
+        dtype=kind,
+        tensors=len(weights.names()),
+        num_bytes=sum(file.stat().st_size for file in export.out.iterdir()),
+        gap=gap.written if gap else None,
+        change=gap.trained if gap and adapter else None,
+        size=gap.size if gap else None,
+        quantised_gap=quantised,
+        is_unchanged=adapter is not None and adapter.is_zero,
+        notes=notes,
+    )
+
+
+def _compared(
+    export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights, kind: str
+) -> tuple[check.Gap, float | None]:
+    tokenizer = folder.source.path if export.form == "gguf" else str(export.out)
+    ids = check.texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
+
+    def written() -> Any:
+        if export.form == "gguf":
+            return gguf_file.read_back(export.out, folder)
+        return check.load(str(export.out), folder)
+
+    where = adapter.folder if adapter else None
+    gap = check.measure(lambda: check.trained_logits(folder, where, weights, ids), written, ids)
+    refuse_gap(gap, kind, export)
+    if adapter is None or not weights.replaced:
+        return gap, None
+    found = check.logits_of(written(), ids)
+    return gap, check.largest_difference(quantised_logits(export, folder, adapter.folder, ids), found)
+
+
+def refuse_gap(gap: check.Gap, kind: str, export: ModelExport) -> None:
+    """BackendError when what was written is not the trained model, rounded to its dtype."""
+    if gap.relative <= BOUNDS[kind]:  # False for NaN
+        return
+    what = f"the logits of what was written differ by {gap.written:.3g} from those of the trained model"
+    why = f"in {kind} at most {BOUNDS[kind] * max(gap.size, 1.0):.3g} is rounding"
+    fix = "nothing was kept; an adapter of an embedding that the head shares cannot be merged, anything else is a fault"
+    if not math.isfinite(gap.written):
+        fix = "nothing was kept; use an earlier checkpoint: this one gives logits that are not finite"
+    raise BackendError(Problem(where=export.base, what=what, why=why, fix=fix))
+
+
+def _written_by_peft(export: ModelExport, folder: Folder, adapter: AdapterFile | None) -> ExportedModel:
+    """Merged by PEFT, in memory: for what is more than factors of matrices that stand in the base's files."""
+    if export.form == "gguf" or adapter is None:
+        what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
+        raise ConfigError(Problem(where=export.base, what=what, fix="merge it into a folder first: retrain merge"))
+    with without_advice():
+        from peft import PeftModel
+
+    kind = export.dtype or "fp32"
+    model = check.load(folder.source.path, folder)
+    _check_space(export.out, sum(p.numel() for p in model.parameters()) * DTYPES[kind].itemsize)
+    merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+    with _writing(export.out):
+        merged.to(DTYPES[kind]).save_pretrained(export.out)
+        copy_companions(folder, export.out)
+    num_tensors = len(merged.state_dict())
+    del model, merged
+    gap = None
+    if export.with_check:
+        ids = check.texts_ids(str(export.out), folder, int(folder.document["vocab_size"]))
+        gap = check.measure(
+            lambda: check.trained_logits(folder, adapter.folder, None, ids),
+            lambda: check.load(str(export.out), folder),
+            ids,
+        )
+        refuse_gap(gap, kind, export)
+    return ExportedModel(
+        dtype=kind,
+        tensors=num_tensors,
+        num_bytes=sum(file.stat().st_size for file in export.out.iterdir()),
+        gap=gap.written if gap else None,
+        change=gap.trained if gap else None,
+        size=gap.size if gap else None,
+        notes=("merged in memory by PEFT: the adapter changes more than single matrices",),
+    )
+
+
+def _check_space(out: Path, num_bytes: int) -> None:
+    wanted, free = num_bytes + SPARE_BYTES, shutil.disk_usage(out).free
+    if free < wanted:
+        what = f"{wanted / 2**20:,.0f} MiB are needed, and {free / 2**20:,.0f} MiB are free"
+        raise ConfigError(Problem(where=str(out.parent), what=what, fix="free some space, or name another folder"))
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """BackendError for a failed write, which every library reports in its own way."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        fix = "free some space, or name another folder; nothing was kept"
+        raise BackendError(Problem(where=str(out.parent), what=f"cannot be written: {error}", fix=fix)) from error

@@ -1,0 +1,160 @@
+"""Turns rows of prompts and answers into tasks, for every source that reads a table: which column, which part of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+from retrain.api import ConfigError, LoadedData, Message, PluginContext, Problem, Reward, Table, key
+from retrain_rewards.boxed import last_boxed
+from retrain_rewards.sources.collector import Collector
+from retrain_rewards.sources.columns import column_of, plain, prompt_of, reference_text, require_columns, value_at
+from retrain_rewards.sources.rows import Row
+from retrain_rewards.sources.settings import options_of
+from retrain_rewards.tables import reward_names
+
+HASHES = "####"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
+
+Extract = Literal["whole", "boxed", "hashes"]
+Prompt = str | tuple[Message, ...]
+
+
+class TableOptions(Table):
+    """`[data.options]` of every source that reads a table."""
+
+    subset: str = key("", "Configuration of a data set, or sub-folder of a local copy.")
+    split: str = key("", "Split: train, test, validation, ...")
+    where: dict[str, Any] = key({}, 'Rows to keep, by column: {level = "Level 5"}, {level = [4, 5]}.')
+    extract: Extract = key("whole", "Reference: the whole answer, its last box, or what follows its last ####.")
+    answer_in_chat: bool = key(False, "The chat in prompt_key ends with the answer, an assistant's message.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one row asks, its reference (None: the source's own verifier needs none), and the columns that they use."""
+
+    prompt: Prompt
+    reference: str | None
+    used: frozenset[str]
+
+
+class TableSource:
+    """One task per row. A subclass says where rows come from (`parts`), and may read them in its own way (`task`).
+
+    `prompt_key` and `answer_key` are what the keys of `[data]` mean when they are left at their defaults. Both may name
+    a field inside a column, `reward_model.ground_truth`.
+    """
+
+    name: ClassVar[str]
+    prompt_key: ClassVar[str] = "prompt"
+    answer_key: ClassVar[str] = "answer"
+    extract: ClassVar[Extract] = "whole"
+    reward: ClassVar[Reward | None] = None
+
+    def __init__(self, context: PluginContext, options: type[TableOptions]) -> None:
+        data, self.place = context.config.data, context.config.place
+        self.options: Any = options_of(context, options)
+        self.path = data.path
+        fields = type(data).model_fields
+        self.keys = {
+            name: value if (value := getattr(data, name)) != fields[name].default else getattr(self, name)
+            for name in ("prompt_key", "answer_key")
+        }
+        tests = context.config.value("reward.tests", "") if "code" in reward_names(context.config) else ""
+        self.holds_tests = self.keys["answer_key"] == tests
+        self.how: Extract = self.options.extract if "extract" in self.options.model_fields_set else self.extract
+
+    def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
+        """The rows of every file, with its name, in a fixed order; ConfigError when they cannot be read."""
+        raise NotImplementedError
+
+    def read_from(self) -> str:
+        """Where the rows come from, for the notes."""
+        raise NotImplementedError
+
+    def where(self) -> str:
+        """The key of the configuration that says so."""
+        return self.place("data.path" if self.path else "data.source")
+
+    def columns(self) -> dict[str, str]:
+        """The columns that every file must have, each with the key of the configuration that names it."""
+        used = [name for name in self.keys if name == "prompt_key" or not self.options.answer_in_chat]
+        named = {self.keys[name]: self.place(f"data.{name}") for name in used}
+        return named | dict.fromkeys(self.options.where, self.place("data.options"))
+
+    def preview(self, count: int) -> list[Mapping[str, Any]]:
+        """The first rows as they stand, whatever their columns are named."""
+        return [row.values for row in islice((row for _, rows in self.parts() for row in rows), count)]
+
+    def load(self) -> LoadedData:
+        """Read all rows; ConfigError says which file and line cannot be used."""
+        if self.keys["prompt_key"] == self.keys["answer_key"] and not self.options.answer_in_chat:
+            what = f"{self.keys['answer_key']!r} is also the column of the prompt"
+            fix = "name the column that holds the answer, or set options = { answer_in_chat = true } for whole chats"
+            raise ConfigError(Problem(where=self.place("data.answer_key"), what=what, fix=fix))
+        collector = Collector(source=self.name, has_verifier=self.reward is not None)
+        for row in self._complete_rows():
+            if not self._is_wanted(row):
+                collector.skip("not chosen by [data.options] where", place=row.place)
+                continue
+            task = self.task(row)
+            others = {name: value for name, value in row.values.items() if name not in task.used}
+            collector.add(task.prompt, task.reference, place=row.place, task=self.name, info=plain(others))
+        return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
+
+    def task(self, row: Row) -> Task:
+        """The task of one row; ConfigError on a value that cannot be one."""
+        prompt_key, answer_key = self.keys["prompt_key"], self.keys["answer_key"]
+        value, answer = value_at(row.values, prompt_key), value_at(row.values, answer_key)
+        used = {column_of(prompt_key, row.values)}
+        if self.options.answer_in_chat:
+            value, answer = without_answer(value, row.place)
+        elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
+            used.add(column_of(answer_key, row.values))
+        reference = extracted(reference_text(answer, row.place, holds_tests=self.holds_tests), self.how)
+        return Task(prompt=prompt_of(value, row.place), reference=reference, used=frozenset(used))
+
+    def _complete_rows(self) -> Iterator[Row]:
+        """Every row; ConfigError on a file that lacks a column, and where another has it, on the two together."""
+        columns, complete = self.columns(), ""
+        for file, rows in self.parts():
+            try:
+                checked = require_columns(rows, columns, file=file)
+            except ConfigError as error:
+                if not complete:
+                    raise
+                what = f"has other columns than {complete}, which belongs to the same data"
+                fix = 'give both the same columns, or name the files of one kind: path = "FOLDER/*.jsonl"'
+                raise ConfigError(Problem(where=file, what=what, fix=fix), *error.problems) from None
+            yield from checked
+            complete = complete or file
+
+    def _is_wanted(self, row: Row) -> bool:
+        for column, value in self.options.where.items():
+            wanted = value if isinstance(value, list) else [value]
+            if str(value_at(row.values, column)) not in {str(each) for each in wanted}:
+                return False
+        return True
+
+
+def extracted(answer: str, how: Extract) -> str:
+    """The final answer that a worked solution states; empty when it states none in this way."""
+    if how == "boxed":
+        return last_boxed(answer) or ""
+    if how == "hashes":
+        return _THOUSANDS.sub("", answer.rpartition(HASHES)[2].strip()) if HASHES in answer else ""
+    return answer
+
+
+def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
+    """A chat up to its last message, and that message's content; ConfigError when it is not the assistant's."""
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+        what = "the chat does not end with a message of the assistant"
+        fix = "leave answer_in_chat out, and name the column of the answer in [data] answer_key"
+        raise ConfigError(Problem(where=place, what=what, fix=fix))
+    return chat[:-1], last.get("content")

@@ -1,0 +1,32 @@
+"""Tables of keys for those who come from another trainer: ours exist (theirs: tests/servers/test_coming_from.py)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from retrain.kernel.config.load import all_keys
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.rooms.session.check import registered_tables
+from tests.docs.reading import SITE
+
+ROW = re.compile(r"^\| (?P<theirs>[^|]+) \| (?P<ours>[^|]+) \| [^|]*\|$", re.MULTILINE)
+OURS = re.compile(r"`\[(\w+)\] (\w+)`")
+
+
+def rows(name: str) -> list[tuple[str, str]]:
+    """The table of keys of a page: what they call it, and what it is here."""
+    section = (SITE / name).read_text(encoding="utf-8").partition("\n## Keys\n")[2].partition("\n## ")[0]
+    return [(row["theirs"], row["ours"]) for row in ROW.finditer(section) if "---" not in row["theirs"]][1:]
+
+
+@pytest.mark.parametrize("name", ["coming-from-trl.md", "coming-from-verl.md"])
+def test_every_key_of_ours_exists_or_the_row_says_that_there_is_none(name: str) -> None:
+    known = {(key.table, key.name) for key in all_keys(registered_tables(load_plugins({})))}
+    found = rows(name)
+    assert len(found) > 30
+    for theirs, ours in found:
+        keys = OURS.findall(ours)
+        assert keys or ours == "none" or "`retrain " in ours, theirs
+        assert set(keys) <= known, (theirs, set(keys) - known)

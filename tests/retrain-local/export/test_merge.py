@@ -1,0 +1,294 @@
+"""Merged weights are the trained model: PEFT on transformers' modules is the referee."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
+from retrain.rooms.session.configure import load_checked
+from retrain_local.export import model_folder, write
+from retrain_local.export.adapter_file import Delta
+from retrain_local.export.check import Gap
+from retrain_local.model.adapter import PREFIX, adapter_config
+from retrain_local.plugin import BUILTIN_MODELS
+from tests.hf_models import SERVED, hf_model
+
+TINY = "builtin:tiny"
+BOUND = 1e-5
+IDS = torch.tensor([[5, 9, 300, 17, 2, 41, 7]])
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins()
+
+
+def random_adapter(folder: Path, *, kind: str = "lora", rank: int = 4) -> Path:
+    """An adapter of every matrix of `builtin:tiny` whose B is not zero, in PEFT's files."""
+    generator = torch.Generator().manual_seed(0)
+    base = load_file(BUILTIN_MODELS["tiny"] / "model.safetensors")
+    modules = [name.removesuffix(".weight") for name in base if name.endswith("_proj.weight")]
+    tensors = {}
+    for module in modules:
+        weight_OI = base[f"{module}.weight"].float()
+        a_RI = torch.randn(rank, weight_OI.shape[1], generator=generator) * 0.3
+        b_OR = torch.randn(weight_OI.shape[0], rank, generator=generator) * 0.02
+        tensors |= {f"{PREFIX}{module}.lora_A.weight": a_RI, f"{PREFIX}{module}.lora_B.weight": b_OR}
+        if kind == "dora":
+            stretch_O = 1.0 + 0.2 * torch.rand(len(weight_OI), generator=generator)
+            tensors[f"{PREFIX}{module}.lora_magnitude_vector"] = weight_OI.norm(dim=1) * stretch_O
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    names = (module.rpartition(".")[2] for module in modules)
+    kinds = {"rslora": kind == "rslora", "dora": kind == "dora"}
+    document = adapter_config(names, rank=rank, alpha=8, base=TINY, **kinds)
+    (folder / "adapter_config.json").write_text(json.dumps(document))
+    return folder
+
+
+def peft_adapter(folder: Path, base: Path, **settings: Any) -> Path:
+    """As PEFT itself makes and saves it."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        peft = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **settings))
+        for name, p in peft.named_parameters():
+            if "lora_B" in name or "lora_embedding_A" in name:
+                torch.nn.init.normal_(p, std=0.05)
+        peft.save_pretrained(folder)
+    return folder
+
+
+def mostly_long(cases: list[str], *quick: str) -> list[Any]:
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.long) for case in cases]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.double().eval()(input_ids=IDS % 200 if model.config.vocab_size == 200 else IDS).logits[0]
+
+
+def refereed(adapter: Path, base: str | Path = BUILTIN_MODELS["tiny"]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return logits(PeftModel.from_pretrained(model, str(adapter)))
+
+
+def export(
+    plugins: Plugins, out: Path, adapter: Path | None, *flags: str, base: str = TINY, **changes: Any
+) -> ExportedModel:
+    out.mkdir(parents=True)
+    config = load_checked([f"--model={base}", *flags], plugins).config
+    given = {"form": "folder", "dtype": "fp32", "with_check": True} | changes
+    return write.export_model(ModelExport(base=base, adapter=adapter, out=out, config=config, plugins=plugins, **given))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+def test_a_merged_matrix_is_what_peft_computes(kind: str, is_transposed: bool) -> None:
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(3)
+        module: Any = Conv1D(9, 12) if is_transposed else torch.nn.Linear(12, 9, bias=False)
+        config = LoraConfig(
+            r=4,
+            lora_alpha=7,
+            target_modules=["0"],
+            fan_in_fan_out=is_transposed,
+            use_rslora=kind == "rslora",
+            use_dora=kind == "dora",
+        )
+        peft = get_peft_model(torch.nn.Sequential(module), config).eval()
+        layer = peft.base_model.model[0]
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+        magnitude = None
+        if kind == "dora":
+            magnitude = layer.lora_magnitude_vector["default"].weight
+            magnitude.data.mul_(torch.rand(9) + 0.5)
+        delta = Delta(
+            a_RI=layer.lora_A["default"].weight.detach(),
+            b_OR=layer.lora_B["default"].weight.detach(),
+            scale=7 / (2 if kind == "rslora" else 4),
+            magnitude_O=None if magnitude is None else magnitude.detach(),
+            transposed=is_transposed,
+        )
+        x = torch.randn(5, 12)
+    stored = module.weight.detach()
+    assert delta.shape == tuple(stored.shape)
+    merged = delta.merged(stored)
+    y = x @ (merged if is_transposed else merged.T)
+    if is_transposed:
+        y = y + module.bias
+    assert torch.allclose(peft(x), y, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", mostly_long(["lora", "rslora", "dora"], "lora"))
+def test_merged_logits_are_those_of_base_plus_adapter(plugins: Plugins, tmp_path: Path, kind: str) -> None:
+    adapter = random_adapter(tmp_path / "adapter", kind=kind)
+    found = export(plugins, tmp_path / "out", adapter)
+    assert found.gap is not None
+    assert found.gap < BOUND
+    assert found.change is not None
+    assert found.change > 0.1  # the check compares something
+    assert not found.is_unchanged
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert float((logits(merged) - refereed(adapter)).abs().max()) < BOUND
+
+
+@pytest.mark.parametrize("quantize", mostly_long(["int8", "nf4"], "int8"))
+def test_a_quantised_base_is_merged_as_the_run_computed_with_it(
+    plugins: Plugins, tmp_path: Path, quantize: str
+) -> None:
+    if quantize == "nf4":
+        pytest.importorskip("bitsandbytes")
+    adapter = random_adapter(tmp_path / "adapter")
+    flags = (f"--quantize={quantize}", "--lora-rank=4", "--lora-alpha=8", "--devices=cpu")
+    found = export(plugins, tmp_path / "out", adapter, *flags)
+    assert found.gap is not None
+    assert found.gap < BOUND  # of dequantised base plus adapter
+    assert found.quantised_gap is not None
+    assert found.quantised_gap < 1e-4  # of the run's own decoder, in fp32
+    plain = load_file(BUILTIN_MODELS["tiny"] / "model.safetensors")
+    merged, name = load_file(tmp_path / "out/model.safetensors"), "model.layers.0.mlp.up_proj.weight"
+    a, b = (load_file(adapter / "adapter_model.safetensors")[f"{PREFIX}{name[:-7]}.lora_{x}.weight"] for x in "AB")
+    rounding = float((merged[name] - 2 * b @ a - plain[name].float()).abs().max())
+    assert 1e-4 < rounding < 0.1  # W' is not W
+
+
+def test_a_folder_has_shards_tokenizer_and_dtype(
+    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", 500_000)
+    adapter = random_adapter(tmp_path / "adapter")
+    found = export(plugins, tmp_path / "out", adapter, dtype="bf16", with_check=False)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    assert len(shards) == 3
+    assert len(index["weight_map"]) == found.tensors
+    with safe_open(tmp_path / "out" / shards[0], framework="pt") as stream:
+        assert {stream.get_tensor(name).dtype for name in stream.keys()} == {torch.bfloat16}  # noqa: SIM118
+    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (BUILTIN_MODELS["tiny"] / name).read_bytes()
+    assert found.dtype == "bf16"
+
+
+def test_an_adapter_that_changes_nothing_is_told(plugins: Plugins, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter")
+    zero = {name: t * (".lora_B." not in name) for name, t in load_file(adapter / "adapter_model.safetensors").items()}
+    save_file(zero, adapter / "adapter_model.safetensors")
+    assert export(plugins, tmp_path / "out", adapter, with_check=False).is_unchanged
+    kept, plain = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", BUILTIN_MODELS["tiny"]))
+    assert all(torch.equal(kept[name], plain[name].float()) for name in plain)
+
+
+def test_whole_weights_are_copied_from_the_exact_ones(plugins: Plugins, tmp_path: Path) -> None:
+    """A checkpoint of all weights holds the trained numbers beside those rounded to the dtype of its model."""
+    model = tmp_path / "model"
+    shutil.copytree(BUILTIN_MODELS["tiny"], model)
+    exact = {name: t.float() + 1e-4 for name, t in load_file(model / "model.safetensors").items()}
+    save_file(exact, model / "master_weights.safetensors")
+    (model / "backend_state.json").write_text("{}")
+    found = export(plugins, tmp_path / "out", None, base=str(model), with_check=False)
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.equal(written[name], exact[name]) for name in exact)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        p.name for p in BUILTIN_MODELS["tiny"].iterdir()
+    )
+    assert export(plugins, tmp_path / "own", None, base=str(model), with_check=False, dtype="").dtype == "bf16"
+    assert found.change is None
+
+
+def test_what_is_more_than_matrices_is_merged_by_peft_or_refused(plugins: Plugins, tmp_path: Path) -> None:
+    """Factors of an embedding; where the head is tied to it, PEFT's merged model is another one than it computed."""
+    base = tmp_path / "llama"
+    hf_model("Llama", SERVED["Llama"]).save_pretrained(base)
+    adapter = peft_adapter(tmp_path / "adapter", base, target_modules=["q_proj", "embed_tokens"])
+    found = export(plugins, tmp_path / "out", adapter, base=str(base), with_check=False)
+    assert "PEFT" in found.notes[0]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert float((logits(merged) - refereed(adapter, base)).abs().max()) < BOUND
+    with pytest.raises(ConfigError, match="merge it into a folder first"):
+        export(plugins, tmp_path / "gguf", adapter, base=str(base), form="gguf", dtype="f32")
+
+
+@pytest.mark.long
+def test_adapters_of_other_architectures_are_merged_or_refused(plugins: Plugins, tmp_path: Path) -> None:
+    base = tmp_path / "gpt2"  # matrices are stored transposed, and its files omit the name of the body
+    hf_model("GPT2", SERVED["GPT2"]).save_pretrained(base)
+    adapter = peft_adapter(tmp_path / "adapter", base, target_modules="all-linear", fan_in_fan_out=True)
+    found = export(plugins, tmp_path / "out", adapter, base=str(base), with_check=False)
+    assert found.notes == ()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert float((logits(merged) - refereed(adapter, base)).abs().max()) < BOUND
+    tied = peft_adapter(tmp_path / "tied", BUILTIN_MODELS["tiny"], target_modules=["embed_tokens"])
+    with pytest.raises(BackendError, match="differ by"):
+        export(plugins, tmp_path / "tied-out", tied)
+
+
+def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter")
+    file = adapter / "adapter_config.json"
+    document = json.loads(file.read_text())
+
+    def refused(adapter: Path, base: str = TINY) -> str:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        with pytest.raises(ConfigError) as caught:
+            export(plugins, tmp_path / "out", adapter, base=base)
+        return str(caught.value)
+
+    for init in ("pissa_niter_4", "olora", "corda", "loftq"):
+        file.write_text(json.dumps(document | {"init_lora_weights": init}))
+        assert "was trained on a base that had been changed before" in refused(adapter)
+    file.write_text(json.dumps(document | {"peft_type": "IA3"}))
+    assert "peft_type is 'IA3'" in refused(adapter)
+    file.write_text(json.dumps(document))
+    other = tmp_path / "other"
+    hf_model("Llama", SERVED["Llama"]).save_pretrained(other)
+    assert "name the base that the adapter was trained on" in refused(adapter, str(other))
+    assert "there is no folder" in refused(adapter, str(tmp_path / "missing"))
+    broken = {name: t * float("nan") for name, t in load_file(adapter / "adapter_model.safetensors").items()}
+    save_file(broken, adapter / "adapter_model.safetensors")
+    assert "not finite" in refused(adapter)
+
+
+def test_a_short_disk_is_refused_before_anything_is_written(
+    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = random_adapter(tmp_path / "adapter")
+    monkeypatch.setattr(write.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    with pytest.raises(ConfigError, match="MiB are needed, and 1 MiB are free"):
+        export(plugins, tmp_path / "out", adapter)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_logits_beyond_rounding_are_refused() -> None:
+    for kind, gap in (("fp32", 2e-4), ("bf16", 2.0), ("bf16", float("nan"))):
+        with pytest.raises(BackendError, match="those of the trained model"):
+            write.refuse_gap(Gap(written=gap, trained=1.0, size=10.0), kind, SimpleNamespace(base=TINY))  # type: ignore[arg-type]
+    write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", SimpleNamespace(base=TINY))  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_a_model_that_is_not_the_trained_one_is_refused(
+    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = random_adapter(tmp_path / "adapter")
+    merged: Callable[..., Any] = write.MergedWeights.tensor
+    monkeypatch.setattr(write.MergedWeights, "tensor", lambda self, name: merged(self, name) * 1.001)
+    with pytest.raises(BackendError, match="those of the trained model"):
+        export(plugins, tmp_path / "out", adapter)

@@ -1,0 +1,165 @@
+"""Tokens as they are sampled: the same as ever, cut where they are refused, and joined by requests that come later."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.api import (
+    BackendError,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    StreamsTokens,
+    TopLogprobs,
+    TrainRow,
+    stream_from,
+)
+from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.reference_pages import PlainPages
+from retrain_local.backend import LocalBackend
+from retrain_local.sampling.engine import SEGMENT, PytorchEngine
+
+MakeEngine = Callable[..., PytorchEngine]
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
+
+
+@dataclass
+class Kept:
+    """A feed that keeps everything; `later` come one by one, each after a call, and `most` tokens are taken."""
+
+    later: list[SampleRequest] = field(default_factory=list)
+    most: dict[tuple[int, int], int] = field(default_factory=dict)
+    pieces: dict[tuple[int, int], list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    done: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
+        key = (request, place)
+        assert key not in self.done, "nothing follows the end"
+        self.pieces[key].append(piece)
+        self.done += [key] if is_done else []
+        return len(self.tokens(key)) < self.most.get(key, 10**9)
+
+    def more(self) -> Sequence[SampleRequest]:
+        return [self.later.pop(0)] if self.later else []
+
+    def tokens(self, key: tuple[int, int]) -> list[int]:
+        return [token for piece in self.pieces[key] for token in piece.tokens_T.tolist()]
+
+    def whole(self, key: tuple[int, int]) -> Sample:
+        pieces = self.pieces[key]
+        parts = {
+            name: np.concatenate([getattr(piece, name) for piece in pieces])
+            for name in ("tokens_T", "logprobs_T", "entropies_T")
+        }
+        return replace(pieces[-1], **parts)
+
+
+def paged() -> Any:
+    """Kernels as a GPU has them, on a CPU."""
+    return SimpleNamespace(packed=PaddedAttend, paged=PlainPages())
+
+
+@pytest.mark.parametrize(
+    ("pool_tokens", "kernels"), [(2048, None), (128, paged())], ids=["gathered, roomy", "paged, preempting"]
+)
+def test_a_stream_is_what_sample_returns_whoever_comes_when(
+    make_engine: MakeEngine,
+    requests: list[SampleRequest],
+    wanted: list[list[Sample]],
+    check_all_same: Callable[..., None],
+    pool_tokens: int,
+    kernels: Any,
+) -> None:
+    engine = make_engine(pool_tokens=pool_tokens, kernels=kernels)
+    assert isinstance(engine, StreamsTokens)
+    feed = Kept(later=list(requests[2:]))
+    engine.stream(requests[:2], PARAMS, feed)
+    found = [[feed.whole((number, place)) for place in range(len(group))] for number, group in enumerate(wanted)]
+    check_all_same(found, wanted)
+    assert all(len(piece.tokens_T) <= SEGMENT for pieces in feed.pieces.values() for piece in pieces)
+    assert sorted(feed.done) == sorted(feed.pieces), "each is told when it has ended"
+    cache = engine._cache
+    assert cache is not None
+    assert cache.blocks.free == cache.blocks.capacity, "every block came back"
+
+
+def test_greedy_is_the_same_with_every_kind_of_kernel(
+    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None]
+) -> None:
+    params = replace(PARAMS, max_tokens=12, greedy=True)
+    check_all_same(
+        make_engine(kernels=paged(), pool_tokens=2048).sample(requests[:3], params),
+        make_engine().sample(requests[:3], params),
+    )
+
+
+def test_what_is_refused_ends_there_and_the_others_go_on(
+    make_engine: MakeEngine, requests: list[SampleRequest]
+) -> None:
+    engine, long = make_engine(stop_ids=frozenset()), replace(PARAMS, max_tokens=64)
+    feed = Kept(most={(0, 0): 1, (0, 2): 20})
+    engine.stream(requests[:1], long, feed)
+    lengths = {place: len(feed.tokens((0, place))) for place in range(4)}
+    assert lengths == {0: SEGMENT, 1: 64, 2: 24, 3: 64}
+    assert sorted(feed.done) == [(0, 1), (0, 3)]
+    assert engine._counters.row_steps == sum(lengths.values()), "nothing was decoded for the rest"
+
+
+@pytest.mark.parametrize("delivers_early", [True, False])
+def test_an_engine_without_a_stream_hands_over_whole_completions(
+    make_engine: MakeEngine, requests: list[SampleRequest], delivers_early: bool
+) -> None:
+    engine = make_engine()
+
+    class Plain:
+        def __init__(self) -> None:
+            self.delivers_early = delivers_early
+            self.sample = engine.sample
+
+    feed = Kept(later=requests[2:4])
+    stream_from(Plain(), requests[:2], PARAMS, feed)  # type: ignore[arg-type]
+    assert {key: len(pieces) for key, pieces in feed.pieces.items()} == {
+        (number, place): 1 for number in range(4) for place in range(len(requests[number].seeds_G))
+    }
+    wanted = engine.sample(requests[:4], PARAMS)
+    for (number, place), (piece,) in feed.pieces.items():
+        assert piece.tokens_T.tolist() == wanted[number][place].tokens_T.tolist()
+
+
+@pytest.fixture
+def backend(make_backend: Callable[..., LocalBackend]) -> LocalBackend:
+    return make_backend()
+
+
+def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, requests: list[SampleRequest]) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.7, greedy=True)
+    groups = backend.sample(requests[:3], params)
+    rows = []
+    for request, (sample, *_) in zip(requests, groups, strict=False):
+        tokens_T = np.concatenate([request.prompt_T, sample.tokens_T])
+        zeros_T, action_T = np.zeros(len(tokens_T)), np.arange(len(tokens_T)) >= len(request.prompt_T)
+        rows.append(TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T))
+    plain = backend.logprobs(rows, 0.7)
+    for row, found, logprobs_T in zip(rows, backend.top_logprobs(rows, 0.7, 3), plain, strict=True):
+        assert isinstance(found, TopLogprobs)
+        np.testing.assert_allclose(found.logprobs_T, logprobs_T, atol=1e-5)
+        assert found.top_ids_TK.shape == found.top_logprobs_TK.shape == (len(row.tokens_T), 3)
+        at = row.action_T
+        assert found.top_ids_TK[at, 0].tolist() == row.tokens_T[at].tolist(), "greedy takes the likeliest"
+        assert (found.top_logprobs_TK[at, 0] == found.logprobs_T[at]).all(), "to the bit, as evaluators compare them"
+        assert (np.diff(found.top_logprobs_TK[at], axis=1) <= 0).all()
+        assert (found.top_ids_TK[~at] == -1).all()
+
+
+def test_a_closed_backend_streams_nothing(backend: LocalBackend, requests: list[SampleRequest]) -> None:
+    assert backend.addresses() == ()
+    backend.close()
+    with pytest.raises(BackendError, match="closed"):
+        backend.stream(requests, PARAMS, Kept())
