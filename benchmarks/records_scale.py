@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SYNTHETIC = Path(__file__).parents[1] / "tests/retrain-core/rooms/insight/synthetic.py"
+MADE_RUNS = Path(__file__).parents[1] / "tests/made_runs.py"
 TARGET_S, TARGET_BYTES = 20.0, 10**9
 SEEDS = 8
 COMMANDS = {
@@ -59,15 +59,15 @@ def main() -> None:
 def _write(campaign: Path, runs: int, steps: int) -> None:
     conditions = max(1, runs // SEEDS)
     effects = {"grpo+none": 0.0} | {f"maxrl+none~lr={i}e-05": 0.0005 * i for i in range(1, conditions)}
-    _synthetic().write_campaign(campaign, effects, seeds=range(SEEDS), steps=steps)
+    _made_runs().write_campaign(campaign, effects, seeds=range(SEEDS), steps=steps)
 
 
-def _synthetic() -> Any:
-    spec = importlib.util.spec_from_file_location("synthetic", SYNTHETIC)
+def _made_runs() -> Any:
+    spec = importlib.util.spec_from_file_location("made_runs", MADE_RUNS)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["synthetic"] = module
+    sys.modules["made_runs"] = module
     spec.loader.exec_module(module)
     return module
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-SYNTHETIC = HERE.parent / "tests/retrain-core/rooms/insight/synthetic.py"
+MADE_RUNS = HERE.parent / "tests/made_runs.py"
 TARGET_S, TARGET_BYTES, TARGET_PAGE_BYTES = 20.0, 10**9, 10 * 10**6
 PER_STEP, CHARS = 128, 1700  # completions and their length in the long run: 2 kB a line
 
@@ -61,7 +61,7 @@ def main() -> None:
 def _write_long(folder: Path, completions: int) -> None:
     """A run whose completions are those of one step, again and again."""
     steps = completions // PER_STEP
-    made = _module(SYNTHETIC)
+    made = _module(MADE_RUNS)
     made.write_run(folder, made.MadeRun(steps=steps, eval_every=max(1, steps // 20)))
     step = made.MadeRun(steps=1, completions=PER_STEP, texts=["x" * CHARS])
     lines = made._generations(step, {"rate": [0.5]}, made.np.random.default_rng(0))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK, CampaignStatus, read_campaign
-from retrain.rooms.insight.status_run import MARK, RunStatus, read_run
+from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
+from retrain.rooms.evidence.study.run_status import MARK, RunStatus, read_run
 
 IDLE_S = 24 * 3600.0
 CLOSED = frozenset({"emergence", "adapter"})  # folders of a run with thousands of files and no runs

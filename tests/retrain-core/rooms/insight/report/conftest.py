@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import retrain.rooms.insight.plugin as room
+from tests.devtools import browser
 
-HERE = Path(__file__).parent
 ROW = ("report", "Write a campaign or runs as one self-contained page.", "report.command:command")
 CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
-
-
-def load_module(file: Path) -> ModuleType:
-    """A helper beside the tests, by its path."""
-    name = f"report_{file.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-@pytest.fixture(scope="session")
-def made() -> Any:
-    """`made.write_campaign(...)`, `made.write_run(...)`, `made.MadeRun(...)`."""
-    return load_module(HERE.parent / "synthetic.py")
 
 
 @pytest.fixture(scope="session")
 def tab() -> Iterator[Any]:
     """One page of one browser for all tests; each opens its own file in it."""
-    with load_module(HERE / "devtools.py").browser() as page:
+    with browser() as page:
         yield page
 
 

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from retrain.rooms.insight.watch.server import WatchServer
-
-INSIGHT = Path(__file__).parent.parent
-
-
-def load_module(file: Path) -> ModuleType:
-    """A helper of the neighbours, by its path."""
-    name = f"watch_{file.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+from tests import devtools, made_runs
 
 
 @pytest.fixture
@@ -34,9 +18,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`make_run(steps=3)`: the folder of a run."""
 
     def make(**options: Any) -> Path:
-        made = load_module(INSIGHT / "synthetic.py")
         chosen = {"steps": 6, "eval_every": 2, "completions": 30, "status": "running"} | options
-        folder: Path = made.write_run(tmp_path / "run", made.MadeRun(**chosen))
+        folder: Path = made_runs.write_run(tmp_path / "run", made_runs.MadeRun(**chosen))
         return folder
 
     return make
@@ -64,4 +47,4 @@ def watch() -> Iterator[Callable[[Path], WatchServer]]:
 @pytest.fixture
 def browser() -> Any:
     """`with browser() as tab`."""
-    return load_module(INSIGHT / "report" / "devtools.py").browser
+    return devtools.browser

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from retrain.rooms.insight.compare.budget import Align
-from retrain.rooms.insight.compare.study import Study, compare, options_of
+from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.study import Study, compare, options_of
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrain.rooms.insight.compare.family import comparison_data
-from retrain.rooms.insight.compare.registered import Plan
+from retrain.rooms.evidence.study.family import comparison_data
+from retrain.rooms.evidence.study.registered import Plan
+from retrain.rooms.evidence.study.study import Condition, Study
 from retrain.rooms.insight.compare.sentences import explanation
-from retrain.rooms.insight.compare.study import Condition, Study
 
 
 def study_data(study: Study) -> dict[str, Any]:

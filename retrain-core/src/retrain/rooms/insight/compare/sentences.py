@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from retrain.rooms.insight.compare.budget import Align
-from retrain.rooms.insight.compare.family import Comparison, VerdictReason
-from retrain.rooms.insight.compare.metric import Metric, shown_difference
-from retrain.rooms.insight.compare.power import MOST_SEEDS
-from retrain.rooms.insight.compare.study import Study
+from retrain.rooms.evidence.stats.power import MOST_SEEDS
+from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.family import Comparison, VerdictReason
+from retrain.rooms.evidence.study.metric import Metric, shown_difference
+from retrain.rooms.evidence.study.study import Study
 
 MOST_DIFFERING = 20
 FISHER_NOTE = (

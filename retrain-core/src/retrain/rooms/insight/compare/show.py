@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from retrain.rooms.evidence.study.family import Verdict
+from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
-from retrain.rooms.insight.compare.family import Verdict
-from retrain.rooms.insight.compare.study import Study
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables, fisher_table
 from retrain.rooms.text.terminal_text import printable
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrain.rooms.insight.compare.family import Comparison, Verdict
-from retrain.rooms.insight.compare.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.family import Comparison, Verdict
+from retrain.rooms.evidence.study.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.study import Estimate, Study
 from retrain.rooms.insight.compare.sentences import probability
-from retrain.rooms.insight.compare.study import Estimate, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

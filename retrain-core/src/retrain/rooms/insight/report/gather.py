@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.insight.compare.metric import HELD_OUT
-from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
-from retrain.rooms.insight.compare.study import Options, Study, compare
+from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK
+from retrain.rooms.evidence.study.metric import HELD_OUT
+from retrain.rooms.evidence.study.run_status import LIVE, MARK
+from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
+from retrain.rooms.evidence.study.study import Options, Study, compare
 from retrain.rooms.insight.report.chart_specs import FIELDS
 from retrain.rooms.insight.report.lines import NO_LINES, RunLines, read_lines
-from retrain.rooms.insight.status_campaign import CAMPAIGN_MARK
-from retrain.rooms.insight.status_run import LIVE, MARK
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
 MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is parsed

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from retrain.rooms.insight.compare.family import Comparison, Verdict
-from retrain.rooms.insight.compare.metric import Metric
+from retrain.rooms.evidence.study.family import Comparison, Verdict
+from retrain.rooms.evidence.study.metric import Metric
+from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.sentences import (
     FISHER_NOTE,
     budget_sentence,
@@ -17,7 +18,6 @@ from retrain.rooms.insight.compare.sentences import (
     standing,
     survivors,
 )
-from retrain.rooms.insight.compare.study import Study
 from retrain.rooms.insight.compare.tables import comparison_table, condition_tables, fisher_table
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table

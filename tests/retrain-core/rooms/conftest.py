@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import retrain.rooms.insight.plugin as room
+from tests import made_runs
 
-SYNTHETIC = Path(__file__).parents[1] / "synthetic.py"
 ROW = ("compare", "Compare conditions over their seeds, with tests and intervals.", "compare.command:command")
 
 
-def load_synthetic() -> Any:
-    """The module that makes campaigns up."""
-    spec = importlib.util.spec_from_file_location("synthetic", SYNTHETIC)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["synthetic"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def made() -> Any:
+def made() -> ModuleType:
     """`made.write_campaign(...)`, `made.write_run(...)`, `made.MadeRun(...)`."""
-    return load_synthetic()
+    return made_runs
 
 
 @pytest.fixture

@@ -1,9 +1,4 @@
-"""Made-up campaigns on disk, in the files that real runs leave; seeded, and fast enough for a thousand runs.
-
-Not a test. Tests and benchmarks load this file by its path:
-
-    spec = importlib.util.spec_from_file_location("synthetic", ".../insight/synthetic.py")
-"""
+"""Made-up campaigns on disk, in the files that real runs leave; seeded, and fast enough for a thousand runs."""
 
 from __future__ import annotations
 

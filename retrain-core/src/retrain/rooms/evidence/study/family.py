@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.insight.compare import paired, power
-from retrain.rooms.insight.compare.metric import Direction
+from retrain.rooms.evidence.stats import paired, power
+from retrain.rooms.evidence.study.metric import Direction
 
 
 class Verdict(StrEnum):

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.insight.compare.budget import COSTS, Align, Spent, along, value_at
-from retrain.rooms.insight.compare.choose import chosen_metric, condition_metrics
-from retrain.rooms.insight.compare.curves import read_curves
-from retrain.rooms.insight.compare.family import Comparison, Fisher, Pairing, fisher, judge
-from retrain.rooms.insight.compare.metric import CORRECT, HELD_OUT, Direction, Metric, parse_metric
-from retrain.rooms.insight.compare.paired import t_interval
-from retrain.rooms.insight.compare.registered import Analysis, Plan, departures
-from retrain.rooms.insight.compare.runs import DONE, Candidate, Source, find_runs
-from retrain.rooms.insight.compare.undeclared import undeclared, without_inputs
+from retrain.rooms.evidence.stats.paired import t_interval
+from retrain.rooms.evidence.study.budget import COSTS, Align, Spent, along, value_at
+from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
+from retrain.rooms.evidence.study.curves import read_curves
+from retrain.rooms.evidence.study.family import Comparison, Fisher, Pairing, fisher, judge
+from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Direction, Metric, parse_metric
+from retrain.rooms.evidence.study.registered import Analysis, Plan, departures
+from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
+from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"

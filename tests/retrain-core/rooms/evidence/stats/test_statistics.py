@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from retrain.rooms.insight.compare import paired, power
-from retrain.rooms.insight.compare.family import Comparison, Pairing, Verdict, VerdictReason, fisher, holm, judge
-from retrain.rooms.insight.compare.metric import Direction, parse_metric
-from retrain.rooms.insight.compare.study import Options, Study
-from retrain.rooms.insight.compare.study import compare as compare_paths
+from retrain.rooms.evidence.stats import paired, power
+from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, fisher, holm, judge
+from retrain.rooms.evidence.study.metric import Direction, parse_metric
+from retrain.rooms.evidence.study.study import Options, Study
+from retrain.rooms.evidence.study.study import compare as compare_paths
 from tests.shared import mostly_slow
 
 ALPHA = 0.05

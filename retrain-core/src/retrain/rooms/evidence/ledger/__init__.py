@@ -1,0 +1,1 @@
+"""`ledger.jsonl`: what was run, looked at and concluded, in a chain of hashes."""

@@ -1,0 +1,1 @@
+"""Tests, intervals and power: functions of arrays, which know nothing of runs."""

@@ -1,0 +1,1 @@
+"""Reads runs and campaigns, and judges their conditions against each other."""
