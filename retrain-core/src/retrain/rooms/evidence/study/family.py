@@ -11,6 +11,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
+from retrain.rooms.evidence.study.deciding import DecidingTest
 from retrain.rooms.evidence.study.metric import Direction
 
 
@@ -46,7 +47,10 @@ class Fisher:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
-    """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`."""
+    """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
+
+    `test` decides about them; None for the sign-flip test with a fixed number of seeds.
+    """
 
     baseline: str
     condition: str
@@ -54,6 +58,7 @@ class Pairing:
     baseline_N: Floats
     condition_N: Floats
     fisher: Fisher | None = None
+    test: DecidingTest | None = None
 
     @property
     def diffs_N(self) -> Floats:
@@ -103,12 +108,13 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
     could not be tested included, and a bootstrap interval (level 1 - alpha) on the same side of zero.
     """
     resamples = paired.resamples_for(len(pairings), alpha)
-    p_M = [paired.sign_flip_p(each.diffs_N, resamples=resamples) if len(each.seeds) > 1 else None for each in pairings]
+    p_M = [_p(each, resamples) for each in pairings]
     known_M = [1.0 if p is None else p for p in p_M]
     holm_M = holm(known_M)
     judged = []
     for index, (pairing, p) in enumerate(zip(pairings, p_M, strict=True)):
-        smallest = paired.smallest_p(int(np.count_nonzero(pairing.diffs_N)), resamples=resamples)
+        differing = int(np.count_nonzero(pairing.diffs_N))
+        smallest = pairing.test.smallest_p if pairing.test else paired.smallest_p(differing, resamples=resamples)
         at_best = holm([*known_M[:index], smallest, *known_M[index + 1 :]])[index]
         judged.append(
             _judged(
@@ -123,6 +129,12 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
             )
         )
     return tuple(judged)
+
+
+def _p(pairing: Pairing, resamples: int) -> float | None:
+    if len(pairing.seeds) < 2:
+        return None
+    return pairing.test.p if pairing.test else paired.sign_flip_p(pairing.diffs_N, resamples=resamples)
 
 
 def holm(p_M: Sequence[float]) -> list[float]:
@@ -158,7 +170,8 @@ def _judged(
     direction: Direction,
 ) -> Comparison:
     diffs_N, num_seeds = pairing.diffs_N, len(pairing.seeds)
-    interval = paired.bca_interval(diffs_N, level=1.0 - alpha)
+    level = 1.0 - alpha
+    interval = pairing.test.interval(level) if pairing.test else paired.bca_interval(diffs_N, level=level)
     difference = float(diffs_N.mean()) if num_seeds else None
     sd, d_z, share = paired.spread(diffs_N), paired.paired_d(diffs_N), alpha / comparisons
     detectable_d = power.detectable_d(num_seeds, share) if sd else None
