@@ -1,0 +1,1 @@
+"""The claims that `benchmarks/evidence.py` simulates, a file per subject."""

@@ -1,0 +1,133 @@
+"""The sign-flip test of a mean difference and the interval that agrees with it, both from the same subsets of seeds.
+
+`diffs_N` are differences (condition minus baseline), one per seed that both have. Differences of independent runs are
+symmetric around their centre, which is all that test and interval assume.
+
+Turning the signs of the seeds in a subset A turns the mean of all into (S - 2 S_A) / N, with S the sum of all and S_A
+that of A: it gets at least as far from zero as S / N exactly where S_A, or the sum of the other seeds, lies on the far
+side of zero. So the p value counts subset means beyond zero, and the limits are subset means counted off from either
+end (J. A. Hartigan, "Using subsample values as typical values", JASA 64:1303, 1969): the interval leaves out zero
+exactly where p <= 1 - level, because both ask how many subset means lie beyond zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Floats
+
+EXACT_SEEDS = 14  # 16,384 subsets; with more seeds, subsets are drawn
+PATTERNS = 10_000  # sign patterns counted beyond that, the observed one among them
+MOST_PATTERNS = 200_000
+ROUNDING = 1e-12  # of the sum of all sizes: sums that are equal on paper differ by less
+COUNT_SLACK = 1e-9  # relative: 1 - level is never exact
+_CHUNK = 4096
+_SEEDS = Seeds(0)  # fixed, so that a comparison is reproducible
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flips:
+    """The means of subsets of the differences, in ascending order, from which p and every interval are read off.
+
+    They come in pairs of a subset and its complement, one pair per sign pattern of the two-sided test. The pair of no
+    seed and all seeds is the observed pattern: it bounds nothing and stands as -inf and inf.
+    """
+
+    means_K: Floats
+
+    @classmethod
+    def of(cls, diffs_N: Floats, *, patterns: int = PATTERNS) -> Self:
+        """All 2^(N - 1) patterns of up to 14 seeds, else the observed one and `patterns` - 1 drawn from a fixed stream.
+
+        ValueError without differences, or when one is not finite. Differences are taken in units of the largest and
+        sums within rounding of zero as zero, so that neither units nor the order of adding decide.
+        """
+        if not diffs_N.size or not np.isfinite(diffs_N).all():
+            raise ValueError(f"differences must be finite and at least one, not {diffs_N!r}")
+        peak = float(np.abs(diffs_N).max()) or 1.0
+        units_N = diffs_N / peak
+        sums_P, sizes_P = _all_subsets(units_N) if units_N.size <= EXACT_SEEDS else _drawn_subsets(units_N, patterns)
+        rounding = ROUNDING * float(np.abs(units_N).sum())
+        return cls(np.sort(np.concatenate(_pairs_of_means(units_N, sums_P, sizes_P, rounding))) * peak)
+
+    @property
+    def num_patterns(self) -> int:
+        """Sign patterns up to turning all signs, the observed one included."""
+        return self.means_K.size // 2
+
+    @property
+    def p(self) -> float:
+        """Two-sided p: the share of sign patterns whose mean is at least as far from zero, the observed one included."""
+        not_above = int(np.searchsorted(self.means_K, 0.0, side="right"))
+        not_below = self.means_K.size - int(np.searchsorted(self.means_K, 0.0, side="left"))
+        return min(1.0, min(not_above, not_below) / self.num_patterns)
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """From the k-th smallest to the k-th largest subset mean, k = (1 - level) patterns, rounded down.
+
+        It covers the centre of symmetry with a chance of 1 - k / patterns, at least `level`, where no two subsets
+        have one mean, else more. Infinite where k is 0: so few seeds cannot bound the difference at this level, as
+        they cannot reach p <= 1 - level.
+        """
+        k = math.floor((1.0 - level) * self.num_patterns * (1.0 + COUNT_SLACK))
+        return float(self.means_K[k]), float(self.means_K[-1 - k])
+
+
+def sign_flip_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
+    """Two-sided p of the mean difference under flipping signs, see `Flips`."""
+    return Flips.of(diffs_N, patterns=patterns).p
+
+
+def flip_interval(diffs_N: Floats, level: float, *, patterns: int = PATTERNS) -> tuple[float, float]:
+    """The interval of the mean difference that leaves out zero exactly where `sign_flip_p` <= 1 - level."""
+    return Flips.of(diffs_N, patterns=patterns).interval(level)
+
+
+def smallest_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
+    """The p of these differences if all had one sign: 2 / 2^n with n that are not zero, and never less with any sign."""
+    return Flips.of(np.abs(diffs_N), patterns=patterns).p
+
+
+def at_most(p: float, alpha: float) -> bool:
+    """Whether p <= alpha, with the slack that `Flips.interval` gives the level, so that rounding parts neither."""
+    return p <= alpha * (1.0 + COUNT_SLACK)
+
+
+def patterns_for(comparisons: int, alpha: float) -> int:
+    """Enough drawn sign patterns that the Holm correction over so many comparisons leaves room below alpha."""
+    return int(min(MOST_PATTERNS, max(PATTERNS, math.ceil(20.0 * comparisons / alpha))))
+
+
+def _all_subsets(values_N: Floats) -> tuple[Floats, Floats]:
+    """Sums and sizes of every subset without the last seed: with the complements these are all there are."""
+    sums_P, sizes_P = np.zeros(1), np.zeros(1)
+    for value in values_N[:-1]:
+        sums_P, sizes_P = np.concatenate([sums_P, sums_P + value]), np.concatenate([sizes_P, sizes_P + 1.0])
+    return sums_P, sizes_P
+
+
+def _drawn_subsets(values_N: Floats, patterns: int) -> tuple[Floats, Floats]:
+    """Sums and sizes of the empty subset and of `patterns` - 1 drawn ones."""
+    stream = _SEEDS.stream("compare", "sign flips")
+    sums, sizes = [np.zeros(1)], [np.zeros(1)]
+    for start in range(1, patterns, _CHUNK):
+        shape = (min(_CHUNK, patterns - start), values_N.size)
+        chosen_PN = stream.integers(0, 2, size=shape, dtype=np.int8).astype(np.float64)
+        sums.append(chosen_PN @ values_N)
+        sizes.append(chosen_PN.sum(axis=1))
+    return np.concatenate(sums), np.concatenate(sizes)
+
+
+def _pairs_of_means(values_N: Floats, sums_P: Floats, sizes_P: Floats, rounding: float) -> tuple[Floats, Floats]:
+    """The means of subsets and of their complements; -inf and inf where one of the two is empty."""
+    is_whole_P = (sizes_P == 0) | (sizes_P == values_N.size)
+    means = []
+    for side_sums_P, side_sizes_P in ((sums_P, sizes_P), (values_N.sum() - sums_P, values_N.size - sizes_P)):
+        settled_P = np.where(np.abs(side_sums_P) <= rounding, 0.0, side_sums_P)
+        means.append(settled_P / np.where(is_whole_P, 1.0, side_sizes_P))
+    return np.where(is_whole_P, -np.inf, means[0]), np.where(is_whole_P, np.inf, means[1])
