@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,11 +14,13 @@ from retrain.kernel.errors import Problem
 from retrain.rooms.campaign.condition_lines import ConditionLines
 from retrain.rooms.credit.recipes import label_with
 from retrain.rooms.session.public_package import note_on_entry
+from retrain.rooms.session.steps.controls import KEY, Control, control_label
 
 MODES, RECIPE = ("advantage_mode", "transform_mode"), "recipe"
 FOREIGN_TABLES = ("campaign", "resume")
 FOREIGN_KEYS = {
     "training.seed": "seeds belong to [campaign] seeds",
+    KEY: "controls belong to [campaign] controls",
     "logging.log_dir": "a campaign gives each run a folder of its own",
     "backend.throttle_dir": "all runs of a campaign share one throttle",
 }
@@ -28,18 +30,20 @@ FOREIGN_KEYS = {
 class Condition:
     """What a condition sets: `settings` by path, `overrides` by flat name without what `base`, the label, names.
 
-    `base` is `advantage+transform`, or the name of a recipe.
+    `base` is `advantage+transform`, or the name of a recipe. A `control` is that of the condition of the same number.
     """
 
     number: int
     base: str
     overrides: Mapping[str, Any]
     settings: tuple[Setting, ...]
+    control: Control | None = None
 
     @property
     def label(self) -> str:
-        """`base`, and `~k=v,...` for the other keys; secrets are hidden, since folders are named after it."""
-        return label_with(self.base, self.overrides)
+        """`base`, `~k=v,...` for the other keys, `+control`; secrets are hidden, since folders are named after it."""
+        label = label_with(self.base, self.overrides)
+        return control_label(label, self.control) if self.control else label
 
     def sets(self, path: str) -> bool:
         """Whether it sets `table.key` itself."""
@@ -66,6 +70,28 @@ def read_conditions(
             problems.append(Problem(where=lines.of(number), what=what, fix="remove one, or make them differ in a key"))
         conditions.append(condition)
     return conditions, problems
+
+
+def control_conditions(
+    conditions: Sequence[Condition], controls: Sequence[str], baseline: str, place: str
+) -> list[Condition]:
+    """The controls of every condition but the baseline, whose label is `baseline` (empty: the first condition).
+
+    Each control is of its condition's own algorithm, since that decides what random rewards teach: `controls` x
+    (conditions - 1) further runs per seed. The baseline needs none, as no verdict says that it is better.
+    """
+    reference = baseline or next((each.label for each in conditions), "")
+    origin = Origin(layer=Layer.FILE, place=place)
+    return [
+        replace(
+            condition,
+            control=Control(name),
+            settings=(*condition.settings, Setting(path=KEY, value=name, origin=origin)),
+        )
+        for condition in conditions
+        if condition.label != reference
+        for name in controls
+    ]
 
 
 def _read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,12 @@ def recipes_of(campaign: Campaign) -> dict[str, Any]:
     return found
 
 
+def controls_of(campaign: Campaign) -> dict[str, int]:
+    """How many of the runs each control costs; nothing without controls."""
+    found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
+    return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
+
+
 def value_rows(config: Config) -> dict[str, dict[str, Any]]:
     """Every value that is not a default, with its origin, by path."""
     values, rows = config.as_dict(), {}
@@ -72,6 +79,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "backend": config.backend.backend,
         "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
         "conditions": campaign.labels,
+        "controls": controls_of(campaign),
         "recipes": recipes_of(campaign),
         "seeds": table.seeds,
         "max_steps": campaign.max_steps,

@@ -18,7 +18,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind
 from retrain.rooms.campaign.condition_lines import ConditionLines
-from retrain.rooms.campaign.conditions import Condition, read_conditions
+from retrain.rooms.campaign.conditions import Condition, control_conditions, read_conditions
 from retrain.rooms.campaign.devices import device_problems
 from retrain.rooms.campaign.plan import seal_plan
 from retrain.rooms.campaign.table import CampaignTable
@@ -27,6 +27,7 @@ from retrain.rooms.session.assemble import check, check_run
 from retrain.rooms.session.check import read_config, registered_tables
 from retrain.rooms.session.configure import split_arguments
 from retrain.rooms.session.records.manifest import public_values
+from retrain.rooms.session.steps.controls import KEY as CONTROL
 
 OVERRIDING = (Layer.ENVIRONMENT, Layer.COMMAND_LINE)
 SET_BY_CONDITIONS = ("algorithm.advantage_mode", "algorithm.transform_mode")
@@ -109,6 +110,8 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     table = config.table("campaign", CampaignTable)
     conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
     problems += found + _base_problems(config, table, plugins, conditions)
+    baseline = table.plan.baseline if table.plan else ""
+    conditions += control_conditions(conditions, table.controls, baseline, config.place("campaign.controls"))
     checked = []
     for condition in conditions:
         own, found = load(condition)
@@ -161,6 +164,12 @@ def _base_problems(
     if config.algorithm.algorithm_mode:
         what = "algorithm_mode replaces what the conditions of a campaign vary"
         problems.append(Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove it"))
+    if config.value(CONTROL, ""):
+        what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
+        problems.append(Problem(where=config.place(CONTROL), what=what, fix=fix))
+    if table.controls and len(conditions) < 2:
+        what, fix = "a control is of a condition that is compared with a baseline", "add a condition, or remove it"
+        problems.append(Problem(where=config.place("campaign.controls"), what=what, fix=fix))
     return problems + _launcher_problems(config, table, plugins)
 
 

@@ -102,6 +102,7 @@ def _entry(run: PlannedRun) -> dict[str, Any]:
         "advantage_mode": run.condition.config.algorithm.advantage_mode,
         "transform_mode": run.condition.config.algorithm.transform_mode,
         "overrides": hide(dict(condition.overrides)),
+        "control": str(condition.control) if condition.control else None,
         "seed": run.seed,
         "run_name": run.name,
         "log_dir": str(run.folder),

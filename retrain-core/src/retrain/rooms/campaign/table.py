@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -32,6 +32,9 @@ class CampaignTable(Table):
     conditions: list[dict[str, Any]] = key(
         CONDITIONS, "Conditions; each names advantage_mode and transform_mode, or a recipe, and may set any key."
     )
+    controls: list[Literal["random_reward", "format_only", "no_update"]] = key(
+        [], "Controls that each condition but the baseline must beat, too: a run each per seed."
+    )
     retries: int = key(1, "Further attempts of a run that failed.", ge=0, free_on_resume=True)
     launcher: str = key(
         "subprocess", "What starts the runs: subprocess, ray or a plugin.", names=Kind.LAUNCHER, free_on_resume=True
@@ -50,6 +53,13 @@ class CampaignTable(Table):
         if twice := [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]:
             raise ValueError(f"seed {twice[0]} is listed more than once")
         return seeds
+
+    @field_validator("controls")
+    @classmethod
+    def _once(cls, controls: list[str]) -> list[str]:
+        if twice := [name for name in dict.fromkeys(controls) if controls.count(name) > 1]:
+            raise ValueError(f"{twice[0]} is listed more than once")
+        return controls
 
     @field_validator("conditions")
     @classmethod

@@ -100,6 +100,12 @@ REWARDS = (
     ("all_right_groups", "Uninformative groups in which all completions are correct.", "groups", REJECTED),
     ("all_wrong_groups", "Uninformative groups in which all completions are wrong.", "groups", REJECTED),
     ("surplus_groups", "Informative groups that were not trained: `batch_size` others were.", "groups", NO_REFILL),
+    (
+        "verifier_correct_rate",
+        "Share of a control's completions that the true verifier finds correct; `correct_rate` is that of its rewards.",
+        "",
+        f"{REJECTED}; unless `[training] control` replaces the reward",
+    ),
     ("rounds", "Rounds of prompts that the step drew.", "times", NO_REFILL),
     ("drawn_groups", "Groups of all rounds.", "groups", NO_REFILL),
     ("dropped_tokens", "Tokens sampled for groups that were not trained.", "tokens", NO_REFILL),

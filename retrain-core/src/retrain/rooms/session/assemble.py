@@ -38,6 +38,7 @@ from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
 from retrain.rooms.session.steps.check_loss import check_loss
+from retrain.rooms.session.steps.controls import controlled_algorithm, controlled_sampling
 from retrain.rooms.session.steps.overlapped import arrangement
 from retrain.rooms.session.steps.selection import selection
 from retrain.rooms.session.steps.shaping import NamedShaper
@@ -181,6 +182,7 @@ def assemble(
     with closed_on_error(tasks.verifier):
         if check_tasks:
             check_tasks(tasks)
+        control = controlled_sampling(config, seeds, tasks.verifier)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
         import_backend(config, plugins)  # the slowest import
         tasks.verifier.start()
@@ -189,12 +191,13 @@ def assemble(
         evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
         if evaluation is None and config.eval.examples:
             LOG.warning("Nothing evaluates: the part of retrain-core that does is missing; reinstall retrain-core")
-        algorithm = build_algorithm(flow, context)
+        algorithm = controlled_algorithm(build_algorithm(flow, context), config)
         pacer = _pacer(context)
         restore_credit(algorithm, pacer, saved or {})
         backend = build_backend(context)
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
+    select = selection(config)
     parts = Parts(
         config=config,
         plugins=plugins,
@@ -207,7 +210,7 @@ def assemble(
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
         overlap=arrangement(backend),
-        select=selection(config),
+        select=lambda sample: select(control(sample)),
         shapers=tuple(map(NamedShaper, shapers)),
         warm_up=warm_up,
         evaluation=evaluation,

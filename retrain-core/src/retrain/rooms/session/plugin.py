@@ -1,4 +1,4 @@
-"""Registers `[resume]`, and keys about truncated completions, further rounds of prompts, updates and the loss."""
+"""Registers `[resume]`, and keys about truncated completions, rounds of prompts, updates, the loss and controls."""
 
 from __future__ import annotations
 
@@ -31,27 +31,37 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
     summary = "The course of the learning rate."
     register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
+    summary = "Runs that show what a gain is worth."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:ControlKeys", traits=extends))
     keys, summary = "retrain.rooms.session.steps.loss_keys:LossKeys", "How the loss averages and weighs."
     register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
 
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """A problem with a soft zone that is longer than a completion."""
+    """A control that the configuration does not allow, or a soft zone that is longer than a completion."""
     zone, limit = config.value("training.soft_overlong", 0), config.training.max_tokens
+    problems = _of_control(config)
     if zone <= limit:
-        return []
+        return problems
     from retrain.kernel.errors import Problem  # only a faulty configuration needs it
 
     what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
-    return [
-        Problem(where=config.place("training.soft_overlong"), what=what, fix=f"lower it, for example to {limit // 5}")
-    ]
+    fix = f"lower it, for example to {limit // 5}"
+    return [*problems, Problem(where=config.place("training.soft_overlong"), what=what, fix=fix)]
+
+
+def _of_control(config: Config) -> list[Problem]:
+    if not config.value("training.control", ""):
+        return []
+    from retrain.rooms.session.steps.controls import control_problems  # only a control needs it
+
+    return control_problems(config)
 
 
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
-    """What becomes of truncated completions, and how many prompts a step may draw; nothing at the defaults."""
+    """What becomes of truncated completions, how many prompts a step may draw, and a control; nothing at defaults."""
     overlong, refill = config.value("training.overlong", "keep"), config.value("training.refill", 0)
     zone, size = config.value("training.soft_overlong", 0), config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
@@ -60,6 +70,10 @@ def retrain_explain(config: Config) -> dict[str, str]:
         if zone
         else {}
     )
+    if control := config.value("training.control", ""):
+        from retrain.rooms.session.steps.controls import MEANINGS, Control
+
+        rows |= {"control": f"{control}: {MEANINGS[Control(control)]}; evaluation is as in any run"}
     rounds = f"{refill} further round{'s' if refill > 1 else ''}"
     return rows | ({"refill": f"up to {rounds} of {size} prompts until {size} groups can teach"} if refill else {})
 

@@ -41,3 +41,11 @@ class ScheduleKeys(Table):
     schedule: Literal["constant", "linear", "cosine"] = key("constant", "How lr falls until [training] max_steps.")
     warmup_steps: int = key(0, "Steps in which the learning rate rises to [training] lr.", ge=0)
     min_lr_ratio: float = key(0.0, "The rate never falls below this share of [training] lr.", ge=0.0, le=1.0)
+
+
+class ControlKeys(Table):
+    """What makes a run a control of another."""
+
+    control: Literal["", "random_reward", "format_only", "no_update"] = key(
+        "", "Make the run a control: training is rewarded by coin flips, or by form alone, or nothing is updated."
+    )
