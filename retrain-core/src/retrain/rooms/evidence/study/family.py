@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -49,7 +49,8 @@ class Fisher:
 class Pairing:
     """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
 
-    `test` decides about them; None for the sign-flip test with a fixed number of seeds.
+    `test_of` makes the test that decides, of the seeds and their differences; None for the sign-flip test of a fixed
+    number of seeds. It is made anew for other values of the same pair (`replace`), lost seeds at the worst value, say.
     """
 
     baseline: str
@@ -58,12 +59,17 @@ class Pairing:
     baseline_N: Floats
     condition_N: Floats
     fisher: Fisher | None = None
-    test: DecidingTest | None = None
+    test_of: Callable[[Sequence[int], Floats], DecidingTest] | None = None
 
     @property
     def diffs_N(self) -> Floats:
         """Condition minus baseline, per seed."""
         return self.condition_N - self.baseline_N
+
+    @property
+    def test(self) -> DecidingTest | None:
+        """The test that decides; None for the sign-flip test of a fixed number of seeds."""
+        return self.test_of(self.seeds, self.diffs_N) if self.test_of else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
