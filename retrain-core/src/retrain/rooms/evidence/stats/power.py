@@ -40,6 +40,19 @@ def least_seeds(alpha: float) -> int:
 
 
 @lru_cache(maxsize=4096)
+def spread_range(num_seeds: int, level: float = 0.95) -> tuple[float, float]:
+    """Factors on a standard deviation of n normal values that bound the true one with `level` (chi-square, n - 1).
+
+    sd sqrt((n - 1) / q) with q the upper and the lower quantile. 0.66 and 2.04 for eight values; n >= 2.
+    """
+    from scipy.stats import chi2
+
+    freedom, tail = num_seeds - 1, (1.0 - level) / 2.0
+    low, high = (math.sqrt(freedom / float(chi2.ppf(share, freedom))) for share in (1.0 - tail, tail))
+    return low, high
+
+
+@lru_cache(maxsize=4096)
 def detectable_d(num_seeds: int, alpha: float) -> float | None:
     """Smallest true d_z found in 80 % of studies; None when no difference could be."""
     if power_of(num_seeds, _NEVER, alpha) < POWER:

@@ -25,6 +25,7 @@ from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"
+EXAMPLES = Metric("eval_examples")
 MOST_COMPLETIONS = 10**9  # held-out completions over all seeds; beyond any real number
 
 
@@ -128,6 +129,7 @@ class Study:
 
     `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
     what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
+    `num_examples` is the number of held-out examples that decide, None for metrics of training.
     """
 
     campaign: Path | None
@@ -146,6 +148,7 @@ class Study:
     exploratory: tuple[str, ...]
     undeclared: tuple[str, ...]
     unknown: int
+    num_examples: int | None = None
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
@@ -188,6 +191,7 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
         exploratory=(),
         undeclared=undeclared(source, [run.candidate for run in runs], baseline),
         unknown=without_inputs([run.candidate for run in runs]),
+        num_examples=summaries.num_examples(source.conditions, metric),
     )
     return replace(study, exploratory=_departures(study, options, source))
 
@@ -283,6 +287,13 @@ class _Summaries:
             condition_N=np.array([right[seed] for seed in seeds]),
             fisher=self._fisher(baseline, condition, seeds),
         )
+
+    def num_examples(self, labels: Sequence[str], metric: Metric) -> int | None:
+        """The held-out examples behind a metric, if all runs have as many; None for others."""
+        if not metric.is_eval:
+            return None
+        counts = {count for label in labels for count in self.values(label, EXAMPLES).values()}
+        return int(counts.pop()) if len(counts) == 1 else None
 
     def _fisher(self, baseline: str, condition: str, seeds: Sequence[int]) -> Fisher | None:
         sides = [self._held_out_counts(label, seeds) for label in (baseline, condition)]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from retrain.rooms.evidence.study.family import comparison_data
+from retrain.rooms.evidence.study.family import Comparison
 from retrain.rooms.evidence.study.registered import Plan
 from retrain.rooms.evidence.study.study import Condition, Study
 from retrain.rooms.insight.compare.sentences import explanation
+from retrain.rooms.insight.compare.verdict_line import verdict_line
 
 
 def study_data(study: Study) -> dict[str, Any]:
@@ -27,14 +34,36 @@ def study_data(study: Study) -> dict[str, Any]:
         "unknown_inputs": study.unknown,
         "plan": _plan(study.plan),
         "conditions": [_condition(each) for each in study.conditions],
-        "comparisons": [
-            comparison_data(each) | {"explanation": explanation(each, study.metric)} for each in study.comparisons
-        ],
+        "comparisons": [_comparison(each, study) for each in study.comparisons],
         "left_out": [
             {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
             for each in study.left_out
         ],
     }
+
+
+def plain_data(value: Any) -> Any:
+    """Plain data of what a study holds: dataclasses by their fields; an infinite limit is null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(each) for key, each in value.items()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_data(each) for each in value]
+    return value
+
+
+def _comparison(comparison: Comparison, study: Study) -> dict[str, Any]:
+    data: dict[str, Any] = plain_data(comparison)
+    return data | {"line": verdict_line(comparison, study), "explanation": explanation(comparison, study)}
 
 
 def _condition(condition: Condition) -> dict[str, Any]:

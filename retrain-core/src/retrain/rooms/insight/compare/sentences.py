@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 
-from retrain.rooms.evidence.stats.power import MOST_SEEDS
+from retrain.rooms.evidence.stats.power import spread_range
 from retrain.rooms.evidence.study.budget import Align
 from retrain.rooms.evidence.study.family import Comparison, VerdictReason
 from retrain.rooms.evidence.study.metric import Metric, shown_difference
 from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.insight.compare.words import ties
 
 MOST_DIFFERING = 20
-FISHER_NOTE = (
-    "Fisher's exact test on held-out completions: those of one prompt, and of one run, are not independent, so its p "
-    "is far too small. No verdict uses it."
-)
 
 
-def explanation(comparison: Comparison, metric: Metric) -> str:
-    """The reason for the verdict, and what it would take to change it."""
+def explanation(comparison: Comparison, study: Study) -> str:
+    """The reason for the verdict: the corrected p, and what these seeds could have shown."""
+    p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
-            return f"p = {probability(comparison.p_holm)}, at most {comparison.alpha:g}; the interval leaves out zero"
+            return f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference"
         case VerdictReason.TOO_FEW:
-            return _too_few(comparison)
+            return _too_few(comparison, study)
         case VerdictReason.DISAGREE:
-            return f"p = {probability(comparison.p_holm)}, but the interval does not leave out zero on the same side"
-    parts = [f"p = {probability(comparison.p_holm)} is above {comparison.alpha:g}"]
-    if comparison.detectable is not None:
-        difference = shown_difference(comparison.detectable, metric, signed=False)
-        parts.append(f"with {len(comparison.seeds)} seeds a true difference of {difference} is found 4 times in 5")
-    return "; ".join([*parts, *_more_seeds(comparison, metric)])
+            return f"{p}, but the interval does not leave out zero on the same side"
+    return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}"
 
 
 def probability(p: float | None) -> str:
@@ -93,22 +87,36 @@ def survivors(study: Study) -> list[str]:
     ]
 
 
-def _too_few(comparison: Comparison) -> str:
+def _corrected(comparison: Comparison) -> str:
+    return f" after Holm's correction over {comparison.num_comparisons}" if comparison.num_comparisons > 1 else ""
+
+
+def _too_few(comparison: Comparison, study: Study) -> str:
     num_seeds, least = len(comparison.seeds), f"{comparison.least_seeds} seeds are the least"
     if num_seeds < 2:
         common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
-        return f"with {common} nothing can be tested: this cannot tell; {least}"
-    smallest, comparisons = comparison.smallest_p, comparison.num_comparisons
-    corrected = f" ({min(1.0, comparisons * smallest):.2g} after Holm over {comparisons})" if comparisons > 1 else ""
-    differing = "" if comparison.d_z is not None else ", none of which spreads,"
-    possible = f"the smallest possible p is {smallest:.2g}{corrected}"
-    return f"with {num_seeds} seeds{differing} {possible}: this cannot tell; {least}"
+        return f"with {common} nothing can be tested; {least} for any verdict"
+    smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"
+    if comparison.num_comparisons > 1:
+        holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
+        smallest += f" ({holm:.2g}{_corrected(comparison)})"
+    if tied := ties(comparison, study):
+        seeds = "one seed is" if tied == 1 else f"{tied} seeds are"
+        left = f"{seeds} tied (a difference of exactly 0), which leaves {num_seeds - tied} of {num_seeds} to tell by"
+        return f"{left}: {smallest}; {comparison.least_seeds} seeds without ties are the least for any verdict"
+    return f"with {num_seeds} seeds {smallest}, however large the difference; {least} for any verdict"
 
 
-def _more_seeds(comparison: Comparison, metric: Metric) -> list[str]:
-    observed = shown_difference(comparison.difference, metric)
-    if comparison.more_seeds:
-        return [f"about {comparison.more_seeds} more seeds are needed to find {observed}, if that is the true one"]
-    if comparison.d_z is not None and comparison.seeds_needed is None:
-        return [f"to find {observed} would take more than {MOST_SEEDS:,} seeds"]
-    return []
+def _detectable(comparison: Comparison, metric: Metric) -> str:
+    """What such a study finds, as a range: the spread of so few seeds is itself known only roughly."""
+    if comparison.detectable is None:
+        return ""
+    low, high = (comparison.detectable * factor for factor in spread_range(len(comparison.seeds)))
+    if metric.is_rate and low >= 1.0:
+        return ""
+    least, most = (shown_difference(end, metric, signed=False).removesuffix(" pp") for end in (low, high))
+    unit = " pp" if metric.is_rate else ""
+    return (
+        f"; studies of {len(comparison.seeds)} seeds find a true difference of {least} to {most}{unit} 4 times in 5 "
+        "(a range, because so few seeds show their own spread only roughly)"
+    )

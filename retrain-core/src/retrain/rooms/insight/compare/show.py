@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,7 +11,8 @@ from rich.text import Text
 from retrain.rooms.evidence.study.family import Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
-from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables, fisher_table
+from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables
+from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
 from retrain.rooms.text.terminal_text import printable
 
 COLOURS = {Verdict.BETTER.value: "green", Verdict.WORSE.value: "red", Verdict.CANNOT_TELL.value: "yellow"}
@@ -25,11 +26,10 @@ def picture(study: Study) -> RenderableType:
         parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
     if study.comparisons:
         parts += [Text(), Text("Verdicts", style="bold"), _rich(comparison_table(study))]
-        parts += [Text(printable(line)) for line in _reasons(study)]
+        for line, further in _reasons(study):
+            parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
     else:
         parts += [Text(), Text("Only one condition: there is nothing to compare it with.")]
-    if counts := fisher_table(study):
-        parts += [Text(), _rich(counts), Text(sentences.FISHER_NOTE, style="dim")]
     notes = list(_notes(study))
     return Group(*parts, *([Text()] if notes else []), *(Text(printable(note), style="yellow") for note in notes))
 
@@ -41,9 +41,8 @@ def markdown(study: Study) -> str:
         lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
     if study.comparisons:
         lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
-        lines += [f"- {_escaped(line)}" for line in _reasons(study)]
-    if counts := fisher_table(study):
-        lines += ["", "### Held-out counts", "", *_markdown_table(counts), "", sentences.FISHER_NOTE]
+        for line, further in _reasons(study):
+            lines += [f"- {_escaped(line)}", *(f"  - {_escaped(each)}" for each in further)]
     notes = list(_notes(study))
     return "\n".join([*lines, *([""] if notes else []), *(f"- {_escaped(note)}" for note in notes)])
 
@@ -54,12 +53,13 @@ def _heads(study: Study) -> Iterator[tuple[int, str]]:
     return enumerate([title, *(part(study) for part in parts)])
 
 
-def _reasons(study: Study) -> Iterator[str]:
+def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
+    """The line of every verdict, and the lines below it."""
     for each in study.comparisons[:MOST_LINES]:
         against = f" against {each.baseline}" if each.baseline != study.baseline else ""
-        yield f"{each.condition}{against}: {each.verdict}. {sentences.explanation(each, study.metric)}"
+        yield f"{each.condition}{against}: {verdict_line(each, study)}", further_lines(each, study)
     if len(study.comparisons) > MOST_LINES:
-        yield f"and {len(study.comparisons) - MOST_LINES} more: --json has all of them"
+        yield f"and {len(study.comparisons) - MOST_LINES} more: --json has all of them", ()
 
 
 def _notes(study: Study) -> Iterator[str]:

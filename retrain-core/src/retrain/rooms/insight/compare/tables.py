@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict
-from retrain.rooms.evidence.study.metric import ABSENT, PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.metric import PASS_PREFIX, Metric, shown, shown_difference
 from retrain.rooms.evidence.study.study import Estimate, Study
 from retrain.rooms.insight.compare.sentences import probability
+from retrain.rooms.insight.compare.words import bracketed, level_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,41 +42,20 @@ def condition_tables(study: Study) -> Iterator[TextTable]:
 
 def comparison_table(study: Study) -> TextTable:
     """Every comparison with its verdict."""
-    level = f"{100 * (1 - study.alpha):g}%"
-    heads = ("condition", "against", "seeds", f"difference [{level}]", "d", "p", "p Holm", "detectable", "more seeds")
+    heads = ("condition", "against", "seeds", f"difference [{level_words(study)} interval]", "p", "p Holm", "verdict")
     rows = tuple(
         (
             each.condition,
             each.baseline,
             str(len(each.seeds)),
-            _difference(each, study.metric),
-            ABSENT if each.d_z is None else f"{each.d_z:.2f}",
+            f"{shown_difference(each.difference, study.metric)}{bracketed(each.interval, study.metric)}",
             probability(each.p),
             probability(each.p_holm),
-            shown_difference(each.detectable, study.metric, signed=False),
-            _more(each),
             each.verdict.value,
         )
         for each in study.comparisons
     )
-    return TextTable(title=str(study.metric), heads=(*heads, "verdict"), rows=rows, num_names=2)
-
-
-def fisher_table(study: Study) -> TextTable | None:
-    """Held-out counts of both sides; None if there are none."""
-    rows = tuple(
-        (
-            each.condition,
-            each.baseline,
-            f"{each.fisher.right:,}/{each.fisher.total:,}",
-            f"{each.fisher.right_baseline:,}/{each.fisher.total_baseline:,}",
-            probability(each.fisher.p),
-        )
-        for each in study.comparisons
-        if each.fisher
-    )
-    heads = ("condition", "against", "right", "right of the other", "Fisher p")
-    return TextTable(title="held-out counts", heads=heads, rows=rows, num_names=2) if rows else None
+    return TextTable(title=str(study.metric), heads=heads, rows=rows, num_names=2)
 
 
 def _head(metric: Metric, *, in_group: bool) -> str:
@@ -89,17 +68,3 @@ def _estimate(estimate: Estimate, metric: Metric) -> str:
         return mean
     low, high = (shown(end, metric).removesuffix("%") for end in estimate.interval)
     return f"{mean} [{low}, {high}]"
-
-
-def _difference(comparison: Comparison, metric: Metric) -> str:
-    difference = shown_difference(comparison.difference, metric)
-    if comparison.interval is None:
-        return difference
-    low, high = (shown_difference(end, metric).removesuffix(" pp") for end in comparison.interval)
-    return f"{difference} [{low}, {high}]"
-
-
-def _more(comparison: Comparison) -> str:
-    if comparison.verdict is not Verdict.CANNOT_TELL or comparison.d_z is None:
-        return ABSENT
-    return ">10,000" if comparison.more_seeds is None else f"{comparison.more_seeds:,}"

@@ -9,16 +9,15 @@ from retrain.rooms.evidence.study.family import Comparison, Verdict
 from retrain.rooms.evidence.study.metric import Metric
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.sentences import (
-    FISHER_NOTE,
     budget_sentence,
     differing,
-    explanation,
     metric_sentence,
     runs_sentence,
     standing,
     survivors,
 )
-from retrain.rooms.insight.compare.tables import comparison_table, condition_tables, fisher_table
+from retrain.rooms.insight.compare.tables import comparison_table, condition_tables
+from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
 from retrain.rooms.insight.report.text import plain, plural, text
@@ -47,14 +46,13 @@ def verdict_section(material: Material, number: int) -> tuple[str, dict[str, Any
         plot(
             number,
             "Difference to the baseline",
-            "bootstrap interval; a verdict needs the corrected p too",
+            "with intervals",
             "",
             kind="forest",
         )
         if figure
         else "",
         *_estimates(study),
-        _fisher(study),
     ]
     return section("verdict", "Verdict", *parts), figure
 
@@ -88,7 +86,8 @@ def _comparisons(study: Study) -> str:
 
 def _explanations(study: Study) -> str:
     def line(each: Comparison) -> str:
-        return f"<li><b>{text(each.condition)}</b>: {text(explanation(each, study.metric), 2000)}</li>"
+        why = "".join(f"<br>{text(line, 2000)}" for line in further_lines(each, study))
+        return f"<li><b>{text(each.condition)}</b>: {text(verdict_line(each, study), 2000)}{why}</li>"
 
     lines = [line(each) for each in study.comparisons]
     if len(lines) <= MOST_EXPLAINED:
@@ -106,14 +105,6 @@ def _estimates(study: Study) -> list[str]:
         for found in condition_tables(study)
     ]
     return tables[:1] + ([details("More metrics", "\n".join(tables[1:]))] if tables[1:] else [])
-
-
-def _fisher(study: Study) -> str:
-    found = fisher_table(study)
-    if found is None:
-        return ""
-    rows = [tuple(map(text, row)) for row in found.rows]
-    return details("Fisher's exact test", table(found.title, found.heads, rows, num_names=2) + note(FISHER_NOTE))
 
 
 def _figure(study: Study) -> dict[str, Any] | None:

@@ -1,0 +1,97 @@
+"""How numbers of a comparison are said: differences, intervals, levels, scopes and worst seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from retrain.rooms.evidence.study.family import Comparison
+from retrain.rooms.evidence.study.metric import Direction, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.study import Study
+
+NO_LIMIT = "no limit"
+
+
+def percent(level: float) -> str:
+    """A level as `95 %` or `98.75 %`."""
+    return f"{100 * level:.4g} %"
+
+
+def level_words(study: Study) -> str:
+    """The level of the intervals, as `95 %`; a range where they have several."""
+    levels = sorted({1.0 - each.alpha for each in study.comparisons}) or [1.0 - study.alpha]
+    ends = dict.fromkeys(percent(level) for level in (levels[0], levels[-1]))
+    return " to ".join(ends)
+
+
+def limits(interval: tuple[float, float], metric: Metric) -> str:
+    """`6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        return "no limit on either side"
+    if math.isinf(high):
+        return f"at least {_bare(low, metric)}, no upper limit"
+    if math.isinf(low):
+        return f"at most {_bare(high, metric)}, no lower limit"
+    return f"{_bare(low, metric)} to {_bare(high, metric)}"
+
+
+def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
+    """`[+6.1, +17.2]` for the cell of a table, `[no limit]` where both ends are infinite; empty without one."""
+    if interval is None:
+        return ""
+    if all(map(math.isinf, interval)):
+        return f" [{NO_LIMIT}]"
+    return " [{}, {}]".format(*(_signed(end, metric) if math.isfinite(end) else NO_LIMIT for end in interval))
+
+
+def sized(difference: float, interval: tuple[float, float] | None, level: float, metric: Metric) -> str:
+    """`+11.7 pp (95 % interval 6.1 to 17.2)`: a difference is never said without how well it is known."""
+    size = shown_difference(difference, metric)
+    if interval is None:
+        return f"{size} (no interval)"
+    colon = ":" if any(map(math.isinf, interval)) else ""
+    return f"{size} ({percent(level)} interval{colon} {limits(interval, metric)})"
+
+
+def scope(study: Study) -> str:
+    """What the difference was measured on: `these 64 examples`, or `the prompts of training`."""
+    if not study.metric.is_eval:
+        return "the prompts of training"
+    return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+
+
+def over_seeds(count: int) -> str:
+    """`over 8 seeds`."""
+    return f"over {count} seed{'' if count == 1 else 's'}"
+
+
+def values_of(study: Study, condition: str) -> Mapping[int, float]:
+    """The deciding metric of a condition by seed; empty for one that has no run."""
+    found = next((each for each in study.conditions if each.label == condition), None)
+    return found.estimates[str(study.metric)].values if found else {}
+
+
+def worst_seeds(comparison: Comparison, study: Study) -> str:
+    """`Worst seed of each: grpo+none 71.1%, maxrl+none 80.5%`, among the compared seeds; empty without any."""
+    worst = max if study.direction is Direction.LOWER else min
+    told = []
+    for label in (comparison.baseline, comparison.condition):
+        values = values_of(study, label)
+        compared = [values[seed] for seed in comparison.seeds if seed in values]
+        told += [f"{label} {shown(worst(compared), study.metric)}"] if compared else []
+    return f"Worst seed of each: {', '.join(told)}" if told else ""
+
+
+def ties(comparison: Comparison, study: Study) -> int:
+    """Compared seeds whose difference is exactly 0: flipping its sign changes nothing, so they cannot lower p."""
+    left, right = (values_of(study, label) for label in (comparison.baseline, comparison.condition))
+    return sum(left.get(seed) == right.get(seed) for seed in comparison.seeds)
+
+
+def _bare(value: float, metric: Metric) -> str:
+    return f"{100 * value:.1f}" if metric.is_rate else f"{value:.4g}"
+
+
+def _signed(value: float, metric: Metric) -> str:
+    return shown_difference(value, metric).removesuffix(" pp")
