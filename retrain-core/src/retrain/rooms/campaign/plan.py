@@ -26,6 +26,9 @@ class PlanTable(Table):
     stop_rule: str = key(STOP_RULE, "When the campaign ends, in a sentence.", min_length=1)
     baseline: str = key("", "Label of the condition that the others are compared with; empty = the first.")
     direction: Literal["higher", "lower"] = key("higher", "Which side of the primary metric is better.")
+    margin: float | None = key(
+        None, "Differences below it, in units of the metric (0.02 = 2 pp of a rate), do not matter.", gt=0.0
+    )
 
     @field_validator("primary_metric")
     @classmethod

@@ -13,6 +13,7 @@ from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
 from retrain.rooms.evidence.study.deciding import DecidingTest
 from retrain.rooms.evidence.study.metric import Direction
+from retrain.rooms.evidence.study.per_seed import PerSeed
 
 
 class Verdict(StrEnum):
@@ -20,6 +21,7 @@ class Verdict(StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
+    PRACTICALLY_SAME = "practically the same"  # only with a planned margin
     CANNOT_TELL = "cannot tell"
 
 
@@ -30,6 +32,8 @@ class VerdictReason(StrEnum):
     TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
     NOT_SIGNIFICANT = "not significant"
     DISAGREE = "test and interval disagree"
+    WITHIN = "within the margin"
+    FOUND_WITHIN = "found, but within the margin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +77,32 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
+
+    `survives` says whether its verdict is that of the first line.
+    """
+
+    baseline_seeds: tuple[int, ...]
+    condition_seeds: tuple[int, ...]
+    worst: float
+    seeds: tuple[int, ...]
+    difference: float | None
+    interval: tuple[float, float] | None
+    p_holm: float | None
+    verdict: Verdict
+    survives: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The verdict on one pairing; numbers that cannot be computed are None.
 
     `difference` is condition minus baseline with its bootstrap interval, `p_holm` the corrected p that decides,
     `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
     like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
-    `least_seeds` is how many seeds it takes for any verdict at all.
+    `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
+    are practically the same; `lost` the line with lost runs at the worst value, None if there are none.
     """
 
     baseline: str
@@ -100,6 +123,9 @@ class Comparison:
     cause: VerdictReason
     alpha: float
     num_comparisons: int
+    margin: float | None = None
+    per_seed: PerSeed | None = None
+    lost: Lost | None = None
 
     @property
     def more_seeds(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,7 @@ class Plan:
     written: datetime | None
     sha256: str
     is_intact: bool
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
     alpha, max_steps = number(content.get("alpha")), number(content.get("max_steps"))
     sha256 = _text(content, "sha256")
     direction = _text(content, "direction")
+    margin = number(content.get("margin"))
     plan = Plan(
         hypothesis=_text(content, "hypothesis"),
         metric=_metric(_text(content, "primary_metric")),
@@ -70,6 +73,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
         written=_time(_text(content, "written")),
         sha256=sha256,
         is_intact=sha256 == seal_of(content),
+        margin=margin if margin is not None and 0.0 < margin < math.inf else None,
     )
     return plan
 

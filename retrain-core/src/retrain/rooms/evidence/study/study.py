@@ -17,8 +17,11 @@ from retrain.rooms.evidence.stats.paired import t_interval
 from retrain.rooms.evidence.study.budget import COSTS, Align, Spent, along, value_at
 from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
 from retrain.rooms.evidence.study.curves import read_curves
+from retrain.rooms.evidence.study.equivalence import with_margin
 from retrain.rooms.evidence.study.family import Comparison, Fisher, Pairing, fisher, judge
+from retrain.rooms.evidence.study.lost import Sides, lost_seeds, with_lost, with_seeds
 from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Direction, Metric, parse_metric
+from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.registered import Analysis, Plan, departures
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
 from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
@@ -149,6 +152,7 @@ class Study:
     undeclared: tuple[str, ...]
     unknown: int
     num_examples: int | None = None
+    collapses: tuple[Collapse, ...] = ()
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
@@ -174,6 +178,20 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     conditions = tuple(summaries.condition(label, metrics, num_runs=asked_for[label]) for label in source.conditions)
     pairs = _pairs(source.conditions, baseline, all_pairs=options.all_pairs)
     pairings = [summaries.pairing(first, second, metric) for first, second in pairs]
+    margin = plan.margin if plan and metric == plan.metric else None
+
+    def judged(family: Sequence[Pairing]) -> tuple[Comparison, ...]:
+        return with_margin(judge(family, alpha=alpha, direction=direction), margin)
+
+    values = {label: summaries.values(label, metric) for label in source.conditions}
+    sides = Sides(
+        values=values,
+        lost={
+            label: lost_seeds(source.candidates, values[label], label, is_cut=options.at is not None)
+            for label in source.conditions
+        },
+    )
+    comparisons = with_lost(judged(pairings), pairings, sides, direction=direction, judged=judged)
     study = Study(
         campaign=source.campaign,
         metric=metric,
@@ -185,13 +203,14 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
         shortest=shortest,
         conditions=conditions,
         metrics=metrics,
-        comparisons=judge(pairings, alpha=alpha, direction=direction),
+        comparisons=with_seeds(comparisons, values, direction=direction),
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),
         undeclared=undeclared(source, [run.candidate for run in runs], baseline),
         unknown=without_inputs([run.candidate for run in runs]),
         num_examples=summaries.num_examples(source.conditions, metric),
+        collapses=collapses(values, metric, direction=direction),
     )
     return replace(study, exploratory=_departures(study, options, source))
 

@@ -35,6 +35,7 @@ def study_data(study: Study) -> dict[str, Any]:
         "plan": _plan(study.plan),
         "conditions": [_condition(each) for each in study.conditions],
         "comparisons": [_comparison(each, study) for each in study.comparisons],
+        "collapses": plain_data(study.collapses),
         "left_out": [
             {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
             for each in study.left_out
@@ -92,6 +93,7 @@ def _plan(plan: Plan | None) -> dict[str, Any] | None:
         "stop_rule": plan.stop_rule,
         "baseline": plan.baseline,
         "direction": plan.direction.value if plan.direction else None,
+        "margin": plan.margin,
         "written": plan.written.isoformat() if plan.written else None,
         "sha256": plan.sha256,
         "intact": plan.is_intact,

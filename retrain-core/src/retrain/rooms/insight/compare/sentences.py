@@ -20,6 +20,8 @@ def explanation(comparison: Comparison, study: Study) -> str:
     match comparison.cause:
         case VerdictReason.FOUND:
             return f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference"
+        case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
+            return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:
             return _too_few(comparison, study)
         case VerdictReason.DISAGREE:
@@ -85,6 +87,12 @@ def survivors(study: Study) -> list[str]:
         for each in study.conditions
         if 0 < len(each.seeds) < each.num_runs
     ]
+
+
+def _practically_same(comparison: Comparison, metric: Metric) -> str:
+    margin = shown_difference(comparison.margin, metric, signed=False)
+    inside = f"the interval lies inside the planned margin of ±{margin}"
+    return f"a difference is found, but {inside}" if comparison.cause is VerdictReason.FOUND_WITHIN else inside
 
 
 def _corrected(comparison: Comparison) -> str:

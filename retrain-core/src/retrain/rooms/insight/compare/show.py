@@ -12,10 +12,16 @@ from retrain.rooms.evidence.study.family import Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables
+from retrain.rooms.insight.compare.typical_seed import collapse_sentences
 from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
 from retrain.rooms.text.terminal_text import printable
 
-COLOURS = {Verdict.BETTER.value: "green", Verdict.WORSE.value: "red", Verdict.CANNOT_TELL.value: "yellow"}
+COLOURS = {
+    Verdict.BETTER.value: "green",
+    Verdict.WORSE.value: "red",
+    Verdict.PRACTICALLY_SAME.value: "blue",
+    Verdict.CANNOT_TELL.value: "yellow",
+}
 MOST_LINES = 20
 
 
@@ -65,6 +71,7 @@ def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
 def _notes(study: Study) -> Iterator[str]:
     yield from sentences.differing(study)
     yield from sentences.survivors(study)
+    yield from collapse_sentences(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"
     if len(study.left_out) > MOST_LINES:

@@ -6,6 +6,7 @@ from retrain.rooms.evidence.study.family import Comparison
 from retrain.rooms.evidence.study.registered import NO_PLAN
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.sentences import explanation
+from retrain.rooms.insight.compare.typical_seed import lost_sentence, seeds_sentence
 from retrain.rooms.insight.compare.words import over_seeds, scope, sized, worst_seeds
 
 SUMMARY_CHARS = 160
@@ -33,7 +34,8 @@ def short_standing(study: Study) -> str:
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     """What else is to be said about this verdict, a sentence each: the reason first."""
-    return [explanation(comparison, study)]
+    told = [explanation(comparison, study), seeds_sentence(comparison), lost_sentence(comparison, study)]
+    return [each for each in told if each]
 
 
 def _found(comparison: Comparison, study: Study) -> str:

@@ -22,8 +22,13 @@ from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
 from retrain.rooms.insight.report.text import plain, plural, text
 
-MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.CANNOT_TELL: "●"}
-KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.CANNOT_TELL: "open"}
+MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
+KINDS = {
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.PRACTICALLY_SAME: "same",
+    Verdict.CANNOT_TELL: "open",
+}
 MOST_EXPLAINED = 12
 
 
