@@ -27,7 +27,10 @@ class PlanTable(Table):
     baseline: str = key("", "Label of the condition that the others are compared with; empty = the first.")
     direction: Literal["higher", "lower"] = key("higher", "Which side of the primary metric is better.")
     margin: float | None = key(
-        None, "Differences below it, in units of the metric (0.02 = 2 pp of a rate), do not matter.", gt=0.0
+        None,
+        "Differences below it, in units of the metric (0.02 = 2 pp of a rate), do not matter.",
+        gt=0.0,
+        allow_inf_nan=False,
     )
 
     @field_validator("primary_metric")
@@ -51,7 +54,7 @@ def seal_plan(
     if baseline not in conditions:
         what = f"{baseline!r} is not a condition of this campaign"
         raise ConfigError(Problem(where="[campaign.plan] baseline", what=what, fix=f"one of: {', '.join(conditions)}"))
-    content = plan.model_dump(mode="json") | {
+    content = plan.model_dump(mode="json", exclude_none=True) | {
         "baseline": baseline,
         "conditions": list(conditions),
         "seeds": list(seeds),

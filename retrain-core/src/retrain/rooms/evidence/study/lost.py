@@ -49,7 +49,12 @@ def lost_seeds(candidates: Iterable[Candidate], values: Values, label: str, *, i
 
 
 def with_lost(
-    comparisons: Sequence[Comparison], pairings: Sequence[Pairing], sides: Sides, *, direction: Direction, judged: Judged
+    comparisons: Sequence[Comparison],
+    pairings: Sequence[Pairing],
+    sides: Sides,
+    *,
+    direction: Direction,
+    judged: Judged,
 ) -> tuple[Comparison, ...]:
     """The comparisons of `pairings`, with the second line where runs were lost: the same test over the whole family.
 
