@@ -41,7 +41,7 @@ def collapse_sentences(study: Study) -> list[str]:
     """A warning for each condition with collapsed seeds."""
     return [
         f"{each.condition}: {_seeds(each.seeds)} far from the others (worst {shown(each.worst, study.metric)}, median "
-        f"{shown(each.median, study.metric)}); a verdict is about the typical seed and does not rule out another such one"
+        f"{shown(each.median, study.metric)}); a verdict is about the typical seed and does not rule out such a one"
         for each in study.collapses
     ]
 
