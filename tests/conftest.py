@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,25 @@ os.environ.update(_CLEAN)
 
 MARKS = ("slow", "long", "gpu", "server", "client", "real")
 _text = cache(Path.read_text)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed_plugins_are_read_once() -> Iterator[None]:
+    """Reading what is installed takes half of `load_plugins`: it is done again only where something was installed."""
+    from retrain.kernel.plugins import discover
+
+    read = discover.offered_plugins
+    found: dict[tuple[tuple[str, int], ...], list[Any]] = {}
+
+    def remembered() -> Iterator[Any]:
+        folders = tuple((each, os.stat(each or ".").st_mtime_ns) for each in sys.path if os.path.exists(each or "."))
+        if folders not in found:
+            found[folders] = list(read())
+        return iter(found[folders])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discover, "offered_plugins", remembered)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

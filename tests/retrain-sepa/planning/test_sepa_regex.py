@@ -1,3 +1,5 @@
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,12 +12,13 @@ from retrain_sepa.tables import PlanningPhrases
 
 same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 FINDER = PhraseFinder.of(DEFAULT_PHRASES)
+core_plugins = cache(lambda: load_plugins({"RETRAIN_PLUGINS": "retrain-core"}))  # for hundreds of examples
 
 
 def detector(tokenizer, grams=""):
     config = Config(tables={"logging": PlanningPhrases(strategic_grams=grams)})
-    plugins = load_plugins({"RETRAIN_PLUGINS": "retrain-core"})
-    return regex_detector(PluginContext(config=config, seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer))
+    context = PluginContext(config=config, seeds=Seeds(1), plugins=core_plugins(), tokenizer=tokenizer)
+    return regex_detector(context)
 
 
 def encode(tokenizer, text):
