@@ -72,17 +72,25 @@ def _made_runs() -> Any:
     return module
 
 
-def _measure(arguments: list[str]) -> dict[str, float]:
-    """Wall time and peak resident memory of `retrain ARGUMENTS`, its output thrown away."""
+def _measure(arguments: list[str], checkout: Path | None = None) -> dict[str, float]:
+    """Wall and processor seconds and peak memory of `retrain ARGUMENTS`, of this checkout or of another one."""
     script = "import sys; from retrain.rooms.cli.main import main; main(sys.argv[1:])"
+    environment = dict(os.environ)
+    if checkout:
+        environment["PYTHONPATH"] = os.pathsep.join(str(path.resolve()) for path in checkout.glob("retrain-*/src"))
     started = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-c", script, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, ["retrain", *arguments])
     unit = 1 if sys.platform == "darwin" else 1024
-    return {"seconds": time.perf_counter() - started, "peak_bytes": float(usage.ru_maxrss * unit)}
+    return {
+        "seconds": time.perf_counter() - started,
+        "processor_s": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": float(usage.ru_maxrss * unit),
+    }
 
 
 if __name__ == "__main__":

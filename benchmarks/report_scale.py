@@ -1,8 +1,11 @@
 """Seconds, memory and size of `retrain report` at scale: `python benchmarks/report_scale.py [--runs N] [--steps N]`.
 
-Two made-up records in the formats of real ones: a campaign (1,000 runs x 500 steps by default), on which `status` and
-`report` are run, and one long run (2 million completions, 4 GB of `generations.jsonl`). Each command runs in a process
-of its own, with the files in the page cache. Exit code 1 beyond 20 s, 1 GB of memory or a page of 10 MB.
+Two made-up records in the formats of real ones: a campaign (1,000 runs x 500 steps by default), on which `status`,
+`compare` and `report` are run, and one long run (2 million completions, 4 GB of `generations.jsonl`). Each command runs
+in a process of its own, with the files in the page cache. Exit code 1 beyond 20 s, 1 GB of memory or a page of 10 MB.
+
+`--before CHECKOUT` runs each command of another checkout of this repository too, in turn with this one, and prints the
+ratio of the medians of `--rounds`: on a busy machine a figure alone says little, a ratio of processor seconds holds.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +33,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--completions", type=int, default=2_000_000, help="Of the long run; 0 leaves it out.")
     parser.add_argument("--folder", default="", help="Where the records are kept; what is there is used.")
+    parser.add_argument("--before", type=Path, help="Another checkout to compare with.")
+    parser.add_argument("--rounds", type=int, default=1, help="Runs of each command; medians are shown.")
     parser.add_argument("--json", action="store_true", help="As JSON.")
     options = parser.parse_args()
     scale = _module(HERE / "records_scale.py")
@@ -42,6 +48,7 @@ def main() -> None:
         page = root / "page.html"
         commands = {
             "status, campaign": ["status", str(campaign.parent), "--all", "--json"],
+            "compare, campaign": ["compare", str(campaign), "--json"],
             "report, campaign": ["report", str(campaign), "-o", str(page)],
         }
         if options.completions:
@@ -51,9 +58,15 @@ def main() -> None:
             }
         results: dict[str, dict[str, float]] = {}
         for name, arguments in commands.items():
-            results[name] = scale._measure(arguments)
-            if arguments[0] == "report":
-                results[name]["page_bytes"] = page.stat().st_size
+            checkouts = {name: None} | ({f"{name}, before": options.before} if options.before else {})
+            rounds: dict[str, list[dict[str, float]]] = {each: [] for each in checkouts}
+            for _ in range(options.rounds):
+                for each, checkout in checkouts.items():
+                    measured = scale._measure(arguments, checkout)
+                    if arguments[0] == "report":
+                        measured["page_bytes"] = page.stat().st_size
+                    rounds[each].append(measured)
+            results |= {each: _medians(found) for each, found in rounds.items()}
     print(json.dumps(results, indent=2) if options.json else _table(results))
     sys.exit(any(_is_missed(result) for result in results.values()))
 
@@ -73,11 +86,19 @@ def _write_long(folder: Path, completions: int) -> None:
             stream.write(b"".join(start + line for line in rest))
 
 
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
 def _table(results: dict[str, dict[str, float]]) -> str:
     lines = []
     for name, result in results.items():
         page = f"{result['page_bytes'] / 1e6:7.1f} MB page" if "page_bytes" in result else ""
-        lines.append(f"{name:<18}{result['seconds']:7.1f} s{result['peak_bytes'] / 1e6:8.0f} MB memory{page}")
+        spent = f"{result['seconds']:7.1f} s{result['processor_s']:7.1f} processor s"
+        lines.append(f"{name:<26}{spent}{result['peak_bytes'] / 1e6:8.0f} MB memory{page}")
+        if before := results.get(f"{name}, before"):
+            ratios = ", ".join(f"{unit} {value / before[unit]:.2f}" for unit, value in result.items())
+            lines.append(f"{'  now / before':<26}{ratios}")
     return "\n".join(lines)
 
 

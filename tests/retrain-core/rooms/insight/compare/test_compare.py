@@ -94,7 +94,7 @@ def test_values_are_those_of_the_files(campaign: Any, compare_json: Compare) -> 
 def test_few_seeds_say_plainly_that_they_cannot_tell(campaign: Any, compare: Any, compare_json: Compare) -> None:
     folder = campaign({"grpo+none": 0.0, "maxrl+none": 0.2}, seeds=[1, 2, 3])
     assert (
-        "with 3 seeds the smallest possible p is 0.25, however large the difference; 6 seeds are the least for any "
+        "With 3 seeds the smallest possible p is 0.25, however large the difference; 6 seeds are the least for any "
         "verdict" in compare(folder).out
     )
     [found] = compare_json(folder)["comparisons"]
@@ -105,7 +105,7 @@ def test_one_seed_and_one_condition(campaign: Any, compare: Any, compare_json: C
     folder = campaign(seeds=[5])
     content = compare_json(folder)
     assert all(each["interval"] is None for each in content["conditions"][0]["metrics"].values())
-    assert "with 1 seed in common nothing can be tested" in compare(folder).out
+    assert "With 1 seed in common nothing can be tested" in compare(folder).out
     shutil.rmtree(folder)
     folder = campaign({"grpo+none": 0.0})
     assert compare_json(folder)["comparisons"] == []

@@ -19,14 +19,14 @@ def explanation(comparison: Comparison, study: Study) -> str:
     p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
-            return f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference"
+            return f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference."
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
             return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:
             return _too_few(comparison, study)
         case VerdictReason.DISAGREE:
-            return f"{p}, but the interval does not leave out zero on the same side"
-    return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}"
+            return f"{p}, but the interval does not leave out zero on the same side."
+    return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
 
 
 def probability(p: float | None) -> str:
@@ -92,7 +92,7 @@ def survivors(study: Study) -> list[str]:
 def _practically_same(comparison: Comparison, metric: Metric) -> str:
     margin = shown_difference(comparison.margin, metric, signed=False)
     inside = f"the interval lies inside the planned margin of ±{margin}"
-    return f"a difference is found, but {inside}" if comparison.cause is VerdictReason.FOUND_WITHIN else inside
+    return f"A difference is found, but {inside}." if comparison.cause is VerdictReason.FOUND_WITHIN else f"{inside}."
 
 
 def _corrected(comparison: Comparison) -> str:
@@ -103,16 +103,16 @@ def _too_few(comparison: Comparison, study: Study) -> str:
     num_seeds, least = len(comparison.seeds), f"{comparison.least_seeds} seeds are the least"
     if num_seeds < 2:
         common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
-        return f"with {common} nothing can be tested; {least} for any verdict"
+        return f"With {common} nothing can be tested; {least} for any verdict."
     smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"
     if comparison.num_comparisons > 1:
         holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
         smallest += f" ({holm:.2g}{_corrected(comparison)})"
     if tied := ties(comparison, study):
-        seeds = "one seed is" if tied == 1 else f"{tied} seeds are"
+        seeds = "One seed is" if tied == 1 else f"{tied} seeds are"
         left = f"{seeds} tied (a difference of exactly 0), which leaves {num_seeds - tied} of {num_seeds} to tell by"
-        return f"{left}: {smallest}; {comparison.least_seeds} seeds without ties are the least for any verdict"
-    return f"with {num_seeds} seeds {smallest}, however large the difference; {least} for any verdict"
+        return f"{left}: {smallest}; {comparison.least_seeds} seeds without ties are the least for any verdict."
+    return f"With {num_seeds} seeds {smallest}, however large the difference; {least} for any verdict."
 
 
 def _detectable(comparison: Comparison, metric: Metric) -> str:

@@ -107,18 +107,35 @@
         yaxis: share ? { tickformat: ".2~%" } : { range: figure.range || undefined, exponentformat: "e", minexponent: 4, separatethousands: true } })];
     },
     forest(figure) {
-      const y = figure.labels.map((_, i) => i);
-      const colors = figure.verdicts.map((v) => colour({ better: "good", worse: "bad", open: "open" }[v]));
-      const traces = y.map((i) => ({ x: [figure.low[i], figure.high[i]], y: [i, i], mode: "lines", hoverinfo: "skip",
-        line: { color: colors[i], width: 2 } }));
-      traces.push({ x: figure.values, y, mode: "markers", marker: { color: colors, size: 9 },
-        text: figure.labels.map((l, i) => `${inert(l)}: ${figure.values[i].toPrecision(3)} [${figure.low[i].toPrecision(3)}, ${figure.high[i].toPrecision(3)}]`),
+      const y = figure.labels.map((_, i) => i), known = (end) => end !== null;
+      const colors = figure.verdicts.map((v) => colour({ better: "good", worse: "bad", same: "accent", open: "open" }[v]));
+      const ends = [0, ...figure.values, ...figure.seeds.flat(), ...figure.low.filter(known), ...figure.high.filter(known)];
+      const least = Math.min(...ends), most = Math.max(...ends), room = 0.07 * (most - least || 1);
+      const said = (end, side) => (known(end) ? end.toPrecision(3) : `no ${side} limit`), annotations = [];
+      const limits = (i) => `${said(figure.low[i], "lower")}, ${said(figure.high[i], "upper")}`;
+      const traces = y.map((i) => ({ x: [figure.low[i] ?? least - room, figure.high[i] ?? most + room], y: [i, i], mode: "lines", hoverinfo: "skip",
+        line: { color: colors[i], width: 2, dash: known(figure.low[i]) && known(figure.high[i]) ? "solid" : "dash" } }));
+      // An interval without an end runs into the edge of the plot as an arrow.
+      for (const i of y)
+        for (const [end, at, ax] of [[figure.low[i], least - room, 16], [figure.high[i], most + room, -16]])
+          if (!known(end)) annotations.push({ x: at, y: i, ax, ay: 0, showarrow: true, arrowhead: 2, arrowsize: 1.2, arrowwidth: 2, arrowcolor: colors[i], text: "" });
+      traces.push({ x: figure.seeds.flat(), y: figure.seeds.flatMap((diffs, i) => diffs.map(() => i + 0.24)), mode: "markers", hoverinfo: "skip",
+        marker: { color: figure.seeds.flatMap((diffs, i) => diffs.map(() => colors[i])), size: 5, opacity: 0.55 } });
+      traces.push({ x: figure.values, y, mode: "markers", marker: { color: colors, size: 10 },
+        text: figure.labels.map((l, i) => `${inert(l)}: ${figure.values[i].toPrecision(3)} [${limits(i)}]`),
         hovertemplate: "%{text}<extra></extra>" });
-      const ends = [0, ...figure.low, ...figure.high], least = Math.min(...ends), most = Math.max(...ends);
-      const room = 0.05 * (most - least || 1);
-      return [traces, layout({ hovermode: "closest", height: Math.max(150, 70 + 30 * y.length),
+      return [traces, layout({ annotations, hovermode: "closest", height: Math.max(170, 80 + 38 * y.length),
         xaxis: { range: [least - room, most + room], title: { text: inert(figure.unit), font: { size: 11.5 } }, zeroline: true, zerolinewidth: 2, zerolinecolor: colour("soft") },
         yaxis: { tickvals: y, ticktext: figure.labels.map(inert), range: [-0.6, y.length - 0.4], showgrid: false, zeroline: false } })];
+    },
+    pair(figure) {
+      const color = colour({ better: "good", worse: "bad", same: "accent", open: "open" }[figure.verdict]);
+      const traces = figure.lines.map((line) => ({ x: [0, 1], y: line.y, mode: "lines+markers", line: { color, width: 1.2 }, marker: { size: 5, color }, opacity: 0.75,
+        hovertemplate: `seed ${line.seed}: ${figure.share ? "%{y:.1f}%" : "%{y:.4~g}"}<extra></extra>` }));
+      const short = (name) => inert(name.length > 14 ? `${name.slice(0, 13)}…` : name);
+      return [traces, layout({ hovermode: "closest", margin: { l: 40, r: 14, t: 8, b: 30 },
+        xaxis: { range: [-0.35, 1.35], tickvals: [0, 1], ticktext: figure.labels.map(short), showgrid: false, zeroline: false, tickangle: 0, fixedrange: true },
+        yaxis: { range: figure.range, ticksuffix: figure.share ? "%" : "", zeroline: false, nticks: 5 } })];
     },
     bars(figure) {
       const share = figure.unit.startsWith("share"), labels = figure.labels.map(inert);

@@ -24,7 +24,7 @@ from retrain.rooms.insight.report.markup import Links, attribute
 from retrain.rooms.insight.report.plugin_sections import PluginSection, by_name, plot_section, text_section
 from retrain.rooms.insight.report.summary import lede_of, summary_section, title_of
 from retrain.rooms.insight.report.text import plain, text
-from retrain.rooms.insight.report.verdicts import verdict_section
+from retrain.rooms.insight.report.verdicts import findings, verdict_section
 
 PLOTLY_STYLE = "/* plotly writes its rules here */"
 HEADING = re.compile(r"<h2[^>]*>(.*?)</h2>")
@@ -46,11 +46,10 @@ def render(material: Material, plugin_given: Sequence[PluginSection], *, folder:
     num_seeds = sum(len(material.of(label)) for label in material.shown)
     charts = build_charts(material, most_points=points_for(len(material.drawable), num_seeds))
     samples = read_all(material)
-    parts: dict[str, str] = {"summary": summary_section(material, links, lede_of(material))}
+    parts: dict[str, str] = {"summary": summary_section(material, links, lede_of(material), findings(material))}
     figures: list[dict[str, Any]] = []
-    parts["verdict"], forest = verdict_section(material, 0)
-    figures += [forest] if forest else []
     builders: dict[str, Callable[[int], tuple[str, list[dict[str, Any]]]]] = {
+        "verdict": partial(verdict_section, material),
         "curves": partial(curve_section, material, charts),
         "budget": partial(budget_section, material, picks_of(samples)),
         "time": partial(time_section, material),

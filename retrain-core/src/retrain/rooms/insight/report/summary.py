@@ -17,10 +17,12 @@ MOST_FAILED = 50
 MOST_LISTED = 12
 
 
-def summary_section(material: Material, links: Links, lede: str) -> str:
-    """Failed runs first, then the facts."""
+def summary_section(material: Material, links: Links, lede: str, findings_html: str = "") -> str:
+    """What was found in plain words, failed runs, then the facts."""
     alerts = (_failed(material, links), accepted_alert(material))
-    return section("summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', *alerts, _facts(material))
+    return section(
+        "summary", "Summary", f'<p class="lede">{text(lede, 1000)}</p>', findings_html, *alerts, _facts(material)
+    )
 
 
 def title_of(material: Material) -> str:

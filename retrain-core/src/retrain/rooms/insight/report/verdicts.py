@@ -1,4 +1,4 @@
-"""The comparison of `retrain compare`, with the same sentences."""
+"""The comparison of `retrain compare`, with the same sentences, and in plain language at the top of the page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from retrain.rooms.evidence.study.family import Comparison, Verdict
-from retrain.rooms.evidence.study.metric import Metric
 from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.insight.compare import plainly
 from retrain.rooms.insight.compare.sentences import (
     budget_sentence,
     differing,
@@ -18,48 +18,48 @@ from retrain.rooms.insight.compare.sentences import (
 )
 from retrain.rooms.insight.compare.tables import comparison_table, condition_tables
 from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
+from retrain.rooms.insight.compare.words import level_words
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
-from retrain.rooms.insight.report.text import plain, plural, text
+from retrain.rooms.insight.report.text import plural, text
+from retrain.rooms.insight.report.verdict_figures import KINDS, forest, seed_plots
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
-KINDS = {
-    Verdict.BETTER: "better",
-    Verdict.WORSE: "worse",
-    Verdict.PRACTICALLY_SAME: "same",
-    Verdict.CANNOT_TELL: "open",
-}
 MOST_EXPLAINED = 12
 
 
-def verdict_section(material: Material, number: int) -> tuple[str, dict[str, Any] | None]:
-    """The section, and the figure of differences if there is one; `number` is its number."""
+def findings(material: Material) -> str:
+    """What was found, for what and how sure, in words that need no statistics; empty if nothing is compared."""
+    study = material.study
+    if study is None or not study.comparisons:
+        return ""
+    lines = "".join(f"<p>{text(line, 2000)}</p>" for line in plainly.summary(study))
+    return f'<div class="findings"><h3>In plain words</h3>{lines}</div>'
+
+
+def verdict_section(material: Material, first_number: int) -> tuple[str, list[dict[str, Any]]]:
+    """The section and its figures, numbered from `first_number`."""
     study = material.study
     if study is None:
-        return section("verdict", "Verdict", note(f"Nothing can be compared: {material.no_study}.")), None
+        return section("verdict", "Verdict", note(f"Nothing can be compared: {material.no_study}.")), []
     if not study.comparisons:
         body = note("Only one condition: there is nothing to compare it with.") if len(material.runs) > 1 else ""
-        return section("verdict", "Results", body, *_estimates(study)), None
-    figure = _figure(study)
+        return section("verdict", "Results", body, *_estimates(study)), []
+    differences = forest(study)
+    figures = [differences] if differences else []
+    pairs, more = seed_plots(study, first_number + len(figures))
     parts = [
         f'<p class="lede">{text(headline(study))}</p>',
-        *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
         *(note(line) for line in [*differing(study), *survivors(study)[:MOST_EXPLAINED]]),
+        *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
         _comparisons(study),
         _explanations(study),
-        plot(
-            number,
-            "Difference to the baseline",
-            "with intervals",
-            "",
-            kind="forest",
-        )
-        if figure
-        else "",
+        _forest_plot(study, first_number) if differences else "",
+        _pairs_part(pairs),
         *_estimates(study),
     ]
-    return section("verdict", "Verdict", *parts), figure
+    return section("verdict", "Verdict", *parts), [*figures, *more]
 
 
 def headline(study: Study) -> str:
@@ -100,6 +100,21 @@ def _explanations(study: Study) -> str:
     return details("Why, comparison by comparison", f'<ul class="why">{"".join(lines)}</ul>')
 
 
+def _forest_plot(study: Study, number: int) -> str:
+    caption = (
+        f"dots: single seeds; large dot: their mean; line: its {level_words(study)} interval, and where it ends in an "
+        "arrow, these seeds set no limit"
+    )
+    return plot(number, "Difference to the baseline", caption, "", kind="forest")
+
+
+def _pairs_part(pairs_html: str) -> str:
+    if not pairs_html:
+        return ""
+    told = "Each line is a seed: on the left the baseline, on the right the condition, both trained from the same seed."
+    return f"<h3>Seed by seed</h3>{note(told)}{pairs_html}"
+
+
 def _estimates(study: Study) -> list[str]:
     tables = [
         table(
@@ -110,26 +125,3 @@ def _estimates(study: Study) -> list[str]:
         for found in condition_tables(study)
     ]
     return tables[:1] + ([details("More metrics", "\n".join(tables[1:]))] if tables[1:] else [])
-
-
-def _figure(study: Study) -> dict[str, Any] | None:
-    """Differences with their intervals, the largest at the top."""
-    known = [each for each in study.comparisons if each.difference is not None and each.interval is not None]
-    if not known:
-        return None
-    known.sort(key=lambda each: each.difference or 0.0)
-    scale = 100.0 if study.metric.is_rate else 1.0
-    several = len({each.baseline for each in known}) > 1
-    return {
-        "kind": "forest",
-        "unit": _axis(study.metric),
-        "labels": [plain(f"{each.condition} − {each.baseline}" if several else each.condition, 80) for each in known],
-        "values": [scale * (each.difference or 0.0) for each in known],
-        "low": [scale * each.interval[0] for each in known if each.interval],
-        "high": [scale * each.interval[1] for each in known if each.interval],
-        "verdicts": [KINDS[each.verdict] for each in known],
-    }
-
-
-def _axis(metric: Metric) -> str:
-    return f"difference in {plain(metric)}" + (", percentage points" if metric.is_rate else "")

@@ -1,0 +1,118 @@
+"""A study in plain language, for readers who know no statistics: what was found, for what, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from retrain.rooms.evidence.study.family import Comparison, Verdict
+from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Metric, Summary
+from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.insight.compare.words import limits, percent
+
+MOST_NAMED = 6
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Summary.AUC: "averaged over training"}
+
+
+def summary(study: Study) -> list[str]:
+    """Sentences: what was compared, what was found, what cannot be told, for what it holds, and how sure it is."""
+    return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
+
+
+def count(number: int) -> str:
+    """`five` and `12`, as prose has them."""
+    return NUMBERS[number] if number < len(NUMBERS) else f"{number:,}"
+
+
+def _compared(study: Study) -> str:
+    seeds = [len(each.seeds) for each in study.conditions]
+    least, most = min(seeds), max(seeds)
+    times = (
+        "each was trained once" if most == least == 1 else f"each was trained {count(most)} times, from different seeds"
+    )
+    if least < most:
+        times = f"each was trained up to {count(most)} times, from different seeds ({count(least)} at the least)"
+    where = f" on {study.num_examples:,} test questions" if study.num_examples else ""
+    ways = f"{count(len(study.conditions))} ways to train".capitalize()
+    return f"{ways} were compared with one another; {times}. What counts is {_measured(study.metric)}{where}."
+
+
+def _measured(metric: Metric) -> str:
+    field = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
+    return f"{field.get(metric.field, metric.field)} {WHEN[metric.summary]}"
+
+
+def _found(study: Study) -> list[str]:
+    """A sentence for each side, and one if neither has any."""
+    told = []
+    for verdict in (Verdict.BETTER, Verdict.WORSE):
+        found = [each for each in study.comparisons if each.verdict is verdict]
+        for baseline in dict.fromkeys(each.baseline for each in found):
+            own = [each for each in found if each.baseline == baseline]
+            told.append(f"{verdict.value.capitalize()} than {baseline}: {_named(own, study.metric)}.")
+    return told or ["No way is shown to be better or worse than another."]
+
+
+def _open(study: Study) -> list[str]:
+    found = [each for each in study.comparisons if each.verdict is Verdict.CANNOT_TELL]
+    if not found:
+        return []
+    if len(found) == len(study.comparisons):
+        names = "any of them" if len(found) > 1 else f"{found[0].condition} and {found[0].baseline}"
+    else:
+        names = _listed([each.condition for each in found])
+    told = f"For {names} these runs cannot tell. That does not mean that there is no difference"
+    far = [abs(end) for each in found for end in (each.interval or (-math.inf, math.inf))]
+    if all(map(math.isfinite, far)):
+        told += f": the true one may be as large as {_size(max(far), study.metric)}, either way"
+    return [f"{told}."]
+
+
+def _named(found: Sequence[Comparison], metric: Metric) -> str:
+    """Each condition with its size and the limits of it."""
+    named = [_one(each, metric) for each in found[:MOST_NAMED]]
+    return "; ".join([*named, *([f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else [])])
+
+
+def _one(comparison: Comparison, metric: Metric) -> str:
+    if comparison.difference is None or comparison.interval is None:
+        return comparison.condition
+    side = "more" if comparison.difference > 0 else "less"
+    low, high = sorted(map(abs, comparison.interval))
+    size = f"{_size(abs(comparison.difference), metric)} {side}"
+    return f"{comparison.condition}, by {size} (plausible: {limits((low, high), metric)})"
+
+
+def _size(value: float, metric: Metric) -> str:
+    return f"{100 * value:.1f} percentage points" if metric.is_rate else f"{value:.3g}"
+
+
+def _holds_for(study: Study) -> str:
+    if not study.metric.is_eval:
+        return "This holds for the prompts of training, whose answers are rewarded; it says nothing about new ones."
+    which = f"these {study.num_examples:,} questions" if study.num_examples else "these questions"
+    return f"This holds for {which} and for training with other seeds; for other questions it need not."
+
+
+def _sure(study: Study) -> str:
+    most = (
+        f"How sure: if no way differed from any other, at most {percent(study.alpha)} of such studies would call any "
+        "of them better or worse"
+    )
+    if not study.exploratory:
+        return f"{most}. What would be measured, and how, was registered before the runs."
+    why = "No plan was registered before the runs" if study.plan is None else "The registered plan was not kept to"
+    return f"{most}. {why}, so take this as a hint: a campaign planned for it can confirm it."
+
+
+def _typical(study: Study) -> str:
+    side = "lower" if study.direction == "lower" else "higher"
+    return f"Better means {side} in a typical training, not in each one: look at the worst seeds too."
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:MOST_NAMED])
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    *first, last = [*shown, *more]
+    return f"{', '.join(first)} and {last}" if first else last
