@@ -18,6 +18,7 @@ import claims
 import numpy as np
 import scipy
 from claims.claim import Claim, Measured
+
 from retrain.kernel.seeding import Seeds
 
 LEAST_SIMULATIONS = 2_000

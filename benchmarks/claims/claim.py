@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
 from retrain.kernel.seeding import Seeds
 
 Claim = Callable[[int, Seeds], Iterator["Measured"]]

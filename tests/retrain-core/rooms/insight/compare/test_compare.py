@@ -222,7 +222,7 @@ def test_a_run_without_a_field_has_no_number_not_zero(campaign: Any, compare_jso
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     content = compare_json(folder, "--metric", "eval_correct_rate")
     found = by_condition(content)["maxrl+none"]
-    assert (found["seeds"], found["fisher"]["total"]) == ([0, 1, 2, 4, 5, 6, 7], 7 * 256)
+    assert found["seeds"] == [0, 1, 2, 4, 5, 6, 7]
     assert compare_json(folder)["metric"] == "correct_rate:final"  # held-out decides only where every run has it
     rewards = compare_json(folder, "--metric", "mean_reward:auc")
     assert by_condition(rewards)["maxrl+none"]["seeds"] == [0, 1, 2, 4, 5, 6, 7]

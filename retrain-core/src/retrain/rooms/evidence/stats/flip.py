@@ -31,7 +31,7 @@ _SEEDS = Seeds(0)  # fixed, so that a comparison is reproducible
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flips:
+class FlipTest:
     """The means of subsets of the differences, in ascending order, from which p and every interval are read off.
 
     They come in pairs of a subset and its complement, one pair per sign pattern of the two-sided test. The pair of no
@@ -39,6 +39,7 @@ class Flips:
     """
 
     means_K: Floats
+    smallest_p: float  # of differences of these sizes that all have one sign: 2 / 2^n with n that are not zero
 
     @classmethod
     def of(cls, diffs_N: Floats, *, patterns: int = PATTERNS) -> Self:
@@ -50,10 +51,9 @@ class Flips:
         if not diffs_N.size or not np.isfinite(diffs_N).all():
             raise ValueError(f"differences must be finite and at least one, not {diffs_N!r}")
         peak = float(np.abs(diffs_N).max()) or 1.0
-        units_N = diffs_N / peak
-        sums_P, sizes_P = _all_subsets(units_N) if units_N.size <= EXACT_SEEDS else _drawn_subsets(units_N, patterns)
-        rounding = ROUNDING * float(np.abs(units_N).sum())
-        return cls(np.sort(np.concatenate(_pairs_of_means(units_N, sums_P, sizes_P, rounding))) * peak)
+        means_K = _subset_means(diffs_N / peak, patterns)
+        at_best_K = means_K if (diffs_N > 0.0).all() else _subset_means(np.abs(diffs_N) / peak, patterns)
+        return cls(np.sort(means_K) * peak, _p(at_best_K))
 
     @property
     def num_patterns(self) -> int:
@@ -62,10 +62,8 @@ class Flips:
 
     @property
     def p(self) -> float:
-        """Two-sided p: the share of sign patterns whose mean is at least as far from zero, the observed one included."""
-        not_above = int(np.searchsorted(self.means_K, 0.0, side="right"))
-        not_below = self.means_K.size - int(np.searchsorted(self.means_K, 0.0, side="left"))
-        return min(1.0, min(not_above, not_below) / self.num_patterns)
+        """Two-sided p: the share of sign patterns, with the observed one, whose mean is at least as far from zero."""
+        return _p(self.means_K)
 
     def interval(self, level: float) -> tuple[float, float]:
         """From the k-th smallest to the k-th largest subset mean, k = (1 - level) patterns, rounded down.
@@ -79,28 +77,43 @@ class Flips:
 
 
 def sign_flip_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
-    """Two-sided p of the mean difference under flipping signs, see `Flips`."""
-    return Flips.of(diffs_N, patterns=patterns).p
+    """Two-sided p of the mean difference under flipping signs, see `FlipTest`."""
+    return FlipTest.of(diffs_N, patterns=patterns).p
 
 
 def flip_interval(diffs_N: Floats, level: float, *, patterns: int = PATTERNS) -> tuple[float, float]:
     """The interval of the mean difference that leaves out zero exactly where `sign_flip_p` <= 1 - level."""
-    return Flips.of(diffs_N, patterns=patterns).interval(level)
-
-
-def smallest_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
-    """The p of these differences if all had one sign: 2 / 2^n with n that are not zero, and never less with any sign."""
-    return Flips.of(np.abs(diffs_N), patterns=patterns).p
+    return FlipTest.of(diffs_N, patterns=patterns).interval(level)
 
 
 def at_most(p: float, alpha: float) -> bool:
-    """Whether p <= alpha, with the slack that `Flips.interval` gives the level, so that rounding parts neither."""
+    """Whether p <= alpha, with the slack that `FlipTest.interval` gives the level, so that rounding parts neither."""
     return p <= alpha * (1.0 + COUNT_SLACK)
 
 
 def patterns_for(comparisons: int, alpha: float) -> int:
     """Enough drawn sign patterns that the Holm correction over so many comparisons leaves room below alpha."""
     return int(min(MOST_PATTERNS, max(PATTERNS, math.ceil(20.0 * comparisons / alpha))))
+
+
+def _p(means_K: Floats) -> float:
+    beyond = min(np.count_nonzero(means_K <= 0.0), np.count_nonzero(means_K >= 0.0))
+    return min(1.0, 2.0 * beyond / means_K.size)
+
+
+def _subset_means(values_N: Floats, patterns: int) -> Floats:
+    """The means of subsets and of their complements, one pair after another pattern; -inf and inf if one is empty."""
+    sums_P, sizes_P = _all_subsets(values_N) if values_N.size <= EXACT_SEEDS else _drawn_subsets(values_N, patterns)
+    rounding = ROUNDING * float(np.abs(values_N).sum())
+    is_whole_P = (sizes_P == 0) | (sizes_P == values_N.size)
+    sides = []
+    for side_sums_P, side_sizes_P, bound in (
+        (sums_P, sizes_P, -np.inf),
+        (values_N.sum() - sums_P, values_N.size - sizes_P, np.inf),
+    ):
+        settled_P = np.where(np.abs(side_sums_P) <= rounding, 0.0, side_sums_P)
+        sides.append(np.where(is_whole_P, bound, settled_P / np.where(is_whole_P, 1.0, side_sizes_P)))
+    return np.concatenate(sides)
 
 
 def _all_subsets(values_N: Floats) -> tuple[Floats, Floats]:
@@ -121,13 +134,3 @@ def _drawn_subsets(values_N: Floats, patterns: int) -> tuple[Floats, Floats]:
         sums.append(chosen_PN @ values_N)
         sizes.append(chosen_PN.sum(axis=1))
     return np.concatenate(sums), np.concatenate(sizes)
-
-
-def _pairs_of_means(values_N: Floats, sums_P: Floats, sizes_P: Floats, rounding: float) -> tuple[Floats, Floats]:
-    """The means of subsets and of their complements; -inf and inf where one of the two is empty."""
-    is_whole_P = (sizes_P == 0) | (sizes_P == values_N.size)
-    means = []
-    for side_sums_P, side_sizes_P in ((sums_P, sizes_P), (values_N.sum() - sums_P, values_N.size - sizes_P)):
-        settled_P = np.where(np.abs(side_sums_P) <= rounding, 0.0, side_sums_P)
-        means.append(settled_P / np.where(is_whole_P, 1.0, side_sizes_P))
-    return np.where(is_whole_P, -np.inf, means[0]), np.where(is_whole_P, np.inf, means[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from retrain.rooms.evidence.stats.paired import EXACT_SEEDS
+from retrain.rooms.evidence.stats.flip import EXACT_SEEDS
 
 POWER = 0.8
 MOST_SEEDS = 10_000

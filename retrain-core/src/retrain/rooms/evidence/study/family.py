@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
+from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
 from retrain.rooms.evidence.study.deciding import DecidingTest
 from retrain.rooms.evidence.study.metric import Direction
 from retrain.rooms.evidence.study.per_seed import PerSeed
@@ -31,22 +31,8 @@ class VerdictReason(StrEnum):
     FOUND = "found"
     TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
     NOT_SIGNIFICANT = "not significant"
-    DISAGREE = "test and interval disagree"
     WITHIN = "within the margin"
     FOUND_WITHIN = "found, but within the margin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fisher:
-    """Fisher's exact test on held-out counts, all seeds together. Completions of one prompt are not independent, nor
-    are those of one run: p is far too small. It is shown because readers expect it, but never used.
-    """
-
-    right_baseline: int
-    total_baseline: int
-    right: int
-    total: int
-    p: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +48,6 @@ class Pairing:
     seeds: tuple[int, ...]
     baseline_N: Floats
     condition_N: Floats
-    fisher: Fisher | None = None
     test_of: Callable[[Sequence[int], Floats], DecidingTest] | None = None
 
     @property
@@ -89,6 +74,7 @@ class Lost:
     seeds: tuple[int, ...]
     difference: float | None
     interval: tuple[float, float] | None
+    level: float
     p_holm: float | None
     verdict: Verdict
     survives: bool
@@ -98,7 +84,9 @@ class Lost:
 class Comparison:
     """The verdict on one pairing; numbers that cannot be computed are None.
 
-    `difference` is condition minus baseline with its bootstrap interval, `p_holm` the corrected p that decides,
+    `difference` is condition minus baseline and `interval` the one that the test gives it at `level`, infinite where
+    seeds are too few: that level belongs to the step of Holm's correction at which the comparison stands, so the
+    interval leaves out zero exactly where the verdict is better or worse. `p_holm` is the corrected p that decides,
     `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
     like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
     `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
@@ -110,15 +98,14 @@ class Comparison:
     seeds: tuple[int, ...]
     difference: float | None
     interval: tuple[float, float] | None
+    level: float
     p: float | None
     p_holm: float | None
     smallest_p: float
     d_z: float | None
     d_pooled: float | None
     detectable: float | None
-    seeds_needed: int | None
     least_seeds: int
-    fisher: Fisher | None
     verdict: Verdict
     cause: VerdictReason
     alpha: float
@@ -128,33 +115,39 @@ class Comparison:
     lost: Lost | None = None
 
     @property
+    def seeds_needed(self) -> int | None:
+        """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
+        return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
+
+    @property
     def more_seeds(self) -> int | None:
         """Seeds to add to find the observed difference, if it is the true one."""
-        return None if self.seeds_needed is None else max(0, self.seeds_needed - len(self.seeds))
+        needed = self.seeds_needed
+        return None if needed is None else max(0, needed - len(self.seeds))
 
 
 def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) -> tuple[Comparison, ...]:
     """Every pairing, with the chance of any false verdict over all of them at most `alpha`.
 
-    better / worse needs both: a sign-flip p of at most alpha after Holm's correction over all pairings, those that
-    could not be tested included, and a bootstrap interval (level 1 - alpha) on the same side of zero.
+    better / worse needs a p of at most alpha after Holm's correction over all pairings, those that could not be tested
+    included; the interval, at the level of that correction, then lies on one side of zero.
     """
-    resamples = paired.resamples_for(len(pairings), alpha)
-    p_M = [_p(each, resamples) for each in pairings]
-    known_M = [1.0 if p is None else p for p in p_M]
-    holm_M = holm(known_M)
+    patterns = patterns_for(len(pairings), alpha)
+    tests = [_test(each, patterns) for each in pairings]
+    p_M = [1.0 if test is None else test.p for test in tests]
+    holm_M = holm(p_M)
+    level_M = levels(p_M, alpha=alpha)
     judged = []
-    for index, (pairing, p) in enumerate(zip(pairings, p_M, strict=True)):
-        differing = int(np.count_nonzero(pairing.diffs_N))
-        smallest = pairing.test.smallest_p if pairing.test else paired.smallest_p(differing, resamples=resamples)
-        at_best = holm([*known_M[:index], smallest, *known_M[index + 1 :]])[index]
+    for index, (pairing, test) in enumerate(zip(pairings, tests, strict=True)):
+        smallest = 1.0 if test is None else test.smallest_p
+        at_best = holm([*p_M[:index], smallest, *p_M[index + 1 :]])[index]
         judged.append(
             _judged(
                 pairing,
-                p=p,
-                p_holm=None if p is None else holm_M[index],
-                smallest=smallest,
-                can_decide=p is not None and at_best <= alpha,
+                test,
+                p_holm=holm_M[index],
+                level=level_M[index],
+                can_decide=at_most(at_best, alpha),
                 alpha=alpha,
                 comparisons=len(pairings),
                 direction=direction,
@@ -163,10 +156,11 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
     return tuple(judged)
 
 
-def _p(pairing: Pairing, resamples: int) -> float | None:
+def _test(pairing: Pairing, patterns: int) -> DecidingTest | None:
+    """The test that decides; None below two seeds."""
     if len(pairing.seeds) < 2:
         return None
-    return pairing.test.p if pairing.test else paired.sign_flip_p(pairing.diffs_N, resamples=resamples)
+    return pairing.test or FlipTest.of(pairing.diffs_N, patterns=patterns)
 
 
 def holm(p_M: Sequence[float]) -> list[float]:
@@ -181,48 +175,54 @@ def holm(p_M: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def fisher(baseline: tuple[int, int], condition: tuple[int, int]) -> Fisher:
-    """The test on (right, total) of both sides."""
-    from scipy.stats import fisher_exact
+def levels(p_M: Sequence[float], *, alpha: float) -> list[float]:
+    """The level of each comparison's interval, in the given order: that of the step of Holm's correction it stands at.
 
-    table = [[right, total - right] for right, total in (condition, baseline)]
-    p = float(fisher_exact(table).pvalue)
-    return Fisher(right_baseline=baseline[0], total_baseline=baseline[1], right=condition[0], total=condition[1], p=p)
+    Of m comparisons of which r are found, the i-th smallest p was held against alpha / (m - i + 1) and found, all
+    others failed at alpha / (m - r): 1 minus these are the levels.
+    """
+    found = [at_most(each, alpha) for each in holm(p_M)]
+    level_M = [0.0] * len(p_M)
+    for rank, index in enumerate(sorted(range(len(p_M)), key=lambda i: p_M[i])):
+        level_M[index] = 1.0 - alpha / (len(p_M) - min(rank, sum(found)))
+    return level_M
 
 
 def _judged(
     pairing: Pairing,
+    test: DecidingTest | None,
     *,
-    p: float | None,
-    p_holm: float | None,
-    smallest: float,
+    p_holm: float,
+    level: float,
     can_decide: bool,
     alpha: float,
     comparisons: int,
     direction: Direction,
 ) -> Comparison:
     diffs_N, num_seeds = pairing.diffs_N, len(pairing.seeds)
-    level = 1.0 - alpha
-    interval = pairing.test.interval(level) if pairing.test else paired.bca_interval(diffs_N, level=level)
     difference = float(diffs_N.mean()) if num_seeds else None
-    sd, d_z, share = paired.spread(diffs_N), paired.paired_d(diffs_N), alpha / comparisons
+    sd, share = paired.spread(diffs_N), alpha / comparisons
     detectable_d = power.detectable_d(num_seeds, share) if sd else None
-    verdict, cause = _verdict(difference, interval, p_holm, can_decide=can_decide, alpha=alpha, direction=direction)
+    verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT
+    if test is None or not can_decide:
+        cause = VerdictReason.TOO_FEW
+    elif difference is not None and at_most(p_holm, alpha):
+        is_better = (difference > 0.0) == (direction is Direction.HIGHER)
+        verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
     return Comparison(
         baseline=pairing.baseline,
         condition=pairing.condition,
         seeds=pairing.seeds,
         difference=difference,
-        interval=interval,
-        p=p,
-        p_holm=p_holm,
-        smallest_p=smallest,
-        d_z=d_z,
+        interval=None if test is None else test.interval(level),
+        level=level,
+        p=None if test is None else test.p,
+        p_holm=None if test is None else p_holm,
+        smallest_p=1.0 if test is None else test.smallest_p,
+        d_z=paired.paired_d(diffs_N),
         d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
         detectable=None if detectable_d is None or sd is None else detectable_d * sd,
-        seeds_needed=power.seeds_needed(d_z, share) if d_z else None,
         least_seeds=power.least_seeds(share),
-        fisher=pairing.fisher,
         verdict=verdict,
         cause=cause,
         alpha=alpha,
@@ -230,33 +230,17 @@ def _judged(
     )
 
 
-def _verdict(
-    difference: float | None,
-    interval: tuple[float, float] | None,
-    p_holm: float | None,
-    *,
-    can_decide: bool,
-    alpha: float,
-    direction: Direction,
-) -> tuple[Verdict, VerdictReason]:
-    if p_holm is None or difference is None or not can_decide:
-        return Verdict.CANNOT_TELL, VerdictReason.TOO_FEW
-    if p_holm > alpha:
-        return Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT
-    if interval is None or not (interval[0] > 0.0 if difference > 0.0 else interval[1] < 0.0):
-        return Verdict.CANNOT_TELL, VerdictReason.DISAGREE
-    is_better = (difference > 0.0) == (direction is Direction.HIGHER)
-    return (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
-
-
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """The documented JSON form."""
+    """The documented JSON form: what has no limit is null."""
     found: Mapping[str, Any] = {name: getattr(comparison, name) for name in Comparison.__slots__}
-    fisher_test = comparison.fisher
     return {
         **found,
         "seeds": list(comparison.seeds),
-        "interval": None if comparison.interval is None else list(comparison.interval),
+        "interval": None if comparison.interval is None else [_finite(end) for end in comparison.interval],
+        "seeds_needed": comparison.seeds_needed,
         "more_seeds": comparison.more_seeds,
-        "fisher": fisher_test and {name: getattr(fisher_test, name) for name in Fisher.__slots__},
     }
+
+
+def _finite(limit: float) -> float | None:
+    return limit if math.isfinite(limit) else None

@@ -105,6 +105,7 @@ def _lost(first: Comparison, second: Comparison, sides: Sides, worst: float) -> 
         seeds=second.seeds,
         difference=second.difference,
         interval=second.interval,
+        level=second.level,
         p_holm=second.p_holm,
         verdict=second.verdict,
         survives=second.verdict is first.verdict,

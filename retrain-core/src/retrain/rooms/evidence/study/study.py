@@ -18,9 +18,9 @@ from retrain.rooms.evidence.study.budget import COSTS, Align, Spent, along, valu
 from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.equivalence import with_margin
-from retrain.rooms.evidence.study.family import Comparison, Fisher, Pairing, fisher, judge
+from retrain.rooms.evidence.study.family import Comparison, Pairing, judge
 from retrain.rooms.evidence.study.lost import Sides, lost_seeds, with_lost, with_seeds
-from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Direction, Metric, parse_metric
+from retrain.rooms.evidence.study.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.registered import Analysis, Plan, departures
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
@@ -29,7 +29,6 @@ from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"
 EXAMPLES = Metric("eval_examples")
-MOST_COMPLETIONS = 10**9  # held-out completions over all seeds; beyond any real number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +303,6 @@ class _Summaries:
             seeds=seeds,
             baseline_N=np.array([left[seed] for seed in seeds]),
             condition_N=np.array([right[seed] for seed in seeds]),
-            fisher=self._fisher(baseline, condition, seeds),
         )
 
     def num_examples(self, labels: Sequence[str], metric: Metric) -> int | None:
@@ -313,25 +311,6 @@ class _Summaries:
             return None
         counts = {count for label in labels for count in self.values(label, EXAMPLES).values()}
         return int(counts.pop()) if len(counts) == 1 else None
-
-    def _fisher(self, baseline: str, condition: str, seeds: Sequence[int]) -> Fisher | None:
-        sides = [self._held_out_counts(label, seeds) for label in (baseline, condition)]
-        return fisher(sides[0], sides[1]) if sides[0] and sides[1] else None
-
-    def _held_out_counts(self, label: str, seeds: Sequence[int]) -> tuple[int, int] | None:
-        """Right and all completions of the last evaluation, over all seeds; None if any seed has none."""
-        right = total = 0
-        for seed in seeds:
-            spent = self._runs[label][seed]
-            rate, examples, samples = (
-                value_at(spent, Metric(field), budget=self._budget)
-                for field in (HELD_OUT.field, "eval_examples", "eval_samples")
-            )
-            if rate is None or examples is None or samples is None:
-                return None
-            total += round(examples * samples)
-            right += round(rate * examples * samples)
-        return (right, total) if total and 0 <= right <= total <= MOST_COMPLETIONS else None
 
 
 def _estimate(metric: Metric, values: Mapping[int, float]) -> Estimate:

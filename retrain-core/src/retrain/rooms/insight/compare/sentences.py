@@ -24,8 +24,6 @@ def explanation(comparison: Comparison, study: Study) -> str:
             return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:
             return _too_few(comparison, study)
-        case VerdictReason.DISAGREE:
-            return f"{p}, but the interval does not leave out zero on the same side."
     return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
 
 

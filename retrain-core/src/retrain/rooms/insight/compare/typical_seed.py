@@ -30,7 +30,7 @@ def lost_sentence(comparison: Comparison, study: Study) -> str:
         return ""
     number = len(lost.baseline_seeds) + len(lost.condition_seeds)
     runs = f"{number} lost run{'' if number == 1 else 's'}"
-    size = sized(lost.difference, lost.interval, 1.0 - comparison.alpha, study.metric)
+    size = sized(lost.difference, lost.interval, lost.level, study.metric)
     line = f"with {runs} at the worst value seen ({shown(lost.worst, study.metric)}): {lost.verdict}, {size}"
     if lost.survives or comparison.verdict is Verdict.CANNOT_TELL:
         return line

@@ -41,5 +41,5 @@ def further_lines(comparison: Comparison, study: Study) -> list[str]:
 def _found(comparison: Comparison, study: Study) -> str:
     if comparison.difference is None:
         return "no seed has a number on both sides"
-    size = sized(comparison.difference, comparison.interval, 1.0 - comparison.alpha, study.metric)
+    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
     return f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"

@@ -19,7 +19,7 @@ def percent(level: float) -> str:
 
 def level_words(study: Study) -> str:
     """The level of the intervals, as `95 %`; a range where they have several."""
-    levels = sorted({1.0 - each.alpha for each in study.comparisons}) or [1.0 - study.alpha]
+    levels = sorted({each.level for each in study.comparisons}) or [1.0 - study.alpha]
     ends = dict.fromkeys(percent(level) for level in (levels[0], levels[-1]))
     return " to ".join(ends)
 
