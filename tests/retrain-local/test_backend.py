@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from retrain.api import (
     Sample,
     SampleRequest,
     SamplingParams,
+    Seeds,
     StopReason,
     TrainBatch,
 )
@@ -148,3 +150,18 @@ def test_tiny_speaks(make_backend: MakeBackend) -> None:
     boxed = [s for s in samples if "\\boxed{" in tokenizer.decode(s.tokens_T)]
     assert len(boxed) >= 12
     assert sum(s.stop_reason is StopReason.EOS for s in samples) >= 12
+
+
+def test_the_seed_of_the_initialisation_moves_the_adapter_alone(
+    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], tmp_path: Path
+) -> None:
+    base = make_context(seed=1)
+    moved, other = replace(base, seeds=Seeds(1, {"lora init": 2})), make_context(seed=2)
+    backends = [create_backend(context) for context in (base, moved, other)]
+    files = []
+    for number, backend in enumerate(backends):
+        (tmp_path / str(number)).mkdir()
+        backend.save_adapter(tmp_path / str(number))
+        files.append((tmp_path / str(number) / "adapter_model.safetensors").read_bytes())
+    assert files[0] != files[1] == files[2]
+    assert drawn(backends[0], requests) == drawn(backends[1], requests)  # an adapter begins as zero

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from numpy.random import Generator, Philox
 
@@ -19,9 +20,10 @@ SEED_BITS = 63  # fits a signed 64-bit integer, which is what torch and every in
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The root seed of a run, a non-negative integer."""
+    """The root seed of a run, a non-negative integer, and the seeds of purposes that are set `apart` from it."""
 
     root: int
+    apart: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_config(cls, seed: int) -> Seeds:
@@ -29,8 +31,10 @@ class Seeds:
         return cls(secrets.randbits(31) if seed < 0 else seed)
 
     def derive(self, purpose: str, *keys: Key) -> int:
-        """Integer in [0, 2**63) that depends on the root seed, the purpose and every key, and on nothing else."""
-        text = json.dumps([self.root, purpose, *keys])  # JSON keeps numbers apart from text, and keys apart
+        """Integer in [0, 2**63) that depends on the purpose's seed, the purpose and every key, and on nothing else."""
+        text = json.dumps(
+            [self.apart.get(purpose, self.root), purpose, *keys]
+        )  # JSON keeps numbers apart from text, and keys apart
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

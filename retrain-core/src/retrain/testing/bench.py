@@ -20,9 +20,9 @@ from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.plugins.resolve import Found, resolve
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import NOTHING, Kind
 from retrain.rooms.session.check import read_config, registered_tables
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.testing.tokens import tokenizer_of, toy_model
 
 FILE = "conformance.toml"
@@ -151,7 +151,7 @@ class Bench:
         """What the part's factory receives, apart from its parameters."""
         config = config or self.config
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
-        seeds = Seeds.from_config(config.training.seed)
+        seeds = run_seeds(config)
         return PluginContext(config=config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
 
     def build(self, options: Mapping[str, Any] | None = None, config: Config | None = None) -> Any:

@@ -11,10 +11,10 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.rooms.audit.report import AuditReport, Cause, where_found
 from retrain.rooms.audit.start import audit_tasks
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.tasks.tasks import load_tasks
 from retrain.rooms.text.terminal_text import duration, printable
 from retrain.rooms.text.tokenizer.load import load_tokenizer
@@ -61,7 +61,7 @@ def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
     """Load tasks and verifier as a run does, and audit them on so many examples."""
     context = PluginContext(
         config=config,
-        seeds=Seeds.from_config(config.training.seed),
+        seeds=run_seeds(config),
         plugins=plugins,
         tokenizer=load_tokenizer(config, plugins),
     )

@@ -8,9 +8,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Floats, Sample, SamplingParams
 from retrain.rooms.session.backend import build_backend
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.session.steps.logprob_gap import LogprobGap, measure_gap
 from retrain.rooms.tasks.prompts import encode_prompts
 from retrain.rooms.text.tokenizer.load import load_tokenizer
@@ -33,7 +33,7 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
 
     BackendError when the backend does not report its trainer's log-probabilities, or one of them is not finite.
     """
-    seeds = Seeds(max(config.training.seed, 0))
+    seeds = run_seeds(config, max(config.training.seed, 0))
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
     backend, training = build_backend(context), config.training

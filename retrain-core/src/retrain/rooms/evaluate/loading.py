@@ -14,6 +14,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
 from retrain.rooms.evaluate.sets import HELD_OUT, EvalSet
+from retrain.rooms.session.seed_sources import set_apart
 from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.examples import uses_own_verifier
 from retrain.rooms.tasks.prompts import build_pool
@@ -63,7 +64,7 @@ def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
         name=HELD_OUT,
         prompts=prompts,
         samples=config.eval.samples,
-        seeds=Seeds(config.eval.seed),
+        seeds=Seeds(config.eval.seed, set_apart(config)),
         params=SamplingParams(max_tokens=training.max_tokens, temperature=training.temperature),
         cluster=cluster,
         context=context,
@@ -107,7 +108,7 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
         name=each.name,
         prompts=prompts,
         samples=each.samples,
-        seeds=Seeds(each.seed),
+        seeds=Seeds(each.seed, set_apart(context.config) if each.seed == context.config.eval.seed else {}),
         params=each.params,
         cluster=each.cluster,
         context=reading,

@@ -103,7 +103,7 @@ def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:
         "examples": len(each.prompts),
         "examples_digest": digest.hexdigest(),
         "samples": each.samples,
-        "seed": each.seeds.root,
+        "seed": each.seeds.apart.get("eval", each.seeds.root),
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
         "greedy": params.greedy,

@@ -14,9 +14,9 @@ from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Outcome
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.tasks.scoring.build import build_rewards, data_reward, verifier_of_source
 from retrain.rooms.tasks.scoring.dispatcher import NamedReward
 from retrain.rooms.tasks.scoring.failures import FailureRecord, read_failures
@@ -112,7 +112,7 @@ def _scored(
 
 
 def _rewards(config: Config, plugins: Plugins, wanted: Collection[str]) -> dict[str, NamedReward]:
-    seeds = Seeds.from_config(config.training.seed)
+    seeds = run_seeds(config)
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
     source = config.data.source

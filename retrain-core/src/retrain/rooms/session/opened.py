@@ -13,11 +13,11 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.backend import build_backend, use_weights
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.session.configure import Checked, load_file
 from retrain.rooms.session.devices import settle_devices
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.session.subject import Subject, SubjectKind, adapter_shape
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -95,7 +95,7 @@ def opened(
     devices = settle_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
     devices.log()
     config = devices.config
-    seeds = Seeds(max(config.training.seed, 0))
+    seeds = run_seeds(config, max(config.training.seed, 0))
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
     backend = build_backend(context)
     try:

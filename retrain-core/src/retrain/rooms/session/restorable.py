@@ -8,12 +8,12 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import CheckpointMode, Kind
 from retrain.rooms.session.check import declared_capabilities
 from retrain.rooms.session.configure import Checked
 from retrain.rooms.session.records.checkpoints import Checkpoint
 from retrain.rooms.session.savepoint import CONTROLLER, algorithm_state
+from retrain.rooms.session.seed_sources import run_seeds
 
 NOT_EVEN = "--resume-anyway cannot change that"
 
@@ -29,7 +29,8 @@ def restore_obstacles(checkpoint: Checkpoint | None, checked: Checked, plugins: 
         problems.append(Problem(where=config.place("backend.backend"), what=what, why=NOT_EVEN, fix=fix))
     saved = algorithm_state(checkpoint.state).get(CONTROLLER)
     if saved and checked.flow.controller:
-        context = PluginContext(config=config, seeds=Seeds(int(checkpoint.state["seed"])), plugins=plugins)
+        seeds = run_seeds(config, int(checkpoint.state["seed"]))
+        context = PluginContext(config=config, seeds=seeds, plugins=plugins)
         try:
             controller = build_part(Kind.CONTROLLER, checked.flow.controller, "algorithm.transform_mode", context)
             controller.restore(saved)

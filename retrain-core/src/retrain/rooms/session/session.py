@@ -17,7 +17,6 @@ from retrain.kernel.errors import PluginError, Problem, RecordError, ResumeError
 from retrain.kernel.parts import Parts, Run
 from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Determinism
 from retrain.rooms.session.assemble import assemble
 from retrain.rooms.session.collector import resume_collector
@@ -34,6 +33,7 @@ from retrain.rooms.session.records.rewind import read_manifest
 from retrain.rooms.session.restorable import restore_obstacles
 from retrain.rooms.session.resume import ResumePlan, adapters_of, plan_resume, refuse_changes
 from retrain.rooms.session.savepoint import RunRecords, progress_of, restore_run
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.text.secrets import hide_text
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL, printable
 
@@ -80,13 +80,14 @@ def _session(
 ) -> None:
     config = devices.config
     devices.log()
-    seeds = Seeds(plan.seed) if plan else Seeds.from_config(config.training.seed)
+    seeds = run_seeds(config, plan.seed if plan else None)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
     examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))
     assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
     parts = assembled.parts
     try:
-        LOG.info("Seed %d: %s", seeds.root, _same_seed(parts))
+        apart = "".join(f", {source} {seed}" for source, seed in config.training.seeds.items())
+        LOG.info("Seed %d%s: %s", seeds.root, apart, _same_seed(parts))
         folder = folder or open_run_folder(config.logging.log_dir, config.backend.adapter_path)
         condition = parts.algorithm.labels["condition"]
         manifest = build_manifest(config, plugins, seed=seeds.root, condition=condition) | devices.entry

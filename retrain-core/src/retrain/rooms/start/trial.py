@@ -14,9 +14,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, RetrainError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.rooms.session.configure import load_checked
+from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.start.own_data import HUB_ID
 from retrain.rooms.start.plain_tokenizer import PlainTokenizer
 from retrain.rooms.tasks.contracts import Verifier
@@ -75,7 +75,7 @@ def try_out(text: str, name: str, plugins: Plugins) -> Trial:
         file.write_text(text, encoding="utf-8")
         config = load_checked([str(file)], plugins).config
         tokenizer, warnings = _tokenizer(config, plugins)
-        seeds = Seeds.from_config(config.training.seed)
+        seeds = run_seeds(config)
         context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
         tasks = load_tasks(context)
         try:

@@ -1,0 +1,31 @@
+"""The sources of randomness that `[training] seeds` sets apart: which streams of a run belong to which.
+
+Every stream has a purpose (`retrain.kernel.seeding`). A purpose that is listed here follows its source's seed where
+`[training] seeds` names one; without, and every purpose that is not listed, such as a plugin's own, follows `seed`, and
+that of an evaluation `[eval] seed`. No stream changes unless its own source is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import SeedSource
+from retrain.kernel.seeding import Seeds
+
+PURPOSES: Mapping[SeedSource, tuple[str, ...]] = {
+    "data": ("shuffle", "max_examples", "minibatches", "sft"),  # which prompts, in which order they are learnt from
+    "initialisation": ("lora init",),
+    "sampling": ("sample", "clip_cov", "environment", "judge markers"),  # completions, their worlds, what is dropped
+    "evaluation": ("eval",),  # completions of held-out examples; which examples are held out stays with [eval] seed
+}
+
+
+def set_apart(config: Config) -> dict[str, int]:
+    """The seed of every purpose whose source `[training] seeds` names."""
+    return {purpose: seed for source, seed in config.training.seeds.items() for purpose in PURPOSES[source]}
+
+
+def run_seeds(config: Config, root: int | None = None) -> Seeds:
+    """The seeds of a run with this `root`; without one, that of `[training] seed`, drawn where it is -1."""
+    return Seeds(Seeds.from_config(config.training.seed).root if root is None else root, set_apart(config))
