@@ -14,6 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.session.seed_sources import PURPOSES, run_seeds
+from retrain.rooms.session.steps.controls import Control
 
 ROOT = Path(__file__).parents[4]
 ASSIGNED = {purpose for purposes in PURPOSES.values() for purpose in purposes}
@@ -28,6 +29,7 @@ OUTSIDE = {  # streams that no run draws from, with what they are for
     "doctor": "probes of a server",
     "tinker handshake": "probes of a service",
 }
+NAMED = {"Control.RANDOM_REWARD": Control.RANDOM_REWARD.value}
 FOREIGN = ("retrain/testing/",)  # the conformance suite draws its own examples
 KEYED = ("kernel/seeding.py", "kernel/contracts/tasks.py")  # where a purpose is passed on
 
@@ -55,7 +57,9 @@ def _is_seeds(function: ast.expr) -> bool:
 
 
 def _text(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "?"
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return NAMED.get(ast.unparse(node), "?")
 
 
 def test_every_purpose_in_the_source_is_assigned_or_says_why_not() -> None:

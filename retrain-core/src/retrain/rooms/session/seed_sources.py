@@ -16,7 +16,8 @@ from retrain.kernel.seeding import Seeds
 PURPOSES: Mapping[SeedSource, tuple[str, ...]] = {
     "data": ("shuffle", "max_examples", "minibatches", "sft"),  # which prompts, in which order they are learnt from
     "initialisation": ("lora init",),
-    "sampling": ("sample", "clip_cov", "environment", "judge markers"),  # completions, their worlds, what is dropped
+    # completions, their worlds and scores, and what is drawn of them
+    "sampling": ("sample", "clip_cov", "environment", "judge markers", "random_reward"),
     "evaluation": ("eval",),  # completions of held-out examples; which examples are held out stays with [eval] seed
 }
 

@@ -88,7 +88,7 @@ def components(
     for name, design in designs.items():
         others = _basis(np.hstack([fixed, *(each for other, each in designs.items() if other != name)]))
         unexplained = design - others @ (others.T @ design)
-        eigenvalues = np.linalg.eigvalsh(unexplained.T @ unexplained)
+        eigenvalues: Floats = np.linalg.eigvalsh(unexplained.T @ unexplained).astype(np.float64)
         eigenvalues = eigenvalues[eigenvalues > _TINY * max(1, len(values_N))]
         if eigenvalues.size:
             explained = _squared(whole.T @ values_N) - _squared(others.T @ values_N)
