@@ -51,7 +51,14 @@ def _found(study: Study) -> list[str]:
         for baseline in dict.fromkeys(each.baseline for each in found):
             own = [each for each in found if each.baseline == baseline]
             told.append(f"{verdict.value.capitalize()} than {baseline}: {_named(own, study.metric)}.")
-    return told or ["No way is shown to be better or worse than another."]
+    if not told:
+        told = ["No way is shown to be better or worse than another."]
+    same = [each.condition for each in study.comparisons if each.verdict is Verdict.PRACTICALLY_SAME]
+    if same:
+        margin = next((each.margin for each in study.comparisons if each.margin is not None), None)
+        beforehand = "" if margin is None else f" (no more than {_size(margin, study.metric)} apart, as was planned)"
+        told.append(f"Practically the same{beforehand}: {_listed(same)}.")
+    return told
 
 
 def _open(study: Study) -> list[str]:
@@ -108,7 +115,11 @@ def _sure(study: Study) -> str:
 
 def _typical(study: Study) -> str:
     side = "lower" if study.direction == "lower" else "higher"
-    return f"Better means {side} in a typical training, not in each one: look at the worst seeds too."
+    told = f"Better means {side} in a typical training, not in each one: look at the worst seeds too."
+    frail = [each.condition for each in study.comparisons if each.lost and not each.lost.survives]
+    if frail:
+        return f"{told} Counting the runs that were lost as bad ones changes the answer for {_listed(frail)}."
+    return told
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ from retrain.rooms.evidence.study.budget import Align
 from retrain.rooms.evidence.study.family import Comparison, VerdictReason
 from retrain.rooms.evidence.study.metric import Metric, shown_difference
 from retrain.rooms.evidence.study.study import Study
-from retrain.rooms.insight.compare.words import ties
 
 MOST_DIFFERING = 20
 
@@ -23,7 +22,7 @@ def explanation(comparison: Comparison, study: Study) -> str:
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
             return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:
-            return _too_few(comparison, study)
+            return _too_few(comparison)
     return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
 
 
@@ -97,7 +96,7 @@ def _corrected(comparison: Comparison) -> str:
     return f" after Holm's correction over {comparison.num_comparisons}" if comparison.num_comparisons > 1 else ""
 
 
-def _too_few(comparison: Comparison, study: Study) -> str:
+def _too_few(comparison: Comparison) -> str:
     num_seeds, least = len(comparison.seeds), f"{comparison.least_seeds} seeds are the least"
     if num_seeds < 2:
         common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
@@ -106,7 +105,7 @@ def _too_few(comparison: Comparison, study: Study) -> str:
     if comparison.num_comparisons > 1:
         holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
         smallest += f" ({holm:.2g}{_corrected(comparison)})"
-    if tied := ties(comparison, study):
+    if tied := comparison.per_seed.ties if comparison.per_seed else 0:
         seeds = "One seed is" if tied == 1 else f"{tied} seeds are"
         left = f"{seeds} tied (a difference of exactly 0), which leaves {num_seeds - tied} of {num_seeds} to tell by"
         return f"{left}: {smallest}; {comparison.least_seeds} seeds without ties are the least for any verdict."

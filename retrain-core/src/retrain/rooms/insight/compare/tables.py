@@ -22,12 +22,13 @@ class TextTable:
 
 
 def condition_tables(study: Study) -> Iterator[TextTable]:
-    """Mean and 95 % interval of each metric by condition; a table per field, one for pass@k."""
+    """Mean and 95 % interval of each metric by condition: a table per field, the deciding one first; one for pass@k."""
     by_title: dict[str, list[Metric]] = {}
     for metric in study.metrics:
         title = "held-out pass@k" if metric.field.startswith(PASS_PREFIX) else metric.field
         by_title.setdefault(title, []).append(metric)
-    for title, metrics in by_title.items():
+    deciding_first = sorted(by_title.items(), key=lambda item: study.metric not in item[1])
+    for title, metrics in deciding_first:
         heads = [_head(metric, in_group=title != metric.field) for metric in metrics]
         rows = tuple(
             (

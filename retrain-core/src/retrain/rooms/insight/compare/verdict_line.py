@@ -35,7 +35,13 @@ def short_standing(study: Study) -> str:
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     """What else is to be said about this verdict, a sentence each: the reason first."""
     told = [explanation(comparison, study), seeds_sentence(comparison), lost_sentence(comparison, study)]
-    return [each for each in told if each]
+    return [_sentence(each) for each in told if each]
+
+
+def _sentence(text: str) -> str:
+    """With a capital and a full stop, unless it begins with a symbol (`p = 0.03`)."""
+    begun = text if text[1:2] == " " else text[0].upper() + text[1:]
+    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
 
 
 def _found(comparison: Comparison, study: Study) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from retrain.rooms.evidence.study.family import Comparison
-from retrain.rooms.evidence.study.metric import Direction, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.metric import Metric, shown, shown_difference
 from retrain.rooms.evidence.study.study import Study
 
 NO_LIMIT = "no limit"
@@ -66,27 +65,13 @@ def over_seeds(count: int) -> str:
     return f"over {count} seed{'' if count == 1 else 's'}"
 
 
-def values_of(study: Study, condition: str) -> Mapping[int, float]:
-    """The deciding metric of a condition by seed; empty for one that has no run."""
-    found = next((each for each in study.conditions if each.label == condition), None)
-    return found.estimates[str(study.metric)].values if found else {}
-
-
 def worst_seeds(comparison: Comparison, study: Study) -> str:
-    """`Worst seed of each: grpo+none 71.1%, maxrl+none 80.5%`, among the compared seeds; empty without any."""
-    worst = max if study.direction is Direction.LOWER else min
-    told = []
-    for label in (comparison.baseline, comparison.condition):
-        values = values_of(study, label)
-        compared = [values[seed] for seed in comparison.seeds if seed in values]
-        told += [f"{label} {shown(worst(compared), study.metric)}"] if compared else []
-    return f"Worst seed of each: {', '.join(told)}" if told else ""
-
-
-def ties(comparison: Comparison, study: Study) -> int:
-    """Compared seeds whose difference is exactly 0: flipping its sign changes nothing, so they cannot lower p."""
-    left, right = (values_of(study, label) for label in (comparison.baseline, comparison.condition))
-    return sum(left.get(seed) == right.get(seed) for seed in comparison.seeds)
+    """`Worst seed of each: grpo+none 71.1%, maxrl+none 80.5%`; empty without a common seed."""
+    if comparison.per_seed is None:
+        return ""
+    worst = (comparison.per_seed.worst_baseline, comparison.per_seed.worst_condition)
+    left, right = (shown(value, study.metric) for value in worst)
+    return f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}"
 
 
 def _bare(value: float, metric: Metric) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from retrain.rooms.evidence.study.family import Comparison, Verdict
 from retrain.rooms.evidence.study.metric import Metric, shown
 from retrain.rooms.evidence.study.study import Study
-from retrain.rooms.insight.compare.words import values_of
 from retrain.rooms.insight.report.markup import plot, table
 from retrain.rooms.insight.report.text import plain, text
 
@@ -39,7 +38,7 @@ def forest(study: Study) -> dict[str, Any] | None:
         "values": [scale * (each.difference or 0.0) for each in known],
         "low": [_end(each.interval[0], scale) for each in known if each.interval],
         "high": [_end(each.interval[1], scale) for each in known if each.interval],
-        "seeds": [[scale * diff for diff in _diffs(each, study)] for each in known],
+        "seeds": [[scale * (right - left) for _, left, right in _sides(each)] for each in known],
         "verdicts": [KINDS[each.verdict] for each in known],
     }
 
@@ -47,7 +46,7 @@ def forest(study: Study) -> dict[str, Any] | None:
 def seed_plots(study: Study, first_number: int) -> tuple[str, list[dict[str, Any]]]:
     """A small figure per comparison: each seed as a line from the baseline to the condition."""
     order = {verdict: place for place, verdict in enumerate(KINDS)}
-    chosen = sorted((each for each in study.comparisons if each.seeds), key=lambda each: order[each.verdict])
+    chosen = sorted((each for each in study.comparisons if each.per_seed), key=lambda each: order[each.verdict])
     chosen = chosen[:MOST_PAIRS]
     scale = 100.0 if study.metric.is_rate else 1.0
     figures = [_pair(each, study, scale) for each in chosen]
@@ -65,33 +64,27 @@ def seed_plots(study: Study, first_number: int) -> tuple[str, list[dict[str, Any
 
 
 def _pair(comparison: Comparison, study: Study, scale: float) -> dict[str, Any]:
-    left, right = (values_of(study, label) for label in (comparison.baseline, comparison.condition))
-    lines = [
-        {"seed": seed, "y": [scale * left[seed], scale * right[seed]]}
-        for seed in comparison.seeds
-        if seed in left and seed in right
-    ]
     return {
         "kind": "pair",
         "share": study.metric.is_rate,
         "labels": [plain(label, NAME_CHARS) for label in (comparison.baseline, comparison.condition)],
-        "lines": lines,
+        "lines": [{"seed": seed, "y": [scale * left, scale * right]} for seed, left, right in _sides(comparison)],
         "verdict": KINDS[comparison.verdict],
     }
 
 
 def _numbers(comparison: Comparison, study: Study, title: str) -> str:
-    left, right = (values_of(study, label) for label in (comparison.baseline, comparison.condition))
     rows = [
-        (text(seed), *(text(shown(side.get(seed), study.metric)) for side in (left, right)))
-        for seed in comparison.seeds
+        (text(seed), text(shown(left, study.metric)), text(shown(right, study.metric)))
+        for seed, left, right in _sides(comparison)
     ]
     return table(title, ("seed", comparison.baseline, comparison.condition), rows, is_caption_shown=False)
 
 
-def _diffs(comparison: Comparison, study: Study) -> Sequence[float]:
-    left, right = (values_of(study, label) for label in (comparison.baseline, comparison.condition))
-    return [right[seed] - left[seed] for seed in comparison.seeds if seed in left and seed in right]
+def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
+    """Seed, value of the baseline, value of the condition."""
+    found = comparison.per_seed
+    return list(zip(comparison.seeds, found.baseline, found.condition, strict=True)) if found else []
 
 
 def _end(limit: float, scale: float) -> float | None:
