@@ -75,8 +75,13 @@ def worst_seeds(comparison: Comparison, study: Study) -> str:
 
 
 def _bare(value: float, metric: Metric) -> str:
-    return f"{100 * value:.1f}" if metric.is_rate else f"{value:.4g}"
+    return _digits(100 * value) if metric.is_rate else f"{value:.4g}"
 
 
 def _signed(value: float, metric: Metric) -> str:
-    return shown_difference(value, metric).removesuffix(" pp")
+    return f"{'+' if value > 0 else ''}{_bare(value, metric)}"
+
+
+def _digits(points: float) -> str:
+    """Percentage points to a tenth, but what is not zero never as `0.0`: on which side of it a limit lies decides."""
+    return f"{points:.1f}" if abs(points) >= 0.05 or not points else f"{points:.1g}"
