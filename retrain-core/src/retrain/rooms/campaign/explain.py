@@ -90,6 +90,6 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "launcher": table.launcher,
         "retries": table.retries,
         "warnings": warnings_of(campaign),
-        "plan": table.plan.model_dump(mode="json") if table.plan else None,
+        "plan": table.plan.content() if table.plan else None,
         "origins": origins,
     }

@@ -82,7 +82,7 @@ class Campaign:
         return {
             "seeds": self.table.seeds,
             "devices_per_run": self.table.devices_per_run,
-            "plan": self.table.plan.model_dump(mode="json", exclude_none=True) if self.table.plan else None,
+            "plan": self.table.plan.content() if self.table.plan else None,
             "conditions": {condition.label: self._values(condition) for condition in self.conditions},
         }
 

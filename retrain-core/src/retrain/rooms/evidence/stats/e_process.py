@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.stats.flip import at_most
 from retrain.rooms.evidence.stats.inversion import Interval, inverted
 
 BETS = (0.4, 0.8, 1.6, 3.2)  # on both sides of zero
@@ -50,7 +51,7 @@ class AnytimeTest:
     @property
     def smallest_p(self) -> float:
         """What p could be at best with as many non-zero differences: if each dwarfed those before it."""
-        return _least_p(int(np.count_nonzero(self.diffs_N)))
+        return _least_p(tuple((np.flatnonzero(self.diffs_N) + 1).tolist()))
 
     def interval(self, level: float) -> Interval:
         """Mean differences against which the evidence never reached 1 / (1 - level): a confidence sequence.
@@ -62,23 +63,25 @@ class AnytimeTest:
         return inverted(
             self.diffs_N,
             is_rejected=lambda shift: _p(self.diffs_N - shift) <= alpha,
-            is_zero_rejected=self.p <= alpha,
+            is_zero_rejected=at_most(self.p, alpha),
         )
 
 
 def least_seeds(alpha: float) -> int:
     """The fewest seeds with which the test can reject at `alpha`; equal differences take one or two more."""
-    return next(seeds for seeds in range(1, MOST_SEEDS) if _least_p(seeds) <= alpha or seeds == MOST_SEEDS - 1)
+    possible = (seeds for seeds in range(1, MOST_SEEDS) if _least_p(tuple(range(1, seeds + 1))) <= alpha)
+    return next(possible, MOST_SEEDS)
 
 
 @cache
-def _least_p(seeds: int) -> float:
-    """M_n is largest at x_i = sqrt(i): |x_i| is at most that, where all before it are as good as zero.
+def _least_p(places: tuple[int, ...]) -> float:
+    """The least p if the differences that are not zero lie at these places, from 1.
 
+    M_n is largest at x_i = sqrt(i): |x_i| is at most that, where all before it are as good as zero.
     Both sides of a bet sum to prod (1 + t_i) + prod (1 - t_i), t_i = tanh(b x_i), in which only products of an even
     number of t_i remain: largest where every t_i is.
     """
-    roots_N = np.sqrt(np.arange(1, seeds + 1))
+    roots_N = np.sqrt(np.array(places, dtype=float))
     bets_B = np.array([*BETS, *(-bet for bet in BETS)])
     evidence = np.exp((math.log(2.0) - np.logaddexp(0.0, -2.0 * bets_B[:, None] * roots_N)).sum(axis=1)).mean()
     return float(min(1.0, 1.0 / evidence))

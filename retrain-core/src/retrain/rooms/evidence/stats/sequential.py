@@ -17,6 +17,7 @@ import numpy as np
 
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.stats.flip import at_most
 from retrain.rooms.evidence.stats.inversion import Interval, inverted
 
 EXACT_SEEDS = 14  # 8,192 patterns, the first sign being free; plans with more seeds draw theirs
@@ -112,7 +113,7 @@ class SequentialFlip:
         return inverted(
             self.diffs_N,
             is_rejected=lambda shift: self.rejected_at(alpha, shift) is not None,
-            is_zero_rejected=self.p <= alpha,
+            is_zero_rejected=at_most(self.p, alpha),
         )
 
     def _sums(self, shift: float) -> _Sums:

@@ -21,23 +21,29 @@ from retrain.rooms.evidence.study.run_status import (
 from retrain.rooms.session.records.reading import Record, number, read_object
 
 CAMPAIGN_MARK = "manifest.json"
+NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
 FAILED = ("failed", "dead", "unreadable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRun:
-    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will."""
+    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
+
+    Not `is_needed` is a run without a folder that the planned looks of the campaign saved.
+    """
 
     condition: str
     seed: int | None
     name: str
     status: RunStatus | None
     has_failed: bool
+    is_needed: bool = True
 
     def as_data(self) -> dict[str, Any]:
         """The manifest's entry, and the status if there is one."""
         head = {"condition": self.condition, "seed": self.seed, "run_name": self.name, "failed": self.has_failed}
-        return (self.status.as_data() if self.status else {"path": None, "status": "not started"}) | head
+        absent = {"path": None, "status": "not started" if self.is_needed else NOT_NEEDED}
+        return (self.status.as_data() if self.status else absent) | head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,7 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         name=name,
         status=status,
         has_failed=is_failed,
+        is_needed=found is not None or entry.get("status") != NOT_NEEDED,
     )
 
 
@@ -150,7 +157,8 @@ def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:
 
 
 def _state(runs: Sequence[CampaignRun], *, is_alive: bool) -> str:
-    if runs and all(_is_done(run) for run in runs):
+    needed = [run for run in runs if run.is_needed]
+    if needed and all(_is_done(run) for run in needed):
         return "done"
     if is_alive or any(run.status and run.status.is_live for run in runs):
         return "running"

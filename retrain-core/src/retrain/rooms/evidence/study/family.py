@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
 from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
-from retrain.rooms.evidence.study.deciding import DecidingTest
+from retrain.rooms.evidence.study.deciding import DecidingTest, LooksView
 from retrain.rooms.evidence.study.metric import Direction
 from retrain.rooms.evidence.study.per_seed import PerSeed
 
@@ -113,6 +113,7 @@ class Comparison:
     margin: float | None = None
     per_seed: PerSeed | None = None
     lost: Lost | None = None
+    looks: LooksView | None = None
 
     @property
     def seeds_needed(self) -> int | None:
@@ -239,6 +240,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "interval": None if comparison.interval is None else [_finite(end) for end in comparison.interval],
         "seeds_needed": comparison.seeds_needed,
         "more_seeds": comparison.more_seeds,
+        "looks": comparison.looks and asdict(comparison.looks),
     }
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.evidence.stats.sequential import Spend
 from retrain.rooms.evidence.study.metric import Direction, Metric, parse_metric
 from retrain.rooms.session.records.reading import number
 from retrain.rooms.session.records.seal import seal_of
@@ -33,6 +34,13 @@ class Plan:
     sha256: str
     is_intact: bool
     margin: float | None = None
+    looks: tuple[int, ...] = ()
+    spend: Spend = Spend.POCOCK
+
+    def due(self, seeds: Sequence[int]) -> tuple[int, ...]:
+        """The planned seeds that should be there if these are: all, or with looks those up to the next look."""
+        reached = max((self.seeds.index(seed) + 1 for seed in seeds if seed in self.seeds), default=0)
+        return self.seeds[: next((look for look in self.looks if look >= reached), len(self.seeds))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,8 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
         sha256=sha256,
         is_intact=sha256 == seal_of(content),
         margin=margin if margin is not None and 0.0 < margin < math.inf else None,
+        looks=_looks(content),
+        spend=next((each for each in Spend if each.value == content.get("spend")), Spend.POCOCK),
     )
     return plan
 
@@ -124,13 +134,22 @@ def _of_the_runs(plan: Plan, made: Analysis) -> list[str]:
         if condition not in plan.conditions:
             found.append(f"{condition} was not planned")
             continue
-        missing, more = set(plan.seeds) - set(seeds), set(seeds) - set(plan.seeds)
+        due = plan.due(seeds)
+        missing, more = set(due) - set(seeds), set(seeds) - set(plan.seeds)
         if missing:
-            found.append(f"{condition} lacks {len(missing)} of the {len(plan.seeds)} planned seeds")
+            planned = f"planned seeds of its {len(due)}-seed look" if len(due) < len(plan.seeds) else "planned seeds"
+            found.append(f"{condition} lacks {len(missing)} of the {len(due)} {planned}")
         if more:
             found.append(f"{condition} has {len(more)} seeds that were not planned")
     found += [f"{condition} was planned and is missing" for condition in plan.conditions if condition not in made.seeds]
     return found
+
+
+def _looks(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Numbers of seeds in ascending order, the last that of the planned seeds; none if they are anything else."""
+    looks = [each for each in _list(content, "looks") if type(each) is int]
+    is_usable = looks == sorted({*looks}) and looks[:1] > [0] and looks[-1] == len(_list(content, "seeds"))
+    return tuple(looks) if is_usable else ()
 
 
 def _metric(text: str) -> Metric | None:

@@ -48,7 +48,8 @@ class Candidate:
 class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
-    `declared` are the values of each condition, as `campaign.json` has them; empty without one.
+    `declared` are the values of each condition, as `campaign.json` has them; empty without one. `added_seeds` are those
+    that the campaign grew by, `not_needed` is how many runs its planned looks saved: they are no candidates.
     """
 
     campaign: Path | None
@@ -56,6 +57,8 @@ class Source:
     candidates: tuple[Candidate, ...]
     plan: Plan | None
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    added_seeds: tuple[int, ...] = ()
+    not_needed: int = 0
 
     @property
     def first_start(self) -> datetime | None:
@@ -92,6 +95,8 @@ def _campaign(folder: Path) -> Source:
         raise ConfigError(Problem(where=str(folder / CAMPAIGN_MARK), what=what, fix="give a campaign's folder"))
     candidates = []
     for run in status.runs:
+        if not run.is_needed:
+            continue
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
         record = _run_record(run.status.path) if run.status else {}
         candidates.append(
@@ -112,7 +117,16 @@ def _campaign(folder: Path) -> Source:
         candidates=tuple(candidates),
         plan=read_plan(manifest),
         declared=_declared(folder),
+        added_seeds=_added_seeds(manifest),
+        not_needed=sum(not run.is_needed for run in status.runs),
     )
+
+
+def _added_seeds(manifest: Record) -> tuple[int, ...]:
+    grown = manifest.get("grown")
+    entries = [each for each in grown if isinstance(each, dict)] if isinstance(grown, list) else []
+    listed = [each["seeds"] for each in entries if isinstance(each.get("seeds"), list)]
+    return tuple(dict.fromkeys(seed for seeds in listed for seed in seeds if type(seed) is int))
 
 
 def _declared(folder: Path) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.equivalence import with_margin
 from retrain.rooms.evidence.study.family import Comparison, Pairing, judge
+from retrain.rooms.evidence.study.looks import chosen_looks
 from retrain.rooms.evidence.study.lost import Sides, lost_seeds, with_lost, with_seeds
 from retrain.rooms.evidence.study.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.rooms.evidence.study.per_seed import Collapse, collapses
@@ -176,7 +177,8 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     asked_for = Counter(each.condition for each in source.candidates)
     conditions = tuple(summaries.condition(label, metrics, num_runs=asked_for[label]) for label in source.conditions)
     pairs = _pairs(source.conditions, baseline, all_pairs=options.all_pairs)
-    pairings = [summaries.pairing(first, second, metric) for first, second in pairs]
+    looks = chosen_looks(source)
+    pairings = [looks.prepared(summaries.pairing(first, second, metric)) for first, second in pairs]
     margin = plan.margin if plan and metric == plan.metric else None
 
     def judged(family: Sequence[Pairing]) -> tuple[Comparison, ...]:
@@ -202,7 +204,7 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
         shortest=shortest,
         conditions=conditions,
         metrics=metrics,
-        comparisons=with_seeds(comparisons, values, direction=direction),
+        comparisons=looks.viewed(with_seeds(comparisons, values, direction=direction), pairings),
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),

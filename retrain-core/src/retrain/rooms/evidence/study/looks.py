@@ -1,0 +1,139 @@
+"""Which test decides: of a fixed number of seeds, of planned looks, or one that allows for looking at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from retrain.kernel.types import Floats
+from retrain.rooms.evidence.stats.e_process import AnytimeTest
+from retrain.rooms.evidence.stats.e_process import least_seeds as least_anytime
+from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
+from retrain.rooms.evidence.study.deciding import DecidingTest, Design, LooksView
+from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict
+from retrain.rooms.evidence.study.runs import Source
+
+ENDED = frozenset({"done", "failed", "unreadable"})  # a run that will not change any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """The test of every pairing of one study, chosen from the plan, the campaign's record and the earlier looks.
+
+    `seeds` are in the order in which they were planned or added. `pending` are the runs that have not ended.
+    """
+
+    design: Design
+    seeds: tuple[int, ...]
+    reason: str = ""
+    earlier: tuple[int, ...] = ()
+    planned: tuple[int, ...] = ()
+    spend: Spend = Spend.POCOCK
+    pending: frozenset[tuple[str, int]] = frozenset()
+
+    def prepared(self, pairing: Pairing) -> Pairing:
+        """The pairing with its seeds in the order in which they were planned or added, and with its test."""
+        place = {seed: index for index, seed in enumerate(self.seeds)}
+        order_N = sorted(range(len(pairing.seeds)), key=lambda index: place.get(pairing.seeds[index], len(place)))
+        return replace(
+            pairing,
+            seeds=tuple(pairing.seeds[index] for index in order_N),
+            baseline_N=pairing.baseline_N[order_N],
+            condition_N=pairing.condition_N[order_N],
+            test_of=self.test_of(pairing.baseline, pairing.condition),
+        )
+
+    def viewed(self, comparisons: Sequence[Comparison], pairings: Sequence[Pairing]) -> tuple[Comparison, ...]:
+        """The judged pairings with what was looked at."""
+        return tuple(self.view(each, pairing) for each, pairing in zip(comparisons, pairings, strict=True))
+
+    def test_of(self, baseline: str, condition: str) -> Callable[[Sequence[int], Floats], DecidingTest] | None:
+        """Makes the test of two conditions from their common seeds, in order; None for a fixed number of seeds."""
+        if self.design is Design.FIXED:
+            return None
+        if self.design is Design.ANYTIME:
+            return lambda seeds, diffs_N: AnytimeTest(diffs_N=diffs_N)
+        taken = self.taken(baseline, condition)
+
+        def planned(seeds: Sequence[int], diffs_N: Floats) -> DecidingTest:
+            known = set(seeds)
+            return SequentialFlip(
+                diffs_N=diffs_N,
+                counts_K=[len(known & set(self.seeds[:look])) for look in taken],
+                shares_K=[look / self.planned[-1] for look in taken],
+                n_max=self.planned[-1],
+                spend=self.spend,
+            )
+
+        return planned
+
+    def taken(self, baseline: str, condition: str) -> tuple[int, ...]:
+        """The planned looks at two conditions that can have been taken: every run up to them has ended."""
+        waiting = {seed for label, seed in self.pending if label in (baseline, condition)}
+        first = next((index for index, seed in enumerate(self.seeds) if seed in waiting), len(self.seeds))
+        return tuple(look for look in self.planned if look <= first)
+
+    def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
+        """The comparison with what was looked at; the least seeds are those of the test that decided."""
+        if self.design is Design.FIXED:
+            view = LooksView(design=self.design, taken=self.earlier)
+            return replace(comparison, looks=view)
+        if self.design is Design.ANYTIME:
+            view = LooksView(design=self.design, reason=self.reason, taken=self.earlier)
+            least = least_anytime(comparison.alpha / comparison.num_comparisons)
+            return replace(comparison, looks=view, least_seeds=least)
+        taken, test = self.taken(comparison.baseline, comparison.condition), pairing.test
+        decided = None
+        if comparison.verdict is not Verdict.CANNOT_TELL and isinstance(test, SequentialFlip):
+            # Holm may have granted more alpha than its first step does; the look is that of the p value itself.
+            decided = test.rejected_at(test.p)
+        view = LooksView(
+            design=self.design,
+            planned=self.planned,
+            taken=taken,
+            spend=self.spend.value,
+            decided_after=None if decided is None else taken[decided],
+        )
+        return replace(comparison, looks=view)
+
+
+def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
+    """Which test decides about these runs.
+
+    `planned looks` with an intact plan that has them and no seeds beyond it. `fixed` where the seeds are those of a
+    plan without looks, or where nothing shows that anybody looked at fewer. Otherwise `anytime`: seeds were added to
+    the campaign, or `earlier` has looks at fewer seeds, by the number of seeds.
+    """
+    plan, seeds = source.plan, _in_order(source)
+    fewer = tuple(sorted({number for number in earlier if number < len(seeds)}))
+    pending = frozenset(
+        (each.condition, each.seed)
+        for each in source.candidates
+        if each.seed is not None and each.state not in ENDED and not each.problem
+    )
+    unplanned = len(set(seeds) - set(plan.seeds)) if plan else len(source.added_seeds)
+    if plan and plan.looks and plan.is_intact and not unplanned:
+        return Looks(
+            design=Design.PLANNED,
+            seeds=plan.seeds,
+            earlier=fewer,
+            planned=plan.looks,
+            spend=plan.spend,
+            pending=pending,
+        )
+    reason = ""
+    if unplanned:
+        reason = f"{unplanned} seed{'s were' if unplanned > 1 else ' was'} added without planned looks"
+    elif plan and plan.looks:
+        reason = "the plan was changed after it was sealed"
+    elif fewer and not (plan and set(plan.seeds) == set(seeds) and not pending):
+        reason = f"an earlier look at {', '.join(map(str, fewer))} seeds is on record"
+    design = Design.ANYTIME if reason else Design.FIXED
+    return Looks(design=design, seeds=seeds, reason=reason, earlier=fewer, pending=pending)
+
+
+def _in_order(source: Source) -> tuple[int, ...]:
+    """Seeds as they came: those of the beginning, then those that were added, wherever the file lists them."""
+    seeds = dict.fromkeys(each.seed for each in source.candidates if each.seed is not None)
+    added = dict.fromkeys(seed for seed in source.added_seeds if seed in seeds)
+    return (*(seed for seed in seeds if seed not in added), *added)
