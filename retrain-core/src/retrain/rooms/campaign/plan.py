@@ -77,7 +77,7 @@ class PlanTable(Table):
         after = f"{', '.join(first)} and {last}" if first else last
         return (
             f"looks after {after} seeds; a condition gets no more once its verdict is in ({self.spend} spending of "
-            f"alpha {self.alpha:g}) or its chance of one by {last} seeds falls below 5 %; the campaign ends with the last"
+            f"alpha {self.alpha:g}) or its chance of one by {last} falls below 5 %; the campaign ends with the last"
         )
 
     def content(self) -> dict[str, Any]:
