@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retrain.rooms.evidence.study.metric import PASS_PREFIX, Metric, shown, shown_difference
 from retrain.rooms.evidence.study.study import Estimate, Study
 from retrain.rooms.insight.compare.sentences import probability
-from retrain.rooms.insight.compare.words import bracketed, level_words
+from retrain.rooms.insight.compare.words import bracketed, percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,14 @@ def condition_tables(study: Study) -> Iterator[TextTable]:
 
 def comparison_table(study: Study) -> TextTable:
     """Every comparison with its verdict."""
-    heads = ("condition", "against", "seeds", f"difference [{level_words(study)} interval]", "p", "p Holm", "verdict")
+    heads = ("condition", "against", "seeds", "difference [interval]", "level", "p", "p Holm", "verdict")
     rows = tuple(
         (
             each.condition,
             each.baseline,
             str(len(each.seeds)),
             f"{shown_difference(each.difference, study.metric)}{bracketed(each.interval, study.metric)}",
+            percent(each.level),
             probability(each.p),
             probability(each.p_holm),
             each.verdict.value,
