@@ -63,6 +63,7 @@ def compare(
     last: int | None = None,
     alpha: float | None = None,
     lower: bool = False,
+    sets: bool = False,
 ) -> Comparison:
     """Compare the conditions of a campaign's folder, or of several runs, over their seeds, as `retrain compare` does.
 
@@ -82,6 +83,7 @@ def compare(
         last=last,
         alpha=alpha,
         lower=lower,
+        sets=sets,
         called=lambda name: f"retrain.compare({name}=...)",
     )
     return Comparison(study_of([Path(path) for path in paths], options))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
 from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
 from retrain.rooms.evidence.study.deciding import DecidingTest, LooksView
 from retrain.rooms.evidence.study.metric import Direction
-from retrain.rooms.evidence.study.per_seed import PerSeed
+from retrain.rooms.evidence.study.per_seed import PerSeed, Values
 
 
 class Verdict(StrEnum):
@@ -59,6 +61,13 @@ class Pairing:
     def test(self) -> DecidingTest | None:
         """The test that decides; None for the sign-flip test of a fixed number of seeds."""
         return self.test_of(self.seeds, self.diffs_N) if self.test_of else None
+
+
+def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairing:
+    """The same pair and deciding test with other values, over the seeds that both have."""
+    seeds = tuple(seed for seed in baseline if seed in condition)
+    baseline_N, condition_N = (np.array([side[seed] for seed in seeds], dtype=float) for side in (baseline, condition))
+    return replace(pairing, seeds=seeds, baseline_N=baseline_N, condition_N=condition_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +143,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
     included; the interval, at the level of that correction, then lies on one side of zero.
     """
     patterns = patterns_for(len(pairings), alpha)
-    tests = [_test(each, patterns) for each in pairings]
+    tests = [deciding_test(each, patterns) for each in pairings]
     p_M = [1.0 if test is None else test.p for test in tests]
     holm_M = holm(p_M)
     level_M = levels(p_M, alpha=alpha)
@@ -157,7 +166,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
     return tuple(judged)
 
 
-def _test(pairing: Pairing, patterns: int) -> DecidingTest | None:
+def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
     """The test that decides; None below two seeds."""
     if len(pairing.seeds) < 2:
         return None

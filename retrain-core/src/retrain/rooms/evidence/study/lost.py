@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from retrain.rooms.evidence.study.family import Comparison, Lost, Pairing
+from retrain.rooms.evidence.study.family import Comparison, Lost, Pairing, with_values
 from retrain.rooms.evidence.study.metric import Direction
 from retrain.rooms.evidence.study.per_seed import Values, per_seed
 from retrain.rooms.evidence.study.run_status import LIVE
@@ -29,23 +27,19 @@ class Sides:
     lost: Mapping[str, tuple[int, ...]]
 
 
-def lost_seeds(candidates: Iterable[Candidate], values: Values, label: str, *, is_cut: bool) -> tuple[int, ...]:
-    """Seeds of a condition that have no number although their run ended: it failed, died, stopped or has none.
+def sides_of(candidates: Iterable[Candidate], values: Mapping[str, Values], *, is_cut: bool) -> Sides:
+    """The seeds of each condition that have no number although their run ended: it failed, died, stopped or has none.
 
     A run that goes on or has not begun is not lost, nor, where the curves are cut at a given budget (`is_cut`), one
     that was done before it.
     """
-    return tuple(
-        dict.fromkeys(
-            each.seed
-            for each in candidates
-            if each.condition == label
-            and each.seed is not None
-            and each.seed not in values
-            and each.state not in PENDING
-            and not (is_cut and each.state == DONE and not each.problem)
-        )
-    )
+    lost: dict[str, dict[int, None]] = {label: {} for label in values}
+    for each in candidates:
+        is_short = is_cut and each.state == DONE and not each.problem
+        if each.seed is None or each.seed in values[each.condition] or each.state in PENDING or is_short:
+            continue
+        lost[each.condition][each.seed] = None
+    return Sides(values=values, lost={label: tuple(seeds) for label, seeds in lost.items()})
 
 
 def with_lost(
@@ -67,7 +61,7 @@ def with_lost(
     filled = {
         label: {**values, **dict.fromkeys(sides.lost.get(label, ()), worst)} for label, values in sides.values.items()
     }
-    again = judged([_completed(each, filled) for each in pairings])
+    again = judged([with_values(each, filled[each.baseline], filled[each.condition]) for each in pairings])
     return tuple(
         replace(first, lost=_lost(first, second, sides, worst))
         if sides.lost.get(first.baseline) or sides.lost.get(first.condition)
@@ -83,17 +77,6 @@ def with_seeds(
     return tuple(
         replace(each, per_seed=per_seed(values[each.baseline], values[each.condition], direction=direction))
         for each in comparisons
-    )
-
-
-def _completed(pairing: Pairing, filled: Mapping[str, Values]) -> Pairing:
-    left, right = filled[pairing.baseline], filled[pairing.condition]
-    seeds = tuple(seed for seed in left if seed in right)
-    return replace(
-        pairing,
-        seeds=seeds,
-        baseline_N=np.array([left[seed] for seed in seeds]),
-        condition_N=np.array([right[seed] for seed in seeds]),
     )
 
 

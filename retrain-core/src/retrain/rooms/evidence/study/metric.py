@@ -9,6 +9,7 @@ from retrain.kernel.errors import ConfigError, Problem
 
 EVAL_PREFIX = "eval_"
 PASS_PREFIX = "eval_pass_at_"
+PASS_MARK = "_pass_at_"  # of the held-out examples and of further sets
 ABSENT = "—"
 
 
@@ -45,7 +46,7 @@ class Metric:
     @property
     def is_rate(self) -> bool:
         """Whether it is a rate, shown in percent."""
-        return self.field.endswith("_rate") or self.field.startswith(PASS_PREFIX)
+        return self.field.endswith("_rate") or PASS_MARK in self.field
 
 
 CORRECT = Metric("correct_rate")

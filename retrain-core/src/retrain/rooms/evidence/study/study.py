@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.equivalence import with_margin
 from retrain.rooms.evidence.study.family import Comparison, Pairing, judge
 from retrain.rooms.evidence.study.looks import chosen_looks
-from retrain.rooms.evidence.study.lost import Sides, lost_seeds, with_lost, with_seeds
+from retrain.rooms.evidence.study.lost import sides_of, with_lost, with_seeds
 from retrain.rooms.evidence.study.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.registered import Analysis, Plan, departures
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
+from retrain.rooms.evidence.study.sets import SetsView, set_metrics, sets_view
 from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 
 DEFAULT_ALPHA = 0.05
@@ -36,7 +38,8 @@ EXAMPLES = Metric("eval_examples")
 class Options:
     """Options of a comparison; None = as planned, else the default.
 
-    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over.
+    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over; with `sets`
+    all evaluation sets are compared together, too.
     """
 
     metric: Metric | None = None
@@ -47,6 +50,7 @@ class Options:
     last: int | None = None
     alpha: float | None = None
     direction: Direction | None = None
+    sets: bool = False
 
 
 def options_of(
@@ -153,6 +157,7 @@ class Study:
     unknown: int
     num_examples: int | None = None
     collapses: tuple[Collapse, ...] = ()
+    sets: SetsView | None = None
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
@@ -161,9 +166,9 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
-    runs, left_out = _readable(
-        source, options, fields={CORRECT.field, *costs} | ({requested.field} if requested else set())
-    )
+    sets = set_metrics(source.candidates, requested) if options.sets else {}
+    wanted = {CORRECT.field, *costs, *(each.field for each in sets.values())}
+    runs, left_out = _readable(source, options, fields=wanted | ({requested.field} if requested else set()))
     if not runs:
         raise _nothing(source, left_out)
     curves = [run.spent.curves for run in runs]
@@ -182,16 +187,10 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     margin = plan.margin if plan and metric == plan.metric else None
 
     def judged(family: Sequence[Pairing]) -> tuple[Comparison, ...]:
-        return with_margin(judge(family, alpha=alpha, direction=direction), margin)
+        return with_margin(judge(family, alpha=alpha, direction=direction), family, margin)
 
     values = {label: summaries.values(label, metric) for label in source.conditions}
-    sides = Sides(
-        values=values,
-        lost={
-            label: lost_seeds(source.candidates, values[label], label, is_cut=options.at is not None)
-            for label in source.conditions
-        },
-    )
+    sides = sides_of(source.candidates, values, is_cut=options.at is not None)
     comparisons = with_lost(judged(pairings), pairings, sides, direction=direction, judged=judged)
     study = Study(
         campaign=source.campaign,
@@ -212,6 +211,15 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
         unknown=without_inputs([run.candidate for run in runs]),
         num_examples=summaries.num_examples(source.conditions, metric),
         collapses=collapses(values, metric, direction=direction),
+        sets=sets_view(
+            sets,
+            source.conditions,
+            pairings,
+            values_of=summaries.values,
+            judged=partial(judge, alpha=alpha, direction=direction),
+        )
+        if options.sets
+        else None,
     )
     return replace(study, exploratory=_departures(study, options, source))
 

@@ -40,6 +40,7 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 @click.option("--last", type=click.IntRange(min=1), help="Steps that final and best average over (default: a tenth).")
 @click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True, max_open=True), help="Default: 0.05.")
 @click.option("--lower", is_flag=True, help="Lower is better.")
+@click.option("--sets", is_flag=True, help="All evaluation sets together and each of them, in one family of verdicts.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
 def command(

@@ -36,6 +36,7 @@ def study_data(study: Study) -> dict[str, Any]:
         "conditions": [_condition(each) for each in study.conditions],
         "comparisons": [_comparison(each, study) for each in study.comparisons],
         "collapses": plain_data(study.collapses),
+        "sets": plain_data(study.sets),
         "left_out": [
             {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
             for each in study.left_out

@@ -11,6 +11,7 @@ from rich.text import Text
 from retrain.rooms.evidence.study.family import Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
+from retrain.rooms.insight.compare.sets_tables import sets_notes, sets_tables
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables
 from retrain.rooms.insight.compare.typical_seed import collapse_sentences
 from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
@@ -36,6 +37,8 @@ def picture(study: Study) -> RenderableType:
             parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
     else:
         parts += [Text(), Text("Only one condition: there is nothing to compare it with.")]
+    for table in sets_tables(study):
+        parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
     notes = list(_notes(study))
     return Group(*parts, *([Text()] if notes else []), *(Text(printable(note), style="yellow") for note in notes))
 
@@ -49,6 +52,8 @@ def markdown(study: Study) -> str:
         lines += ["", "### Verdicts", "", *_markdown_table(comparison_table(study)), ""]
         for line, further in _reasons(study):
             lines += [f"- {_escaped(line)}", *(f"  - {_escaped(each)}" for each in further)]
+    for table in sets_tables(study):
+        lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
     notes = list(_notes(study))
     return "\n".join([*lines, *([""] if notes else []), *(f"- {_escaped(note)}" for note in notes)])
 
@@ -72,6 +77,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from sentences.differing(study)
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
+    yield from sets_notes(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"
     if len(study.left_out) > MOST_LINES:

@@ -1,0 +1,95 @@
+"""The tables of `--sets`: every condition over all evaluation sets, and the family of verdicts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrain.rooms.evidence.study.family import Comparison
+from retrain.rooms.evidence.study.metric import ABSENT, shown, shown_difference
+from retrain.rooms.evidence.study.sets import Aggregate, SetsView
+from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.insight.compare.sentences import probability
+from retrain.rooms.insight.compare.tables import TextTable
+from retrain.rooms.insight.compare.words import bracketed, percent
+
+OVER_ALL = "mean over sets"
+
+
+def sets_tables(study: Study) -> Iterator[TextTable]:
+    """The conditions over all sets, then every verdict; none unless the study compares sets."""
+    if study.sets is None:
+        return
+    yield _conditions(study.sets)
+    if study.sets.comparisons:
+        yield _verdicts(study.sets, study)
+
+
+def sets_notes(study: Study) -> Iterator[str]:
+    """What the tables cannot say."""
+    if study.sets is None:
+        return
+    planned = f", since the plan names {study.metric} alone" if study.plan else ""
+    family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
+    yield f"--sets: {family}; exploratory{planned}"
+    yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
+
+
+def _conditions(view: SetsView) -> TextTable:
+    metric = view.metrics[0]
+    heads = ("condition", "seeds", OVER_ALL, "IQM", "optimality gap", *view.names)
+    rows = tuple(
+        (
+            each.condition,
+            str(len(each.seeds)),
+            _aggregate(each.mean, view),
+            _aggregate(each.iqm, view),
+            _aggregate(each.gap, view) if each.gap else ABSENT,
+            *(shown(mean, metric) for mean in each.set_means),
+        )
+        for each in view.conditions
+    )
+    return TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
+
+
+def _verdicts(view: SetsView, study: Study) -> TextTable:
+    rows = tuple(
+        row
+        for each in view.comparisons
+        for name, found in zip((OVER_ALL, *view.names), (each.overall, *each.per_set), strict=True)
+        for row in [_row(found, name, view)]
+    )
+    heads = (
+        "condition",
+        "against",
+        "set",
+        "seeds",
+        f"difference [{_level(view, study)} interval]",
+        "p Holm",
+        "verdict",
+    )
+    return TextTable(title="Verdicts over sets", heads=heads, rows=rows, num_names=3)
+
+
+def _row(found: Comparison, name: str, view: SetsView) -> tuple[str, ...]:
+    metric = view.metrics[0]
+    return (
+        found.condition,
+        found.baseline,
+        name,
+        str(len(found.seeds)),
+        f"{shown_difference(found.difference, metric)}{bracketed(found.interval, metric)}",
+        probability(found.p_holm),
+        found.verdict.value,
+    )
+
+
+def _level(view: SetsView, study: Study) -> str:
+    return percent(1.0 - (view.comparisons[0].overall.alpha if view.comparisons else study.alpha))
+
+
+def _aggregate(found: Aggregate, view: SetsView) -> str:
+    metric = view.metrics[0]
+    if found.interval is None:
+        return shown(found.value, metric)
+    low, high = (shown(limit, metric).removesuffix("%") for limit in found.interval)
+    return f"{shown(found.value, metric)} [{low}, {high}]"
