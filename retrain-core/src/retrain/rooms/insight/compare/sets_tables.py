@@ -21,7 +21,7 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
         return
     yield _conditions(study.sets)
     if study.sets.comparisons:
-        yield _verdicts(study.sets, study)
+        yield _verdicts(study.sets)
 
 
 def sets_notes(study: Study) -> Iterator[str]:
@@ -30,7 +30,8 @@ def sets_notes(study: Study) -> Iterator[str]:
         return
     planned = f", since the plan names {study.metric} alone" if study.plan else ""
     family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
-    yield f"--sets: {family}; exploratory{planned}"
+    least = max((each.overall.least_seeds for each in study.sets.comparisons), default=0)
+    yield f"--sets: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
     yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
 
 
@@ -51,7 +52,7 @@ def _conditions(view: SetsView) -> TextTable:
     return TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
 
 
-def _verdicts(view: SetsView, study: Study) -> TextTable:
+def _verdicts(view: SetsView) -> TextTable:
     rows = tuple(
         row
         for each in view.comparisons
@@ -63,7 +64,7 @@ def _verdicts(view: SetsView, study: Study) -> TextTable:
         "against",
         "set",
         "seeds",
-        f"difference [{_level(view, study)} interval]",
+        f"difference [{_levels(view)} interval]",
         "p Holm",
         "verdict",
     )
@@ -83,8 +84,10 @@ def _row(found: Comparison, name: str, view: SetsView) -> tuple[str, ...]:
     )
 
 
-def _level(view: SetsView, study: Study) -> str:
-    return percent(1.0 - (view.comparisons[0].overall.alpha if view.comparisons else study.alpha))
+def _levels(view: SetsView) -> str:
+    """The level of the intervals, or the range of those of Holm's steps."""
+    found = sorted({each.level for pair in view.comparisons for each in (pair.overall, *pair.per_set)})
+    return " to ".join(dict.fromkeys(percent(level) for level in (found[0], found[-1])))
 
 
 def _aggregate(found: Aggregate, view: SetsView) -> str:
