@@ -16,7 +16,7 @@ from retrain.kernel.types import Floats
 DRAWS = 20_000
 REST = "rest"
 _STREAMS = Seeds(0)  # fixed, so that a decomposition is reproducible
-_TINY = 1e-9
+_TINY, _ROUNDING = 1e-9, 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,11 @@ def components(
     """
     if not np.isfinite(values_N).all():
         raise ValueError("a value is not a finite number")
-    fixed = _indicators(groups or [0] * len(values_N))
-    designs, constant, in_rest, together = _designs(factors, groups or [0] * len(values_N))
+    groups = groups or [0] * len(values_N)
+    fixed = _indicators(groups)
+    means = fixed @ (fixed.T @ values_N / fixed.sum(axis=0))
+    within_N = values_N - means
+    designs, constant, in_rest, together = _designs(factors, groups)
     whole = _basis(np.hstack([fixed, *designs.values()]))
     df = len(values_N) - whole.shape[1]
     squares, tangled = [], []
@@ -91,12 +94,12 @@ def components(
         eigenvalues: Floats = np.linalg.eigvalsh(unexplained.T @ unexplained).astype(np.float64)
         eigenvalues = eigenvalues[eigenvalues > _TINY * max(1, len(values_N))]
         if eigenvalues.size:
-            explained = _squared(whole.T @ values_N) - _squared(others.T @ values_N)
+            explained = _squared(whole.T @ within_N) - _squared(others.T @ within_N)
             squares.append(_Square(name=name, sum=max(0.0, explained), eigenvalues=eigenvalues))
         else:
             tangled.append(name)
-    rest = max(0.0, _squared(values_N) - _squared(whole.T @ values_N)) if df > 0 else 0.0
-    if df < 1 or rest + sum(each.sum for each in squares) <= _TINY**2 * max(_TINY, _squared(values_N)):
+    rest = max(0.0, _squared(within_N) - _squared(whole.T @ within_N)) if df > 0 else 0.0
+    if df < 1 or np.abs(within_N).max() <= _ROUNDING * np.abs(values_N).max():
         return None
     parts, total = _parts(squares, rest, df, level)
     return Components(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.metric import parse_metric
 from retrain.rooms.evidence.study.study import Study, compare, options_of
+from retrain.rooms.text.terminal_text import printable
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
 EPILOG = """\b
@@ -18,6 +21,7 @@ Examples:
   retrain compare logs/campaign_20260301_120000
   retrain compare CAMPAIGN --metric eval_correct_rate:final --baseline grpo+none
   retrain compare logs/run_a logs/run_b --align tokens --json
+  retrain compare CAMPAIGN --variance
 
 \b
 Exit codes: 0 done; 2 usage error, or nothing that can be compared.
@@ -41,10 +45,12 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 @click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True, max_open=True), help="Default: 0.05.")
 @click.option("--lower", is_flag=True, help="Lower is better.")
 @click.option("--sets", is_flag=True, help="All evaluation sets together and each of them, in one family of verdicts.")
+@click.option("--variance", is_flag=True, help="Where the spread comes from: data order, initialisation, sampling, ...")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
 def command(
     paths: tuple[Path, ...],
+    variance: bool,
     as_json: bool,
     as_markdown: bool,
     **chosen: Any,
@@ -52,8 +58,25 @@ def command(
     """Compare the conditions of a campaign, or of run folders, over their seeds."""
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
+    if variance:
+        if as_markdown or any(value for name, value in chosen.items() if name not in ("metric", "align")):
+            raise click.UsageError("--variance goes with --metric and --json only")
+        _print_variance(paths, chosen["metric"], as_json=as_json)
+        return
     options = options_of(**chosen, called=lambda name: f"--{name}")
     _print(compare(paths, options), as_json=as_json, as_markdown=as_markdown)
+
+
+def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+    from retrain.rooms.evidence.study.variance import decompose
+    from retrain.rooms.insight.compare.variance_lines import variance_data, variance_sentences
+
+    found = decompose(paths, parse_metric(metric, where="--metric") if metric else None)
+    if as_json:
+        click.echo(json.dumps(variance_data(found), indent=2, allow_nan=False))
+        return
+    for line in variance_sentences(found):
+        click.echo(printable(line))
 
 
 def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:

@@ -1,0 +1,105 @@
+"""Forecasts of a run's last value from its first ones, with intervals that hold whatever the law (conformal).
+
+Shapes: N finished runs, K values of a curve, C conditions, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+
+RIDGE = 1e-2  # on features of size 1 or less: rates
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The expected last value, and an interval that holds in at least about `level` of new conditions."""
+
+    point: float
+    low: float
+    high: float
+    level: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the interval says anything: with too few conditions it must be everything."""
+        return math.isfinite(self.high - self.low)
+
+
+def needed_conditions(level: float) -> int:
+    """Conditions without which no interval of this level is finite: level / (1 - level), rounded up."""
+    return math.ceil(level / (1.0 - level) - _ROUNDING)
+
+
+def forecast(
+    curves_NK: Floats, finals_N: Floats, conditions: Sequence[Hashable], curve_K: Floats, *, level: float = 0.8
+) -> Forecast:
+    """The last value of a run of a condition not seen, from its first K values and finished runs of other conditions.
+
+    A ridge regression of (last value of the run - mean of the newest third of its first K) on that mean, the rise since
+    the oldest third, and the difference of the ends. Its absolute errors, each of a run of the condition that the fit
+    left out, are the scores; one of n runs of a condition weighs 1 / ((C + 1) n), infinity 1 / (C + 1), and the `level`
+    quantile of that law is the half-width: hierarchical conformal prediction (Lee, Barber, Willett 2023,
+    arXiv:2306.06342; Dunn, Wasserman, Ramdas 2022) with errors across folds (Barber et al. 2021, CV+). It covers at about
+    `level` if conditions are exchangeable, too wide rather than too narrow for another seed of a condition seen. The
+    limits are not cut to a range; below `needed_conditions` they are infinite. ValueError when a value is not finite, no
+    run is given, or one condition alone.
+    """
+    if not all(np.isfinite(each).all() for each in (curves_NK, finals_N, curve_K)) or not curve_K.size:
+        raise ValueError("every value must be a finite number, and a run have at least one")
+    labels = list(dict.fromkeys(conditions))
+    if len(labels) < 2:
+        raise ValueError("a fit without a condition needs another one")
+    features_NF = np.stack([_features(each) for each in curves_NK])
+    changes_N = finals_N - features_NF[:, 1]
+    number_of = {label: index for index, label in enumerate(labels)}
+    numbers_N = np.array([number_of[each] for each in conditions])
+    scores_N, weights_N = np.empty(len(finals_N)), np.empty(len(finals_N))
+    for number in range(len(labels)):
+        out_N = numbers_N == number
+        fit_F = _fitted(features_NF[~out_N], changes_N[~out_N])
+        scores_N[out_N] = np.abs(changes_N[out_N] - features_NF[out_N] @ fit_F)
+        weights_N[out_N] = 1.0 / ((len(labels) + 1) * out_N.sum())
+    features_F = _features(curve_K)
+    point = float(features_F[1] + features_F @ _fitted(features_NF, changes_N))
+    reach = weighted_quantile(scores_N, weights_N, level)
+    return Forecast(point=point, low=point - reach, high=point + reach, level=level)
+
+
+def weighted_quantile(scores_N: Floats, weights_N: Floats, level: float) -> float:
+    """The smallest score at or below which at least `level` of the mass lies; infinity if there is too little mass."""
+    order_N = np.argsort(scores_N, kind="stable")
+    at = int(np.searchsorted(np.cumsum(weights_N[order_N]), level - _ROUNDING))
+    return float(scores_N[order_N[at]]) if at < len(scores_N) else math.inf
+
+
+def left_out(
+    curves_NK: Floats, finals_N: Floats, conditions: Sequence[Hashable], *, level: float = 0.8
+) -> list[Forecast]:
+    """The forecast of each run from the runs of all other conditions: how such forecasts have fared so far."""
+    found = []
+    for curve_K, condition in zip(curves_NK, conditions, strict=True):
+        others = [index for index, each in enumerate(conditions) if each != condition]
+        kept = [conditions[index] for index in others]
+        found.append(forecast(curves_NK[others], finals_N[others], kept, curve_K, level=level))
+    return found
+
+
+def _features(curve_K: Floats) -> Floats:
+    """1, the mean of the newest third, its rise over the oldest third, and the difference of the ends."""
+    third = max(1, len(curve_K) // 3)
+    newest, oldest = curve_K[-third:].mean(), curve_K[:third].mean()
+    return np.array([1.0, newest, newest - oldest, curve_K[-1] - curve_K[0]])
+
+
+def _fitted(features_NF: Floats, targets_N: Floats) -> Floats:
+    """Ridge regression that leaves the intercept free."""
+    penalty = RIDGE * np.eye(features_NF.shape[1])
+    penalty[0, 0] = 0.0
+    return np.linalg.solve(features_NF.T @ features_NF + penalty, features_NF.T @ targets_N).astype(np.float64)
