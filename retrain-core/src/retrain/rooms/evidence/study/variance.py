@@ -159,7 +159,8 @@ def _noise_of(run: Path) -> float | None:
     right = [row["correct"] for row in rows if row["step"] == last and row["set"] == HELD_OUT_SET]
     if not right or min(map(len, right)) < 2:
         return None
-    return sum(np.mean(each) * (1 - np.mean(each)) / (len(each) - 1) for each in right) / len(right) ** 2
+    noises_E = [float(np.var(each)) / (len(each) - 1) for each in right]  # p (1 - p) is the variance of zeros and ones
+    return sum(noises_E) / len(right) ** 2
 
 
 def _too_few(count: int, paths: Sequence[Path]) -> ConfigError:
