@@ -15,6 +15,7 @@ BATCH_SIZE, GROUP_SIZE = 8, 16
 EVAL_EXAMPLES, EVAL_SAMPLES = 64, 4
 STARTED = "2026-03-01T12:00:05+00:00"
 WRITTEN = "2026-03-01T12:00:00+00:00"
+CONTROLS = ("random_reward", "format_only", "no_update")
 GONE = 2**22 + 1  # above the largest process id that Linux and macOS hand out
 SAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 
@@ -263,6 +264,8 @@ def _manifest(run: MadeRun, folder: Path) -> dict[str, Any]:
         "model": {"model": "builtin:tiny", "lora_rank": 16},
         "training": {"seed": run.seed, "max_steps": _max_steps(run), "batch_size": 8, "group_size": 16, "lr": 0.003},
     }
+    if (control := run.condition.rpartition("+")[2]) in CONTROLS:
+        config["training"]["control"] = control
     for table, keys in run.config.items():
         config[table] = config.get(table, {}) | dict(keys)
     content: dict[str, Any] = {

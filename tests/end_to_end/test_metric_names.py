@@ -48,6 +48,7 @@ ELSEWHERE = {
     "engine_gap_max": "retrain-core/rooms/inference/test_server_engine.py: logprobs of the trainer",
     "teacher_kl_mean": "retrain-core/rooms/teacher/test_teacher_shaper.py",
     "teacher_kl_k1_mean": "retrain-core/rooms/teacher/test_teacher_shaper.py",
+    "verifier_correct_rate": "retrain-core/rooms/session/steps/test_controls.py",
     "teacher_time_s": "retrain-core/rooms/teacher/test_teacher_shaper.py",
     "prime_rl_enqueue_time_s": "retrain-prime-rl/test_prime_rl_backend.py",
     "prime_rl_sync_time_s": "retrain-prime-rl/test_prime_rl_backend.py",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
 from retrain.rooms.evidence.study.deciding import DecidingTest, LooksView
 from retrain.rooms.evidence.study.metric import Direction
 from retrain.rooms.evidence.study.per_seed import PerSeed, Values
+
+if TYPE_CHECKING:
+    from retrain.rooms.evidence.study.controls import ControlsView
 
 
 class Verdict(StrEnum):
@@ -35,6 +38,7 @@ class VerdictReason(StrEnum):
     NOT_SIGNIFICANT = "not significant"
     WITHIN = "within the margin"
     FOUND_WITHIN = "found, but within the margin"
+    NOT_BEYOND_CONTROL = "not better than its controls"  # it beats its baseline, but not all of its controls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +126,7 @@ class Comparison:
     margin: float | None = None
     per_seed: PerSeed | None = None
     lost: Lost | None = None
+    controls: ControlsView | None = None
     looks: LooksView | None = None
 
     @property
@@ -249,6 +254,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "interval": None if comparison.interval is None else [_finite(end) for end in comparison.interval],
         "seeds_needed": comparison.seeds_needed,
         "more_seeds": comparison.more_seeds,
+        "controls": comparison.controls and comparison.controls.as_data(),
         "looks": comparison.looks and asdict(comparison.looks),
     }
 

@@ -17,6 +17,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.stats.paired import t_interval
 from retrain.rooms.evidence.study.budget import COSTS, Align, Spent, along, value_at
 from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
+from retrain.rooms.evidence.study.controls import controls_in, with_controls
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.equivalence import with_margin
 from retrain.rooms.evidence.study.family import Comparison, Pairing, judge
@@ -181,9 +182,15 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     summaries = _Summaries(runs, budget=budget, last=options.last, direction=direction)
     asked_for = Counter(each.condition for each in source.candidates)
     conditions = tuple(summaries.condition(label, metrics, num_runs=asked_for[label]) for label in source.conditions)
-    pairs = _pairs(source.conditions, baseline, all_pairs=options.all_pairs)
+    controls = controls_in(source)
+    no_controls = [label for label in source.conditions if label not in controls or label == baseline]
+    pairs = _pairs(no_controls, baseline, all_pairs=options.all_pairs)
     looks = chosen_looks(source)
-    pairings = [looks.prepared(summaries.pairing(first, second, metric)) for first, second in pairs]
+
+    def pairing(first: str, second: str) -> Pairing:
+        return looks.prepared(summaries.pairing(first, second, metric))
+
+    pairings = [pairing(first, second) for first, second in pairs]
     margin = plan.margin if plan and metric == plan.metric else None
 
     def judged(family: Sequence[Pairing]) -> tuple[Comparison, ...]:
@@ -192,6 +199,7 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     values = {label: summaries.values(label, metric) for label in source.conditions}
     sides = sides_of(source.candidates, values, is_cut=options.at is not None)
     comparisons = with_lost(judged(pairings), pairings, sides, direction=direction, judged=judged)
+    comparisons = with_controls(comparisons, controls, pairing, alpha=alpha, direction=direction)
     study = Study(
         campaign=source.campaign,
         metric=metric,

@@ -12,7 +12,7 @@ from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
 from retrain.rooms.session.identity.copies import stored_identity
 
-MODES = frozenset({"algorithm.advantage_mode", "algorithm.transform_mode"})
+MODES = frozenset({"algorithm.advantage_mode", "algorithm.transform_mode", "training.control"})
 OF_A_PART = (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.PACKAGE)  # come and go with the parts that a condition names
 MOST_NAMES, MOST_FILES = 5, 3
 

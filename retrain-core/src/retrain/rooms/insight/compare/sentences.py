@@ -6,6 +6,7 @@ from collections import Counter
 
 from retrain.rooms.evidence.stats.power import spread_range
 from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.family import Comparison, VerdictReason
 from retrain.rooms.evidence.study.metric import Metric, shown_difference
 from retrain.rooms.evidence.study.study import Study
@@ -18,7 +19,10 @@ def explanation(comparison: Comparison, study: Study) -> str:
     p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
-            return f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference."
+            found = f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference."
+            return f"{found} It is {controls_sentence(comparison, study.metric)}." if comparison.controls else found
+        case VerdictReason.NOT_BEYOND_CONTROL:
+            return f"It is {controls_sentence(comparison, study.metric)}."
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
             return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:

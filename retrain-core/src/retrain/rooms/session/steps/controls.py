@@ -52,6 +52,14 @@ def control_label(label: str, control: Control) -> str:
     return f"{label}+{control}"
 
 
+def control_of_record(record: Mapping[str, Any]) -> Control | None:
+    """Which control a run was, by its `run.json`; None for an ordinary run, or one of an earlier version."""
+    config = record.get("config")
+    training = config.get("training") if isinstance(config, Mapping) else None
+    name = training.get("control") if isinstance(training, Mapping) else None
+    return next((each for each in Control if each == name), None)
+
+
 def control_problems(config: Config) -> list[Problem]:
     """A control of rewards where something else than the reward of whole answers teaches."""
     control, where = control_of(config), config.place(KEY)
