@@ -75,9 +75,16 @@ def with_seeds(
 ) -> tuple[Comparison, ...]:
     """The comparisons with the values behind them."""
     return tuple(
-        replace(each, per_seed=per_seed(values[each.baseline], values[each.condition], direction=direction))
+        replace(
+            each, per_seed=per_seed(_ordered(values[each.baseline], each), values[each.condition], direction=direction)
+        )
         for each in comparisons
     )
+
+
+def _ordered(values: Values, comparison: Comparison) -> Values:
+    """The values with those of the compared seeds first, in the order of the comparison."""
+    return {seed: values[seed] for seed in (*comparison.seeds, *values)}
 
 
 def _lost(first: Comparison, second: Comparison, sides: Sides, worst: float) -> Lost:

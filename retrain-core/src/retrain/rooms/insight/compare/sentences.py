@@ -7,7 +7,8 @@ from collections import Counter
 from retrain.rooms.evidence.stats.power import spread_range
 from retrain.rooms.evidence.study.budget import Align
 from retrain.rooms.evidence.study.controls import controls_sentence
-from retrain.rooms.evidence.study.family import Comparison, VerdictReason
+from retrain.rooms.evidence.study.deciding import Design
+from retrain.rooms.evidence.study.family import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.metric import Metric, shown_difference
 from retrain.rooms.evidence.study.study import Study
 
@@ -28,6 +29,17 @@ def explanation(comparison: Comparison, study: Study) -> str:
         case VerdictReason.TOO_FEW:
             return _too_few(comparison)
     return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
+
+
+def next_step(study: Study) -> str:
+    """What can be done where the runs cannot tell, without a test that looking and adding would make wrong."""
+    designs = {each.looks.design for each in study.comparisons if each.looks and each.verdict is Verdict.CANNOT_TELL}
+    if Design.FIXED not in designs:
+        return ""
+    return (
+        "to find out more: a new campaign with planned looks ([campaign.plan] looks) stops by itself when it can tell; "
+        "seeds added to this one are judged by a test that allows for looking at any time, which asks for more of them"
+    )
 
 
 def probability(p: float | None) -> str:
@@ -105,6 +117,8 @@ def _too_few(comparison: Comparison) -> str:
     if num_seeds < 2:
         common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
         return f"With {common} nothing can be tested; {least} for any verdict."
+    if comparison.looks and comparison.looks.design is not Design.FIXED:
+        return f"With {num_seeds} seeds no result could be told from chance by this test; {least} for any verdict."
     smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"
     if comparison.num_comparisons > 1:
         holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
@@ -118,7 +132,7 @@ def _too_few(comparison: Comparison) -> str:
 
 def _detectable(comparison: Comparison, metric: Metric) -> str:
     """What such a study finds, as a range: the spread of so few seeds is itself known only roughly."""
-    if comparison.detectable is None:
+    if comparison.detectable is None or (comparison.looks and comparison.looks.design is not Design.FIXED):
         return ""
     low, high = (comparison.detectable * factor for factor in spread_range(len(comparison.seeds)))
     if metric.is_rate and low >= 1.0:

@@ -77,6 +77,8 @@ def _notes(study: Study) -> Iterator[str]:
     yield from sentences.differing(study)
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
+    if step := sentences.next_step(study):
+        yield step
     yield from sets_notes(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"

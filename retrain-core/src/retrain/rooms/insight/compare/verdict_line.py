@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from retrain.rooms.evidence.study.deciding import looks_sentence
 from retrain.rooms.evidence.study.family import Comparison
 from retrain.rooms.evidence.study.registered import NO_PLAN
 from retrain.rooms.evidence.study.study import Study
@@ -34,7 +35,12 @@ def short_standing(study: Study) -> str:
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     """What else is to be said about this verdict, a sentence each: the reason first."""
-    told = [explanation(comparison, study), seeds_sentence(comparison), lost_sentence(comparison, study)]
+    told = [
+        explanation(comparison, study),
+        looks_sentence(comparison.looks) if comparison.looks else "",
+        seeds_sentence(comparison),
+        lost_sentence(comparison, study),
+    ]
     return [_sentence(each) for each in told if each]
 
 

@@ -12,11 +12,13 @@ from retrain.rooms.insight.compare.sentences import (
     budget_sentence,
     differing,
     metric_sentence,
+    next_step,
     runs_sentence,
     standing,
     survivors,
 )
 from retrain.rooms.insight.compare.tables import comparison_table, condition_tables
+from retrain.rooms.insight.compare.typical_seed import collapse_sentences
 from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
 from retrain.rooms.insight.compare.words import level_words
 from retrain.rooms.insight.report.gather import Material
@@ -55,6 +57,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
         *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
         _comparisons(study),
         _explanations(study),
+        *(note(line) for line in [*collapse_sentences(study), next_step(study)] if line),
         _forest_plot(study, first_number) if differences else "",
         _pairs_part(pairs),
         *_estimates(study),
