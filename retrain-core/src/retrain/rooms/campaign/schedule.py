@@ -17,6 +17,7 @@ from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import Manifest, now
+from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.outcome import Adopted, State, can_continue, has_records, is_done, owner, reason_of_failure
 from retrain.rooms.campaign.planned import PlannedRun, config_text, run_config, run_environ
 from retrain.rooms.campaign.report_lines import Lines
@@ -54,10 +55,11 @@ class Schedule:
         lines: Lines,
         follow_ups: FollowUps,
         stops: Stops,
+        record: CampaignRecord,
     ) -> None:
         self._campaign, self._workers, self._throttle_dir = campaign, workers, throttle_dir
         self._manifest, self._launcher, self._lines = manifest, launcher, lines
-        self._follow_ups, self._stops = follow_ups, stops
+        self._follow_ups, self._stops, self._record = follow_ups, stops, record
         self._queue: deque[PlannedRun] = deque()
         self._active: dict[str, _Active] = {}
         self.attempts: Counter[str] = Counter()  # of this session
@@ -116,6 +118,7 @@ class Schedule:
             returncode=None,
         )
         self._manifest.save()  # before the process starts: counts the attempt even if this process dies now
+        self._record.attempt(run.name, self._manifest.run(run.name)["attempts"], continues=continues)
         try:
             if not continues and has_records(run):
                 keep_earlier(run.folder)

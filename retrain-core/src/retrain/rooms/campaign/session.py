@@ -23,6 +23,7 @@ from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Launcher
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, now, session_fields
+from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.outcome import State, is_done
 from retrain.rooms.campaign.planned import PlannedRun, plan_runs
 from retrain.rooms.campaign.report_lines import Lines
@@ -54,12 +55,15 @@ def run_campaign(
     """
     folder = open_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=is_beyond_plan)
     try:
-        _session(campaign, plugins, folder, is_quiet=is_quiet)
+        opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
+        _session(campaign, plugins, folder, is_quiet=is_quiet, opening=opening)
     finally:
         folder.close()
 
 
-def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool) -> None:
+def _session(
+    campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is_quiet: bool, opening: Mapping[str, bool]
+) -> None:
     runs = plan_runs(campaign, folder.path, folder.before, folder.growth.devices)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
     identities = current_identities(campaign, plugins)
@@ -78,6 +82,8 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
     try:
         manifest = _manifest(campaign, runs, folder, workers, changed)
         tables = frozenset(manifest.content["tables"])
+        record = CampaignRecord(folder, lines)
+        record.opened(manifest.content, **opening)
         with stops.installed(), lines.shown():
             schedule = Schedule(
                 campaign,
@@ -89,6 +95,7 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
                 lines=lines,
                 follow_ups=FollowUps(campaign, plugins, folder.path, tables),
                 stops=stops,
+                record=record,
             )
             schedule.run()
     finally:
@@ -96,7 +103,7 @@ def _session(campaign: Campaign, plugins: Plugins, folder: CampaignFolder, *, is
     started = [run for run in runs if run.name in schedule.attempts]
     for told in changed_runs(started, identities, told=lambda change: change.file or change.name).lines:
         lines.say(f"note: changed while the campaign went on: {told}", logging.WARNING)
-    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder)
+    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder, record)
 
 
 def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines, workers: int) -> None:
@@ -172,12 +179,14 @@ def _conclude(
     lines: Lines,
     seconds: float,
     opened: CampaignFolder,
+    record: CampaignRecord,
 ) -> None:
     folder = opened.path
     num_done = sum(map(is_done, runs))
     status = State.STOPPED if stops.reason else State.FAILED if failures else State.DONE
     manifest.change(status=status, runner_pid=None)
     manifest.save()
+    record.ended(status, done=num_done, failed=len(failures))
     counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
     lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
     lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)

@@ -1,0 +1,100 @@
+"""What a ledger says: campaigns, runs, looks and verdicts, gathered in one pass over its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.rooms.evidence.ledger.chain import FIRST, NAME, read_chain
+from retrain.rooms.session.records.reading import Record
+
+Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
+
+
+@dataclass(slots=True, kw_only=True)
+class RunHistory:
+    """What is on record about a run from its first step on: by its first event, and its end unless it goes on."""
+
+    name: str
+    started: str
+    first: Record
+    ended: Record | None = None
+
+    @property
+    def state(self) -> str:
+        """`done`, `stopped`, `failed`, or `running` when no end is on record since it last began."""
+        return str(self.ended.get("state")) if self.ended else "running"
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        """Those of its final records; empty while it goes on."""
+        found = self.ended.get("hashes") if self.ended else None
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """A ledger. `campaigns` has the openings of each campaign's folder, `runs` every run that began, in order.
+
+    `faults` are breaks of the chain with their lines, `is_torn` says that a kill cut its last line, `head` is the hash
+    of its last line; `has_known_head` says whether the hash that was asked about is that of any line.
+    """
+
+    folder: Path
+    since: str = ""
+    head: str = FIRST
+    num_lines: int = 0
+    is_torn: bool = False
+    has_known_head: bool = False
+    faults: list[str] = field(default_factory=list)
+    campaigns: dict[str, list[Record]] = field(default_factory=dict)
+    plans: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    runs: dict[Cell, RunHistory] = field(default_factory=dict)
+    looks: list[Record] = field(default_factory=list)
+    verdicts: list[Record] = field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        """The file that was read."""
+        return self.folder / NAME
+
+    def opening(self, campaign: str) -> Record | None:
+        """The event with which what is in a campaign's folder now began; None if none is on record."""
+        return next((each for each in reversed(self.campaigns.get(campaign, ())) if not each.get("continued")), None)
+
+    def take(self, record: Record) -> None:
+        """Add the next event; one of another version, or damaged, is passed over."""
+        match record.get("kind"):
+            case "campaign_opened":
+                self.campaigns.setdefault(str(record.get("campaign")), []).append(record)
+            case "plan_sealed" if isinstance(record.get("plan"), dict):
+                self.plans[str(record.get("campaign"))] = record["plan"]
+            case "run_started" | "run_ended":
+                self._take_run(record)
+            case "look":
+                self.looks.append(record)
+            case "verdict":
+                self.verdicts.append(record)
+
+    def _take_run(self, record: Record) -> None:
+        name, started = str(record.get("run")), str(record.get("started"))
+        known = self.runs.setdefault((name, started), RunHistory(name=name, started=started, first=record))
+        known.ended = record if record["kind"] == "run_ended" else None
+
+
+def read_history(folder: Path, *, known_head: str = "") -> History:
+    """The ledger in `folder`, streamed; empty where there is none. ConfigError when it cannot be read."""
+    found = History(folder=folder)
+    for entry in read_chain(folder / NAME):
+        if entry.is_torn:
+            found.is_torn = True
+            break
+        found.num_lines, found.head = entry.line, entry.sha256
+        found.since = found.since or str(entry.record.get("time", ""))
+        found.has_known_head |= entry.sha256 == known_head
+        if entry.fault:
+            found.faults.append(f"line {entry.line} {entry.fault}")
+        found.take(entry.record)
+    return found

@@ -1,0 +1,63 @@
+"""Where the ledger of a run or campaign lies, and the hashes by which it knows records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from retrain.rooms.session.identity.changes import input_digests
+from retrain.rooms.session.records.files import digest_of
+from retrain.rooms.session.records.seal import seal_of
+
+RUNS, CAMPAIGN_MARK, RUN_MARK = "runs", "manifest.json", "run.json"
+HASHED = ("metrics.jsonl", "eval.jsonl")  # the final records of a run; eval.jsonl is only there if it was evaluated
+OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
+
+
+def ledger_folder(path: Path) -> Path:
+    """The folder whose ledger covers a run or a campaign: the one that holds it.
+
+    A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
+    """
+    folder = path.resolve()
+    is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_MARK).is_file()
+    return folder.parent.parent.parent if is_of_campaign else folder.parent
+
+
+def name_in(folder: Path, path: Path) -> str:
+    """A run's or campaign's folder relative to that of the ledger, with slashes on every system."""
+    full, base = path.resolve(), folder.resolve()
+    return full.relative_to(base).as_posix() if full.is_relative_to(base) else str(full)
+
+
+def folders_below(folder: Path) -> Iterator[Path]:
+    """The runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
+    for pattern in (f"*/{RUN_MARK}", f"*/{RUNS}/*/{RUN_MARK}"):
+        yield from (file.parent for file in sorted(folder.glob(pattern)))
+
+
+def record_hashes(run: Path) -> dict[str, str]:
+    """Hashes of a run's final records; a file that is missing, or cannot be read, has none."""
+    found = {}
+    for name in HASHED:
+        with suppress(OSError):
+            found[name] = digest_of(run / name).hexdigest()
+    return found
+
+
+def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Hashes of what `run.json` says about a run's settings, and about its code, data and plugins."""
+    config, identity = manifest.get("config"), manifest.get("identity")
+    tables = config if isinstance(config, dict) else {}
+    settings = {name: keys for name, keys in tables.items() if name not in OF_THE_PLACE}
+    hashes = {"settings": seal_of({"settings": settings})}
+    if isinstance(identity, dict):
+        hashes["inputs"] = seal_of({"inputs": input_digests(identity)})
+    return hashes
+
+
+def question_of(plan: Mapping[str, Any]) -> str:
+    """Hash of what a plan asks: hypothesis, metric, baseline and conditions; plans with other seeds ask the same."""
+    return seal_of({name: plan.get(name) for name in ("hypothesis", "primary_metric", "baseline", "conditions")})

@@ -1,0 +1,64 @@
+"""What a run tells the ledger: that it began, and how it ended, with the hashes of its final records.
+
+The ledger never stops a run: where it cannot be written the run goes on, and says so when it begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.kernel.errors import ConfigError, StopRequested
+from retrain.rooms.evidence.ledger.chain import append
+from retrain.rooms.evidence.ledger.place import RUN_MARK, ledger_folder, manifest_hashes, name_in, record_hashes
+from retrain.rooms.session.records.reading import last_record, read_object
+
+if TYPE_CHECKING:
+    from retrain.kernel.contracts.views import RunView
+
+LOG = logging.getLogger("retrain")
+
+
+def begin(run: RunView) -> None:
+    """The run begins, or goes on from a checkpoint."""
+    is_resumed = "resumed_at_step" in run.manifest
+    reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, hashes={})
+    if reason:
+        LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
+
+
+def end(run: RunView, error: BaseException | None) -> None:
+    """The run ended: `done`, `stopped` by a signal, or `failed`."""
+    state = "done" if error is None else "stopped" if isinstance(error, StopRequested) else "failed"
+    _append(run, "run_ended", state=state, steps=_steps_done(run.folder), hashes=record_hashes(run.folder))
+
+
+def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -> str:
+    folder = ledger_folder(run.folder)
+    return append(
+        folder,
+        kind,
+        run=name_in(folder, run.folder),
+        started=str(run.manifest.get("started", "")),
+        condition=run.condition,
+        seed=run.seed,
+        **fields,
+        hashes=hashes | _of_the_manifest(run.folder),
+    )
+
+
+def _of_the_manifest(folder: Path) -> dict[str, str]:
+    """From the file, which lacks secrets that the run knows."""
+    try:
+        return manifest_hashes(read_object(folder / RUN_MARK))
+    except ConfigError:
+        return {}
+
+
+def _steps_done(folder: Path) -> int:
+    try:
+        step = (last_record(folder / "metrics.jsonl", skip_damaged=True) or {}).get("step")
+    except ConfigError:
+        return 0
+    return max(0, step + 1) if type(step) is int else 0
