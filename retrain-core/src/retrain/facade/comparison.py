@@ -9,8 +9,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.study import Study, options_of
-from retrain.rooms.evidence.study.study import compare as study_of
 from retrain.rooms.insight.compare.data import study_data
 from retrain.rooms.insight.compare.show import picture
 
@@ -86,4 +86,4 @@ def compare(
         sets=sets,
         called=lambda name: f"retrain.compare({name}=...)",
     )
-    return Comparison(study_of([Path(path) for path in paths], options))
+    return Comparison(looked_at([Path(path) for path in paths], options))

@@ -17,6 +17,7 @@ from retrain.rooms.campaign import schedule as module
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.manifest import Manifest, new_content
+from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.planned import plan_runs
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.schedule import Schedule
@@ -118,6 +119,7 @@ def make(
         folder = Path("out")
         folder.mkdir(exist_ok=True)
         runs = plan_runs(loaded, folder)
+        lines = Lines(len(runs), parallel=workers > 1)
         return Schedule(
             loaded,
             runs,
@@ -125,9 +127,10 @@ def make(
             throttle_dir=None,
             manifest=Manifest(folder, new_content(loaded, runs, datetime.now(UTC))),
             launcher=launcher,
-            lines=Lines(len(runs), parallel=workers > 1),
+            lines=lines,
             follow_ups=FollowUps(loaded, toy_plugins, folder, frozenset()),
             stops=stops or Stops(),
+            record=CampaignRecord(folder, lines),
         )
 
     return build

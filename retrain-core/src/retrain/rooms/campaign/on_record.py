@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from retrain.rooms.campaign.folder import CampaignFolder
 from retrain.rooms.campaign.report_lines import Lines
 
 GOES_ON = "note: not in the ledger: {}. The campaign goes on; `retrain compare` will say what is unknown"
 
 
 class CampaignRecord:
-    """Appends events of one session of a campaign to the ledger in the folder that holds the campaign's."""
+    """Appends events of one session of a campaign to the ledger in the folder that holds the campaign's.
 
-    def __init__(self, folder: CampaignFolder, lines: Lines) -> None:
-        self._path, self._lines = folder.path, lines
-        self._continues, self._is_refused = folder.before is not None, False
+    `continues`: an earlier session began it.
+    """
+
+    def __init__(self, folder: Path, lines: Lines, *, continues: bool = False) -> None:
+        self._path, self._lines = folder, lines
+        self._continues, self._is_refused = continues, False
 
     def opened(self, manifest: Mapping[str, Any], *, is_new: bool, is_beyond_plan: bool) -> None:
         """The campaign begins, goes on or grows; `manifest` is that of this session, written to disk.

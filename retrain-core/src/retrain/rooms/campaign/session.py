@@ -82,7 +82,7 @@ def _session(
     try:
         manifest = _manifest(campaign, runs, folder, workers, changed)
         tables = frozenset(manifest.content["tables"])
-        record = CampaignRecord(folder, lines)
+        record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
         record.opened(manifest.content, **opening)
         with stops.installed(), lines.shown():
             schedule = Schedule(

@@ -25,10 +25,12 @@ from retrain.rooms.evidence.ledger.place import (
     name_in,
     record_hashes,
 )
+from retrain.rooms.session.records.files import new_digest
 from retrain.rooms.session.records.reading import Record, read_object
 
 CONTENT = "campaign.json"
 METRICS = HASHED[0]
+EMPTY = new_digest().hexdigest()  # of a file without a byte, which runs that failed early share
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
 
@@ -102,7 +104,7 @@ def gone(
 ) -> list[Finding]:
     """Runs that began and lie nowhere any more, and runs of a campaign that were run again after they were done."""
     here = {(each.name, each.started) for each in present}
-    last = {name: started for name, started in history.runs}
+    last = dict(history.runs.keys())
     found = []
     for cell, run in history.runs.items():
         if not in_scope(run):
@@ -141,17 +143,21 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
     return found
 
 
-def copied(present: Iterable[RunOnDisk]) -> list[Finding]:
-    """Runs of different beginning, condition or seed that have the same `metrics.jsonl`."""
-    by_hash: dict[str, list[RunOnDisk]] = {}
-    for run in present:
-        if METRICS in run.hashes and (run.folder / METRICS).stat().st_size:
-            by_hash.setdefault(run.hashes[METRICS], []).append(run)
+def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
+    """Runs whose `metrics.jsonl` is that of a run with another beginning, condition or seed, on disk or on record."""
+    owners: dict[str, dict[tuple[str, str, str], str]] = {}
+    for known in history.runs.values():
+        if METRICS in known.hashes:
+            identity = known.started, str(known.first.get("condition")), str(known.first.get("seed"))
+            owners.setdefault(known.hashes[METRICS], {})[identity] = known.name
+    runs = [run for run in present if METRICS in run.hashes and run.hashes[METRICS] != EMPTY]
+    for run in runs:
+        owners.setdefault(run.hashes[METRICS], {}).setdefault(run.identity, run.name)
     fix = f"restore the {METRICS} of each, or run them again"
     return [
-        Finding(what=f"{', '.join(run.name for run in runs)}: the same {METRICS}, which no two runs write", fix=fix)
-        for runs in by_hash.values()
-        if len({run.identity for run in runs}) > 1
+        Finding(what=f"{', '.join(owners[each].values())}: the same {METRICS}, which no two runs write", fix=fix)
+        for each in dict.fromkeys(run.hashes[METRICS] for run in runs)
+        if len(owners[each]) > 1
     ]
 
 

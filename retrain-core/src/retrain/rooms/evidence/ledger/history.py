@@ -28,6 +28,12 @@ class RunHistory:
         return str(self.ended.get("state")) if self.ended else "running"
 
     @property
+    def settings(self) -> str:
+        """Hash of its settings when it began."""
+        hashes = self.first.get("hashes")
+        return str(hashes.get("settings", "")) if isinstance(hashes, dict) else ""
+
+    @property
     def hashes(self) -> Mapping[str, str]:
         """Those of its final records; empty while it goes on."""
         found = self.ended.get("hashes") if self.ended else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.rooms.evidence.ledger.history import History
 from retrain.rooms.session.records.reading import Record
+from retrain.rooms.session.records.seal import seal_of
 
 LOOK, VERDICT = "look", "verdict"
 OF_THE_LINE = frozenset({"time", "kind", "previous", "sha256", "healed"})
@@ -59,8 +60,9 @@ def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = ()) 
 
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
-    """Whether an event with just these fields was recorded before."""
-    return any({name: value for name, value in each.items() if name not in OF_THE_LINE} == fields for each in events)
+    """Whether an event with just these fields, finite numbers among them, was recorded before."""
+    wanted = seal_of(fields)
+    return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
 
 def _look(record: Record) -> Look:

@@ -28,6 +28,7 @@ from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.registered import Analysis, Plan, departures
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
 from retrain.rooms.evidence.study.sets import SetsView, set_metrics, sets_view
+from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 
 DEFAULT_ALPHA = 0.05
@@ -138,6 +139,7 @@ class Study:
     `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
     what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
     `num_examples` is the number of held-out examples that decide, None for metrics of training.
+    `notices` and `shopping` are what the ledger knows; `looked_at` adds them.
     """
 
     campaign: Path | None
@@ -159,11 +161,25 @@ class Study:
     num_examples: int | None = None
     collapses: tuple[Collapse, ...] = ()
     sets: SetsView | None = None
+    notices: tuple[str, ...] = ()
+    shopping: Shopping | None = None
+
+    @property
+    def standing(self) -> str:
+        """`planned` or `exploratory`."""
+        return "exploratory" if self.exploratory else "planned"
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
-    """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid."""
-    source = find_runs(paths)
+    """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid.
+
+    Nothing is recorded and no ledger is read: `looked_at` is for verdicts that somebody sees.
+    """
+    return study_of(find_runs(paths), options)
+
+
+def study_of(source: Source, options: Options) -> Study:
+    """`compare` of runs that were found."""
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.metric import parse_metric
-from retrain.rooms.evidence.study.study import Study, compare, options_of
+from retrain.rooms.evidence.study.study import Study, options_of
 from retrain.rooms.text.terminal_text import printable
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -55,7 +56,10 @@ def command(
     as_markdown: bool,
     **chosen: Any,
 ) -> None:
-    """Compare the conditions of a campaign, or of run folders, over their seeds."""
+    """Compare the conditions of a campaign, or of run folders, over their seeds.
+
+    The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs.
+    """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
     if variance:
@@ -64,7 +68,7 @@ def command(
         _print_variance(paths, chosen["metric"], as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
-    _print(compare(paths, options), as_json=as_json, as_markdown=as_markdown)
+    _print(looked_at(paths, options), as_json=as_json, as_markdown=as_markdown)
 
 
 def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool) -> None:

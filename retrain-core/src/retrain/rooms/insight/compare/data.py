@@ -12,6 +12,7 @@ from typing import Any
 
 from retrain.rooms.evidence.study.family import Comparison
 from retrain.rooms.evidence.study.registered import Plan
+from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.study import Condition, Study
 from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.verdict_line import verdict_line
@@ -28,10 +29,12 @@ def study_data(study: Study) -> dict[str, Any]:
         "align": study.align.value,
         "budget": study.budget,
         "shortest": list(study.shortest),
-        "standing": "exploratory" if study.exploratory else "planned",
+        "standing": study.standing,
         "exploratory": list(study.exploratory),
         "undeclared": list(study.undeclared),
         "unknown_inputs": study.unknown,
+        "notices": list(study.notices),
+        "shopping": _shopping(study.shopping),
         "plan": _plan(study.plan),
         "conditions": [_condition(each) for each in study.conditions],
         "comparisons": [_comparison(each, study) for each in study.comparisons],
@@ -82,6 +85,14 @@ def _condition(condition: Condition) -> dict[str, Any]:
             for name, estimate in condition.estimates.items()
         },
     }
+
+
+def _shopping(shopping: Shopping | None) -> dict[str, Any] | None:
+    if shopping is None:
+        return None
+    looks = shopping.looks
+    counts = {"looks": len(looks.looks), "metrics": list(looks.metrics), "choices": looks.num_choices}
+    return counts | {"registered_in": shopping.registered_in or None}
 
 
 def _plan(plan: Plan | None) -> dict[str, Any] | None:

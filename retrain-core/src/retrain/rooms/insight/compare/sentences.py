@@ -10,6 +10,7 @@ from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import Design
 from retrain.rooms.evidence.study.family import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.metric import Metric, shown_difference
+from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 
 MOST_DIFFERING = 20
@@ -77,9 +78,11 @@ def metric_sentence(study: Study) -> str:
 
 def standing(study: Study) -> str:
     """`as planned`, or `exploratory` and why."""
+    looks = shopping_sentence(study.shopping)
+    counted = f"; {looks}" if looks else ""
     if not study.exploratory:
-        return f"As planned: {study.plan.hypothesis}" if study.plan else "As planned"
-    return "Exploratory: " + "; ".join(study.exploratory)
+        return (f"As planned: {study.plan.hypothesis}" if study.plan else "As planned") + counted
+    return "Exploratory: " + "; ".join(study.exploratory) + counted
 
 
 def differing(study: Study) -> list[str]:
@@ -91,6 +94,13 @@ def differing(study: Study) -> list[str]:
         runs = f"{study.unknown} run{'' if study.unknown == 1 else 's'}"
         told.append(f"{runs} recorded no code and data, as earlier versions did not: whether these differ is unknown")
     return told
+
+
+def on_record(study: Study) -> list[str]:
+    """What the ledger knows about the compared runs and their plan, a line each."""
+    told = [f"ledger: {line}" for line in study.notices[:MOST_DIFFERING]]
+    more = len(study.notices) - MOST_DIFFERING
+    return [*told, f"and {more} more from the ledger: --json has all of them"] if more > 0 else told
 
 
 def survivors(study: Study) -> list[str]:

@@ -75,6 +75,7 @@ def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _notes(study: Study) -> Iterator[str]:
     yield from sentences.differing(study)
+    yield from sentences.on_record(study)
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
     if step := sentences.next_step(study):

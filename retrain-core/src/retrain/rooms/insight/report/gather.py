@@ -11,10 +11,11 @@ from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK
+from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.metric import HELD_OUT
 from retrain.rooms.evidence.study.run_status import LIVE, MARK
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
-from retrain.rooms.evidence.study.study import Options, Study, compare
+from retrain.rooms.evidence.study.study import Options, Study
 from retrain.rooms.insight.report.chart_specs import FIELDS
 from retrain.rooms.insight.report.lines import NO_LINES, RunLines, read_lines
 from retrain.rooms.session.records.reading import Record, last_record, number, read_object
@@ -117,7 +118,7 @@ def gather(paths: Sequence[Path]) -> Material:
 
 def _study(paths: Sequence[Path]) -> tuple[Study | None, str]:
     try:
-        return compare(paths, Options()), ""
+        return looked_at(paths, Options()), ""
     except ConfigError as error:
         problem = error.problems[0]
         return None, f"{problem.what}: {problem.why}" if problem.why else problem.what

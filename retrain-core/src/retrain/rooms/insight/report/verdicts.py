@@ -13,6 +13,7 @@ from retrain.rooms.insight.compare.sentences import (
     differing,
     metric_sentence,
     next_step,
+    on_record,
     runs_sentence,
     standing,
     survivors,
@@ -53,7 +54,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
     parts = [
         f'<p class="lede">{text(headline(study))}</p>',
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
-        *(note(line) for line in [*differing(study), *survivors(study)[:MOST_EXPLAINED]]),
+        *(note(line) for line in [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]),
         *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
         _comparisons(study),
         _explanations(study),

@@ -1,0 +1,44 @@
+"""Verifies a ledger: its chain, and everything on disk that it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from retrain.rooms.evidence.ledger import disk
+from retrain.rooms.evidence.ledger.history import History
+from retrain.rooms.evidence.ledger.place import CAMPAIGN_MARK, RUNS, folders_below, name_in
+
+TORN = "the last line was cut by a kill while it was written; the next event removes it"
+
+
+def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Finding]:
+    """Everything that is broken, does not match, or cannot be known; the runs are hashed, one after another.
+
+    `known_head` is a hash that was published: the ledger must still have it.
+    """
+    fix = "restore the ledger from a backup; what it says after this line cannot be relied on"
+    yield from (disk.Finding(what=f"{history.file}: {fault}", fix=fix) for fault in history.faults)
+    if known_head and not history.has_known_head:
+        what = f"{history.file}: no line has the hash {known_head[:12]}: the ledger was cut or rewritten since then"
+        yield disk.Finding(what=what, fix="restore the ledger from a backup")
+    if history.is_torn:
+        fix = "nothing is to be done: a torn line was never on record"
+        yield disk.Finding(what=f"{history.file}: {TORN}", fix=fix, is_certain=False)
+    present = [disk.read_run(history.folder, run) for run in folders_below(history.folder)]
+    yield from disk.gone(history, present, lambda run: True, disk.Elsewhere(history.folder))
+    yield from disk.changed(history, present)
+    yield from disk.copied(history, present)
+    by_campaign: dict[str, list[disk.RunOnDisk]] = {}
+    for run in present:
+        head, middle, _ = run.name.rpartition(f"/{RUNS}/")
+        by_campaign.setdefault(head if middle else "", []).append(run)
+    for campaign, runs in by_campaign.items():
+        yield from disk.unseen(history, runs, campaign)
+    for folder in campaigns_below(history.folder):
+        yield from disk.of_campaign(history, name_in(history.folder, folder), folder)
+
+
+def campaigns_below(folder: Path) -> list[Path]:
+    """The campaigns that the ledger in `folder` covers."""
+    return [file.parent for file in sorted(folder.glob(f"*/{CAMPAIGN_MARK}")) if (file.parent / RUNS).is_dir()]
