@@ -16,6 +16,7 @@ def test_python_says_what_the_command_says(
     made: Any, compare: Callable[..., Any], compare_json: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = made.write_campaign(tmp_path / "c", {"grpo+none": 0.0, "<i>+none": 0.1}, seeds=range(6), steps=10)
+    retrain.compare(folder)  # the first look begins the ledger, and says that nothing is known before it
     found = retrain.compare(folder, metric="correct_rate:auc", align="tokens", alpha=0.1, baseline="<i>+none")
     options = ["--metric", "correct_rate:auc", "--align", "tokens", "--alpha", "0.1", "--baseline", "<i>+none"]
     assert found.data == compare_json(folder, *options)

@@ -132,7 +132,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
         known = history.runs.get((run.name, run.started))
         if known is None or known.ended is None:
             continue
-        names = [*known.hashes, *(name for name in HASHED if name in run.hashes and name not in known.hashes)]
+        names = dict.fromkeys([*known.hashes, *run.hashes])
         differing = [WORDS.get(name, name) for name in names if run.hashes.get(name) != known.hashes.get(name)]
         if differing:
             what = f"{run.name}: not as it was when the run ended: {', '.join(differing)}"
