@@ -51,7 +51,7 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
     `fields` are plain data; numbers that are not finite become null. Only the end of the file is read. A last line that
     a kill tore is removed first, and the event says so (`healed`: bytes): it was never on record.
     """
-    content = _finite(hide(fields))
+    content = as_recorded(fields)
     try:
         with _locked(folder / NAME) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -122,6 +122,12 @@ def _hash_of(line: bytes) -> str:
         return FIRST
     found = SUFFIX.fullmatch(line[-SUFFIX_BYTES:])
     return found[1].decode("ascii") if found else hashlib.sha256(line).hexdigest()
+
+
+def as_recorded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as they go on record: plain data without secrets, numbers that are not finite as null."""
+    content: dict[str, Any] = _finite(hide(fields))
+    return content
 
 
 def _finite(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrain.rooms.evidence.ledger.chain import as_recorded
 from retrain.rooms.evidence.ledger.history import History
 from retrain.rooms.session.records.reading import Record
 from retrain.rooms.session.records.seal import seal_of
@@ -60,8 +61,8 @@ def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = ()) 
 
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
-    """Whether an event with just these fields, finite numbers among them, was recorded before."""
-    wanted = seal_of(fields)
+    """Whether an event with just these fields was recorded before."""
+    wanted = seal_of(as_recorded(fields))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
 
