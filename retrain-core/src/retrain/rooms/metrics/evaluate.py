@@ -9,10 +9,11 @@ import numpy as np
 
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.types import Score
+from retrain.rooms.metrics.beta_quantile import beta_quantile
 from retrain.rooms.metrics.fields import quantiles
 from retrain.rooms.tasks.scoring.verdict import part_means
 
-Z_95 = 1.959963984540054
+TAIL = 0.025  # of a 95 % interval, on either side
 
 
 def eval_metrics(scores: Sequence[Sequence[Score]], correct_above: float = CORRECT_ABOVE) -> dict[str, float | int]:
@@ -50,20 +51,23 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def rate_interval(rates_E: np.ndarray, samples: int) -> tuple[float, float]:
-    """95 % Wilson interval of the mean rate, for the effective number of independent answers.
+    """95 % limits of the mean rate, exact binomial ones (Clopper & Pearson 1934) for the effective number of answers.
 
     Completions of one example are correlated, so n is not examples x samples but
     n_eff = p (1 - p) / (variance of the mean over examples), clamped to [examples, examples x samples]; without any
-    variance n_eff is the number of examples, the conservative end.
+    variance n_eff is the number of examples, the conservative end. With x = p n_eff right the limits are quantiles of
+    Beta(x, n_eff - x + 1) and Beta(x + 1, n_eff - x). Near 0 and 100 %, where normal and Wilson limits cover too
+    rarely, they hold; all of 64 right gives 94.4 to 100 %.
     """
     examples = len(rates_E)
     mean = float(rates_E.mean())
     spread = float(rates_E.var(ddof=1)) / examples if examples > 1 else 0.0
     effective = mean * (1.0 - mean) / spread if spread > 0.0 else float(examples)
     n = min(max(effective, float(examples)), float(examples * samples))
-    centre = (mean + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
-    half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n * n)) / (1 + Z_95**2 / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    right = mean * n
+    low = beta_quantile(right, n - right + 1.0, TAIL) if right > 0.0 else 0.0
+    high = beta_quantile(right + 1.0, n - right, 1.0 - TAIL) if right < n else 1.0
+    return low, high
 
 
 def _is_right(score: Score, correct_above: float) -> bool:

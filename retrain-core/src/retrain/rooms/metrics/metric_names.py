@@ -140,7 +140,7 @@ EPISODES = (
 )
 EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
-    ("eval_ci_low", "Lower end of its 95 % Wilson interval.", "", NO_EVAL),
+    ("eval_ci_low", "Lower end of its exact binomial 95 % interval, for another set of such examples.", "", NO_EVAL),
     ("eval_ci_high", "Upper end of that interval.", "", NO_EVAL),
     ("eval_mean_reward", "Mean score over the held-out completions that have one.", "", NO_EVAL),
     *(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.stats.binomial import binomial_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,9 @@ def improvement_in_pairs(diffs_N: Floats, *, level: float = 0.95) -> Improvement
     num_seeds = diffs_N.size
     if not num_seeds:
         return None
-    from scipy.stats import beta
-
-    wins, ties, tail = int(np.sum(diffs_N > 0)), int(np.sum(diffs_N == 0)), (1.0 - level) / 2
-    most = wins + ties
-    low = float(beta.ppf(tail, wins, num_seeds - wins + 1)) if wins else 0.0
-    high = float(beta.ppf(1.0 - tail, most + 1, num_seeds - most)) if most < num_seeds else 1.0
+    wins, ties = int(np.sum(diffs_N > 0)), int(np.sum(diffs_N == 0))
+    low, _ = binomial_limits(wins, num_seeds, level=level)
+    _, high = binomial_limits(wins + ties, num_seeds, level=level)
     return Improvement(probability=(wins + ties / 2) / num_seeds, interval=(low, high))
 
 

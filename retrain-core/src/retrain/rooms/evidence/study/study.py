@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.evidence.stats.binomial import held_out_limits, training_limits
 from retrain.rooms.evidence.stats.paired import t_interval
 from retrain.rooms.evidence.study.budget import COSTS, Align, Spent, along, value_at
 from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
@@ -34,6 +35,7 @@ from retrain.rooms.evidence.study.undeclared import undeclared, without_inputs
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"
 EXAMPLES = Metric("eval_examples")
+MOST_PROMPTS = 10**6  # per step; beyond any real number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A metric of one condition: the value of each seed, their mean and its 95 % interval (None below two seeds)."""
+    """A metric of one condition: the value of each seed, their mean and its 95 % interval.
+
+    That of a held-out share is for another seed and other examples like these, with one seed for that run on other
+    examples (`stats.binomial`). That of a share of training, or of any other number, is for another seed, and None
+    below two.
+    """
 
     values: Mapping[int, float]
     mean: float | None
@@ -309,8 +316,10 @@ class _Summaries:
 
     def __init__(self, runs: Sequence[Run], *, budget: float, last: int | None, direction: Direction) -> None:
         self._runs: dict[str, dict[int, Spent]] = {}
+        self._records: dict[str, list[Mapping[str, Any]]] = {}
         for run in runs:
             self._runs.setdefault(run.candidate.condition, {})[run.seed] = run.spent
+            self._records.setdefault(run.candidate.condition, []).append(run.candidate.record)
         self._budget, self._last, self._direction = budget, last, direction
 
     def values(self, label: str, metric: Metric) -> dict[int, float]:
@@ -324,8 +333,26 @@ class _Summaries:
 
     def condition(self, label: str, metrics: Sequence[Metric], *, num_runs: int) -> Condition:
         """The condition with its metrics."""
-        estimates = {str(metric): _estimate(metric, self.values(label, metric)) for metric in metrics}
+        estimates = {str(metric): self._estimate(label, metric) for metric in metrics}
         return Condition(label=label, seeds=tuple(self._runs.get(label, ())), num_runs=num_runs, estimates=estimates)
+
+    def _estimate(self, label: str, metric: Metric) -> Estimate:
+        values = self.values(label, metric)
+        values_N = np.array(list(values.values()))
+        if not values_N.size:
+            return Estimate(values=values, mean=None, interval=None)
+        examples = min(self.values(label, EXAMPLES).values(), default=0.0) if metric.is_eval else 0.0
+        if not metric.is_rate or not ((values_N >= 0.0) & (values_N <= 1.0)).all():
+            interval = t_interval(values_N)
+        elif examples >= 1:
+            interval = held_out_limits(values_N, int(examples))
+        else:
+            interval = training_limits(values_N, self._prompts(label))
+        return Estimate(values=values, mean=float(values_N.mean()), interval=interval)
+
+    def _prompts(self, label: str) -> int:
+        """The fewest prompts per step of the condition's runs; 1 where one did not record them."""
+        return min((_batch_size(record) for record in self._records.get(label, ())), default=1)
 
     def pairing(self, baseline: str, condition: str, metric: Metric) -> Pairing:
         """Two conditions over the seeds for which both have a number."""
@@ -347,13 +374,11 @@ class _Summaries:
         return int(counts.pop()) if len(counts) == 1 else None
 
 
-def _estimate(metric: Metric, values: Mapping[int, float]) -> Estimate:
-    values_N = np.array(list(values.values()))
-    mean = float(values_N.mean()) if values_N.size else None
-    interval = t_interval(values_N)
-    if interval and metric.is_rate:  # rates cannot lie outside, so clipping does not change the coverage
-        interval = max(interval[0], 0.0), min(interval[1], 1.0)
-    return Estimate(values=values, mean=mean, interval=interval)
+def _batch_size(record: Mapping[str, Any]) -> int:
+    config = record.get("config")
+    training = config.get("training") if isinstance(config, Mapping) else None
+    size = training.get("batch_size") if isinstance(training, Mapping) else None
+    return size if isinstance(size, int) and 1 <= size <= MOST_PROMPTS else 1
 
 
 def _budget(runs: Sequence[Run], options: Options) -> tuple[float, tuple[str, ...]]:
