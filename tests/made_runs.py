@@ -25,6 +25,9 @@ class MadeRun:
     """One run. `effect` is added to the correct rate that it learns up to; `spread` is that of seeds around it.
 
     `completions` are written per step; `texts` are mixed into them, for hostile ones. `tokens` is the mean length.
+    With `example_spread` the run has an `eval.jsonl`: examples differ in difficulty by so many logits, in the same way
+    in every run, and by `interaction` logits from condition to condition; they are of so many `clusters`, 0 = each of
+    its own.
     """
 
     condition: str = "maxrl+none"
@@ -40,6 +43,9 @@ class MadeRun:
     texts: Sequence[str] = ()
     tokens: float = 24.0
     step_time_s: float = 0.6
+    example_spread: float | None = None
+    interaction: float = 0.0
+    clusters: int = 0
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -104,7 +110,10 @@ def write_run(folder: Path, run: MadeRun) -> Path:
     (folder / "config.toml").write_text(
         f"[training]\nseed = {run.seed}\nmax_steps = {_max_steps(run)}\n", encoding="utf-8"
     )
-    (folder / "metrics.jsonl").write_text("".join(_metrics_lines(run, columns, rng)), encoding="utf-8")
+    lines, examples = _metrics_lines(run, columns, rng)
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    if run.example_spread is not None:
+        (folder / "eval.jsonl").write_text("".join(examples), encoding="utf-8")
     (emergence / "steps.jsonl").write_text("".join(_summaries(run, columns)), encoding="utf-8")
     (emergence / "generations.jsonl").write_text("".join(_generations(run, columns, rng)), encoding="utf-8")
     state = {
@@ -182,23 +191,59 @@ def _names(run: MadeRun) -> str:
     return json.dumps(fields, ensure_ascii=False)[1:-1]
 
 
-def _metrics_lines(run: MadeRun, columns: Mapping[str, list[Any]], rng: np.random.Generator) -> list[str]:
+def _metrics_lines(
+    run: MadeRun, columns: Mapping[str, list[Any]], rng: np.random.Generator
+) -> tuple[list[str], list[str]]:
+    """The lines of `metrics.jsonl` and of `eval.jsonl`."""
     line = LINE.replace("%(names)s", _names(run).replace("%", "%%"))
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lines = [line % row for row in rows]
+    examples: dict[int, list[str]] = {}
     if run.eval_every:
         due = {
             *range(run.eval_every - 1, run.steps, run.eval_every),
             *([run.steps - 1] if run.status == "done" else []),
         }
         for step in due:
-            lines[step] += ", " + _evaluation(columns["level"][step], rng)
-        lines.insert(0, '{"step": -1, ' + _evaluation(0.45, rng))
-    return [f"{text}}}\n" for text in lines]
+            right_E = _right(run, columns["level"][step], rng)
+            lines[step] += ", " + _evaluation(right_E)
+            examples[step] = _example_lines(run, step, right_E)
+        right_E = _right(run, 0.45, rng)
+        lines.insert(0, '{"step": -1, ' + _evaluation(right_E))
+        examples[-1] = _example_lines(run, -1, right_E)
+    return [f"{text}}}\n" for text in lines], [text for step in sorted(examples) for text in examples[step]]
 
 
-def _evaluation(level: float, rng: np.random.Generator) -> str:
-    right_E = rng.binomial(EVAL_SAMPLES, float(np.clip(level, 0.01, 0.99)), EVAL_EXAMPLES)
+def _right(run: MadeRun, level: float, rng: np.random.Generator) -> Any:
+    """Correct samples of each held-out example."""
+    level_E = np.full(EVAL_EXAMPLES, float(np.clip(level, 0.01, 0.99)))
+    if run.example_spread is not None:
+        shift_E = run.example_spread * np.random.default_rng(64).standard_normal(EVAL_EXAMPLES)
+        own = np.random.default_rng([*run.condition.encode()])
+        shift_E += run.interaction * own.standard_normal(EVAL_EXAMPLES)
+        level_E = 1 / (1 + (1 / level_E - 1) * np.exp(-shift_E))
+    return rng.binomial(EVAL_SAMPLES, level_E)
+
+
+def _example_lines(run: MadeRun, step: int, right_E: Any) -> list[str]:
+    lines = []
+    for index, right in enumerate(right_E.tolist()):
+        name = f"made-{index}"
+        record = {
+            "step": step,
+            "set": "held_out",
+            "example": name,
+            "cluster": f"source-{index % run.clusters}" if run.clusters else name,
+            "scores": [float(sample < right) for sample in range(EVAL_SAMPLES)],
+            "correct": [sample < right for sample in range(EVAL_SAMPLES)],
+            "lengths": [24] * EVAL_SAMPLES,
+            "stops": ["eos"] * EVAL_SAMPLES,
+        }
+        lines.append(json.dumps(record) + "\n")
+    return lines
+
+
+def _evaluation(right_E: Any) -> str:
     rate = float(right_E.mean() / EVAL_SAMPLES)
     wrong_E = 1 - right_E / EVAL_SAMPLES
     fields = {

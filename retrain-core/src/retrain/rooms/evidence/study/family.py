@@ -14,6 +14,7 @@ from retrain.kernel.types import Floats
 from retrain.rooms.evidence.stats import paired, power
 from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
 from retrain.rooms.evidence.study.deciding import DecidingTest, LooksView
+from retrain.rooms.evidence.study.examples import ExamplesView
 from retrain.rooms.evidence.study.metric import Direction
 from retrain.rooms.evidence.study.per_seed import PerSeed, Values
 
@@ -128,6 +129,7 @@ class Comparison:
     lost: Lost | None = None
     controls: ControlsView | None = None
     looks: LooksView | None = None
+    examples: ExamplesView | None = None
 
     @property
     def seeds_needed(self) -> int | None:

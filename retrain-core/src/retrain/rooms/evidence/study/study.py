@@ -21,6 +21,7 @@ from retrain.rooms.evidence.study.choose import chosen_metric, condition_metrics
 from retrain.rooms.evidence.study.controls import controls_in, with_controls
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.equivalence import with_margin
+from retrain.rooms.evidence.study.examples import with_examples
 from retrain.rooms.evidence.study.family import Comparison, Pairing, judge
 from retrain.rooms.evidence.study.looks import chosen_looks
 from retrain.rooms.evidence.study.lost import sides_of, with_lost, with_seeds
@@ -223,6 +224,7 @@ def study_of(source: Source, options: Options) -> Study:
     sides = sides_of(source.candidates, values, is_cut=options.at is not None)
     comparisons = with_lost(judged(pairings), pairings, sides, direction=direction, judged=judged)
     comparisons = with_controls(comparisons, controls, pairing, alpha=alpha, direction=direction)
+    comparisons = looks.viewed(with_seeds(comparisons, values, direction=direction), pairings)
     study = Study(
         campaign=source.campaign,
         metric=metric,
@@ -234,7 +236,7 @@ def study_of(source: Source, options: Options) -> Study:
         shortest=shortest,
         conditions=conditions,
         metrics=metrics,
-        comparisons=looks.viewed(with_seeds(comparisons, values, direction=direction), pairings),
+        comparisons=with_examples(comparisons, runs, metric=metric, budget=budget),
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),

@@ -6,6 +6,7 @@ from retrain.rooms.evidence.study.deciding import looks_sentence
 from retrain.rooms.evidence.study.family import Comparison
 from retrain.rooms.evidence.study.registered import NO_PLAN
 from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.insight.compare.example_sentences import example_lines, scope_sentence
 from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.typical_seed import lost_sentence, seeds_sentence
 from retrain.rooms.insight.compare.words import over_seeds, scope, sized, worst_seeds
@@ -40,6 +41,7 @@ def further_lines(comparison: Comparison, study: Study) -> list[str]:
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
         lost_sentence(comparison, study),
+        *example_lines(comparison.examples, study.metric),
     ]
     return [_sentence(each) for each in told if each]
 
@@ -54,4 +56,6 @@ def _found(comparison: Comparison, study: Study) -> str:
     if comparison.difference is None:
         return "no seed has a number on both sides"
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
-    return f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
+    here = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
+    view = comparison.examples
+    return f"{here}; {scope_sentence(view, study.metric)}" if view and view.interval else here
