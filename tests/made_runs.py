@@ -26,8 +26,8 @@ class MadeRun:
 
     `completions` are written per step; `texts` are mixed into them, for hostile ones. `tokens` is the mean length.
     With `example_spread` the run has an `eval.jsonl`: examples differ in difficulty by so many logits, in the same way
-    in every run, and by `interaction` logits from condition to condition; they are of so many `clusters`, 0 = each of
-    its own.
+    in every run, and their clusters by `interaction` logits from condition to condition; there are so many `clusters`,
+    0 = one for each example.
     """
 
     condition: str = "maxrl+none"
@@ -220,9 +220,13 @@ def _right(run: MadeRun, level: float, rng: np.random.Generator) -> Any:
     if run.example_spread is not None:
         shift_E = run.example_spread * np.random.default_rng(64).standard_normal(EVAL_EXAMPLES)
         own = np.random.default_rng([*run.condition.encode()])
-        shift_E += run.interaction * own.standard_normal(EVAL_EXAMPLES)
+        shift_E += run.interaction * own.standard_normal(EVAL_EXAMPLES)[np.arange(EVAL_EXAMPLES) % _clusters(run)]
         level_E = 1 / (1 + (1 / level_E - 1) * np.exp(-shift_E))
     return rng.binomial(EVAL_SAMPLES, level_E)
+
+
+def _clusters(run: MadeRun) -> int:
+    return run.clusters or EVAL_EXAMPLES
 
 
 def _example_lines(run: MadeRun, step: int, right_E: Any) -> list[str]:
@@ -233,7 +237,7 @@ def _example_lines(run: MadeRun, step: int, right_E: Any) -> list[str]:
             "step": step,
             "set": "held_out",
             "example": name,
-            "cluster": f"source-{index % run.clusters}" if run.clusters else name,
+            "cluster": f"source-{index % _clusters(run)}",
             "scores": [float(sample < right) for sample in range(EVAL_SAMPLES)],
             "correct": [sample < right for sample in range(EVAL_SAMPLES)],
             "lengths": [24] * EVAL_SAMPLES,
