@@ -51,9 +51,13 @@ class FlipTest:
         if not diffs_N.size or not np.isfinite(diffs_N).all():
             raise ValueError(f"differences must be finite and at least one, not {diffs_N!r}")
         peak = float(np.abs(diffs_N).max()) or 1.0
-        means_K = _subset_means(diffs_N / peak, patterns)
-        at_best_K = means_K if (diffs_N > 0.0).all() else _subset_means(np.abs(diffs_N) / peak, patterns)
-        return cls(np.sort(means_K) * peak, _p(at_best_K))
+        units_N = diffs_N / peak
+        means_K = _subset_means(units_N, patterns)
+        if (np.abs(units_N) > _rounding(units_N)).all():  # then no subset but the empty one is within rounding of zero
+            smallest = float(np.mean(np.isinf(means_K)))
+        else:
+            smallest = _p(_subset_means(np.abs(units_N), patterns))
+        return cls(np.sort(means_K) * peak, smallest)
 
     @property
     def num_patterns(self) -> int:
@@ -101,10 +105,14 @@ def _p(means_K: Floats) -> float:
     return min(1.0, 2.0 * beyond / means_K.size)
 
 
+def _rounding(values_N: Floats) -> float:
+    return ROUNDING * float(np.abs(values_N).sum())
+
+
 def _subset_means(values_N: Floats, patterns: int) -> Floats:
     """The means of subsets and of their complements, one pair after another pattern; -inf and inf if one is empty."""
     sums_P, sizes_P = _all_subsets(values_N) if values_N.size <= EXACT_SEEDS else _drawn_subsets(values_N, patterns)
-    rounding = ROUNDING * float(np.abs(values_N).sum())
+    rounding = _rounding(values_N)
     is_whole_P = (sizes_P == 0) | (sizes_P == values_N.size)
     sides = []
     for side_sums_P, side_sizes_P, bound in (

@@ -220,10 +220,8 @@ def _judged(
     difference = float(diffs_N.mean()) if num_seeds else None
     sd, share = paired.spread(diffs_N), alpha / comparisons
     detectable_d = power.detectable_d(num_seeds, share) if sd else None
-    verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT
-    if test is None or not can_decide:
-        cause = VerdictReason.TOO_FEW
-    elif difference is not None and at_most(p_holm, alpha):
+    verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
+    if test is not None and difference is not None and at_most(p_holm, alpha):
         is_better = (difference > 0.0) == (direction is Direction.HIGHER)
         verdict, cause = (Verdict.BETTER if is_better else Verdict.WORSE), VerdictReason.FOUND
     return Comparison(

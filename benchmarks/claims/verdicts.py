@@ -1,0 +1,87 @@
+"""False verdicts over a whole family of conditions, and verdicts that their intervals contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from claims.claim import Claim, Measured, share
+from retrain.kernel.seeding import Seeds
+from retrain.rooms.evidence.stats.power import seeds_needed
+from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, judge
+from retrain.rooms.evidence.study.metric import Direction
+
+ALPHA, EXAMPLES = 0.05, 64
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def _rates(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.binomial(EXAMPLES, 1.0 / (1.0 + np.exp(-rng.normal(1.0, 0.3, shape)))) / EXAMPLES
+
+
+LAWS: Mapping[str, Draw] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "t2": lambda rng, shape: rng.standard_t(2, shape),
+    "lognormal": lambda rng, shape: rng.lognormal(0.0, 1.0, shape),
+    "normal with spreads 1 to 4": lambda rng, shape: rng.standard_normal(shape) * np.linspace(1, 4, shape[0])[:, None],
+    "rates": _rates,
+}
+
+
+def judged(values_CN: np.ndarray) -> tuple[Comparison, ...]:
+    """Every condition against the first, as `retrain compare` judges them."""
+    seeds = tuple(range(values_CN.shape[1]))
+    pairings = [
+        Pairing(baseline="0", condition=str(index), seeds=seeds, baseline_N=values_CN[0], condition_N=values_N)
+        for index, values_N in enumerate(values_CN[1:], 1)
+    ]
+    return judge(pairings, alpha=ALPHA, direction=Direction.HIGHER)
+
+
+def false_verdicts(simulations: int, seeds: Seeds) -> Iterator[Measured]:
+    """Conditions of one law: the share of campaigns with any better or worse."""
+    for conditions, seed_counts in ((2, (6, 8, 12)), (5, (8, 12)), (20, (10, 12))):
+        for law, draw in LAWS.items():
+            for num_seeds in seed_counts:
+                rng = seeds.stream("false verdicts", conditions, law, num_seeds)
+                found_S = [_any(judged(draw(rng, (conditions, num_seeds)))) for _ in range(simulations)]
+                what = f"any false verdict, {conditions} conditions, {num_seeds} seeds, {law}"
+                yield share(what, np.array(found_S), at_most=0.055)
+
+
+def disagreements(simulations: int, seeds: Seeds) -> Iterator[Measured]:
+    """Intervals that leave out zero without a verdict, or hold it with one: there is none, whatever the family."""
+    rng, wrong, total, found = seeds.stream("disagreements"), 0, 0, 0
+    for _ in range(simulations):
+        conditions, num_seeds = int(rng.integers(2, 21)), int(rng.integers(2, 17))
+        values_CN = _rates(rng, (conditions, num_seeds)) + rng.choice([0.0, 0.0, 0.1, 0.3], (conditions, 1))
+        for each in judged(values_CN):
+            low, high = each.interval or (-np.inf, np.inf)
+            side = Verdict.BETTER if low > 0.0 else Verdict.WORSE if high < 0.0 else Verdict.CANNOT_TELL
+            wrong, total, found = wrong + (side is not each.verdict), total + 1, found + (low > 0.0 or high < 0.0)
+    what = f"intervals that disagree with their verdict, of {total:,} with {found:,} verdicts"
+    yield Measured(what=what, figure=wrong / total, error=0.0, at_most=0.0)
+
+
+def power_at_the_computed_seeds(simulations: int, seeds: Seeds) -> Iterator[Measured]:
+    """At the number of seeds that the command computes, a true difference is found in about 80 % of studies."""
+    for d_z in (0.8, 1.0, 1.2, 1.5):
+        num_seeds = seeds_needed(d_z, ALPHA) or 0
+        rng = seeds.stream("power", str(d_z))
+        found_S = [
+            judged(np.stack([np.zeros(num_seeds), rng.normal(d_z, 1.0, num_seeds)]))[0].verdict is Verdict.BETTER
+            for _ in range(simulations)
+        ]
+        yield share(f"found, d {d_z}, {num_seeds} seeds", np.array(found_S), at_least=0.77)
+
+
+def _any(comparisons: tuple[Comparison, ...]) -> bool:
+    return any(each.verdict is not Verdict.CANNOT_TELL for each in comparisons)
+
+
+CLAIMS: Mapping[str, Claim] = {
+    "false-verdicts": false_verdicts,
+    "disagreements": disagreements,
+    "power": power_at_the_computed_seeds,
+}
