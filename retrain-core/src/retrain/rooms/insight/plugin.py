@@ -24,6 +24,7 @@ COMMANDS = (
     ("watch", "Serve a page that follows a run while it goes on: RUN.", "watch.command:command"),
     ("score", "Score again the texts on which a run's reward failed: --replay PATH.", "score_command:command"),
     ("compare", "Compare conditions over their seeds, with tests and intervals.", "compare.command:command"),
+    ("forecast", "Forecast the last held-out rate of a run, from finished runs beside it.", "forecast.command:command"),
     ("report", "Write one offline page about a campaign or a set of runs.", "report.command:command"),
     ("diff", "Compare two runs: results, settings, code, packages, data, first divergence.", "diff_command:command"),
 )

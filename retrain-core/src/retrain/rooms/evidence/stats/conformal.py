@@ -46,10 +46,10 @@ def forecast(
     the oldest third, and the difference of the ends. Its absolute errors, each of a run of the condition that the fit
     left out, are the scores; one of n runs of a condition weighs 1 / ((C + 1) n), infinity 1 / (C + 1), and the `level`
     quantile of that law is the half-width: hierarchical conformal prediction (Lee, Barber, Willett 2023,
-    arXiv:2306.06342; Dunn, Wasserman, Ramdas 2022) with errors across folds (Barber et al. 2021, CV+). It covers at about
-    `level` if conditions are exchangeable, too wide rather than too narrow for another seed of a condition seen. The
-    limits are not cut to a range; below `needed_conditions` they are infinite. ValueError when a value is not finite, no
-    run is given, or one condition alone.
+    arXiv:2306.06342; Dunn, Wasserman, Ramdas 2022) with errors across folds (Barber et al. 2021, CV+). It covers at
+    about `level` if conditions are exchangeable, too wide rather than too narrow for another seed of a condition seen.
+    The limits are not cut to a range; below `needed_conditions` they are infinite. ValueError when a value is not
+    finite, or there are fewer than two conditions.
     """
     if not all(np.isfinite(each).all() for each in (curves_NK, finals_N, curve_K)) or not curve_K.size:
         raise ValueError("every value must be a finite number, and a run have at least one")

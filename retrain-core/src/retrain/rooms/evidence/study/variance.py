@@ -19,13 +19,13 @@ from retrain.rooms.evidence.study.budget import Align, along, value_at
 from retrain.rooms.evidence.study.choose import chosen_metric
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
-from retrain.rooms.evidence.study.runs import DONE, FREE_KEYS, FREE_TABLES, Candidate, find_runs
+from retrain.rooms.evidence.study.runs import DONE, Candidate, find_runs
+from retrain.rooms.evidence.study.settings_key import settings_key
 from retrain.rooms.session.records.reading import read_records
 from retrain.rooms.session.records.rewind import EVALUATION
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)
 CALLED = {"data": "data order"}  # as a reader would; the others are called as in `[training] seeds`
-SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
 HELD_OUT_SET = "held_out"
 LEAST_RUNS = 4
 
@@ -87,7 +87,8 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         if value is None:
             left_out.append((run.name, f"it has no {chosen}"))
         else:
-            measured.append(_Measured(run=run, group=_group(run), levels=seed_levels(run.record), value=value))
+            group, levels = settings_key(run.record), seed_levels(run.record)
+            measured.append(_Measured(run=run, group=group, levels=levels, value=value))
     return _decomposed(measured, chosen, budget, tuple(left_out), level)
 
 
@@ -125,20 +126,6 @@ def _decomposed(
         components=found,
         noise=noise,
         left_out=left_out,
-    )
-
-
-def _group(run: Candidate) -> Hashable:
-    """The settings that decide what a run learns, without its seeds."""
-    config = run.record.get("config")
-    return tuple(
-        sorted(
-            (f"{table}.{key}", str(value))
-            for table, keys in (config if isinstance(config, dict) else {}).items()
-            if table not in FREE_TABLES and isinstance(keys, dict)
-            for key, value in keys.items()
-            if f"{table}.{key}" not in FREE_KEYS | SEED_KEYS
-        )
     )
 
 

@@ -63,7 +63,8 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
     if variance:
-        if as_markdown or any(value for name, value in chosen.items() if name not in ("metric", "align")):
+        others = {**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}
+        if as_markdown or any(others.values()):
             raise click.UsageError("--variance goes with --metric and --json only")
         _print_variance(paths, chosen["metric"], as_json=as_json)
         return
