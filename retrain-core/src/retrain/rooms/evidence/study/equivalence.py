@@ -20,7 +20,7 @@ from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, Ve
 def with_margin(
     comparisons: Sequence[Comparison], pairings: Sequence[Pairing], margin: float | None
 ) -> tuple[Comparison, ...]:
-    """The comparisons of `pairings`, those with an interval strictly inside (-margin, margin) as `practically the same`.
+    """The comparisons of `pairings`, `practically the same` where the interval is strictly inside (-margin, margin).
 
     That holds where the test finds a difference, too: it is there, and by the plan too small to matter. An infinite
     limit is never inside. A comparison that is the same, or without a finding, then has the interval of this test.

@@ -43,8 +43,8 @@ class SetScores:
     """A condition over its seeds that have a number on every set.
 
     `mean` is over sets and seeds (Student's t over seeds); `iqm` and `gap` are the interquartile mean and the
-    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap of rates alone. `set_means` are in the order
-    of the sets; `profile` is the share of seeds and sets above each threshold of the view.
+    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap of rates alone. `scores` has a row per seed,
+    in the order of the sets, as has `set_means`; `profile` is the share of them above each threshold of the view.
     """
 
     condition: str
@@ -52,6 +52,7 @@ class SetScores:
     mean: Aggregate
     iqm: Aggregate
     gap: Aggregate | None
+    scores: tuple[tuple[float, ...], ...]
     set_means: tuple[float, ...]
     profile: tuple[float, ...]
 
@@ -164,6 +165,7 @@ def _scores(label: str, seeds: tuple[int, ...], scores_NM: Floats, thresholds_T:
         mean=Aggregate(value=float(means_N.mean()), interval=_within(t_interval(means_N), is_rate=is_rate)),
         iqm=_aggregate(scores_NM, benchmarks.interquartile_mean),
         gap=_aggregate(scores_NM, benchmarks.optimality_gap) if is_rate else None,
+        scores=tuple(tuple(row) for row in scores_NM.tolist()),
         set_means=tuple(scores_NM.mean(axis=0).tolist()),
         profile=tuple(benchmarks.performance_profile(scores_NM, thresholds_T).tolist()),
     )

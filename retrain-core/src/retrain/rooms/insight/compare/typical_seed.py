@@ -28,8 +28,8 @@ def lost_sentence(comparison: Comparison, study: Study) -> str:
     lost = comparison.lost
     if lost is None or lost.difference is None:
         return ""
-    number = len(lost.baseline_seeds) + len(lost.condition_seeds)
-    runs = f"{number} lost run{'' if number == 1 else 's'}"
+    sides = ((comparison.baseline, lost.baseline_seeds), (comparison.condition, lost.condition_seeds))
+    runs = " and ".join(f"{_runs(len(seeds))} of {label}" for label, seeds in sides if seeds)
     size = sized(lost.difference, lost.interval, lost.level, study.metric)
     line = f"with {runs} at the worst value seen ({shown(lost.worst, study.metric)}): {lost.verdict}, {size}"
     if lost.survives or comparison.verdict is Verdict.CANNOT_TELL:
@@ -44,6 +44,10 @@ def collapse_sentences(study: Study) -> list[str]:
         f"{shown(each.median, study.metric)}); a verdict is about the typical seed and does not rule out such a one"
         for each in study.collapses
     ]
+
+
+def _runs(number: int) -> str:
+    return f"{number} lost run{'' if number == 1 else 's'}"
 
 
 def _seeds(seeds: Sequence[int]) -> str:
