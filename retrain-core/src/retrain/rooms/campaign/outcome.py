@@ -37,6 +37,7 @@ class State(StrEnum):
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
+    NOT_NEEDED = "not needed"  # of a run that the planned looks saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -57,12 +58,13 @@ def plan_runs(
     before: Mapping[str, Any] | None = None,
     devices: Mapping[str, SettledDevices] = NO_DEVICES,
 ) -> list[PlannedRun]:
-    """Every run of the campaign in `folder`: condition by condition, seed by seed.
+    """Every run of the campaign in `folder`: condition by condition, seed by seed; with planned looks, look by look.
 
     A run of an earlier session keeps the name in its manifest, `before`, whichever conditions were added since.
     `devices` are those that the runs of each condition use, if they are known here.
     """
-    pairs = [(condition, seed) for condition in campaign.conditions for seed in campaign.table.seeds]
+    blocks = _blocks(campaign)
+    pairs = [(condition, seed) for seeds in blocks for condition in campaign.conditions for seed in seeds]
     known = {
         (entry.get("condition"), entry.get("seed")): entry["run_name"] for entry in (before or {"runs": ()})["runs"]
     }
@@ -81,6 +83,13 @@ def plan_runs(
         )
         for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
     ]
+
+
+def _blocks(campaign: Campaign) -> list[list[int]]:
+    """The seeds in the blocks after which the campaign looks; all in one without planned looks."""
+    seeds, plan = campaign.table.seeds, campaign.table.plan
+    ends = [0, *(plan.looks if plan else ()), len(seeds)]
+    return [seeds[start:end] for start, end in pairwise(ends)]
 
 
 def _devices(condition: CheckedCondition, campaign: Campaign, settled: SettledDevices | None) -> str | None:

@@ -77,6 +77,9 @@ class Lines:
         self.say(f"Campaign: {shape} = {self._total} runs ({mode})")
         self.say(f"  conditions: {', '.join(campaign.labels)}")
         self.say(f"  seeds: {', '.join(map(str, campaign.table.seeds))}")
+        if (plan := campaign.table.plan) and plan.looks:
+            after = ", ".join(map(str, plan.looks))
+            self.say(f"  looks: after {after} seeds ({plan.spend}); it stops by itself when every verdict is in")
         self.say(f"  max_steps: {campaign.max_steps}")
         self.say(f"  output: {output}")
         if self._parallel:

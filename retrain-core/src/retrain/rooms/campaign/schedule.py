@@ -16,6 +16,7 @@ from retrain.rooms.campaign.folder import keep_earlier
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.looks import PlannedLooks
 from retrain.rooms.campaign.manifest import Manifest, now
 from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.outcome import Adopted, State, can_continue, has_records, is_done, owner, reason_of_failure
@@ -23,6 +24,7 @@ from retrain.rooms.campaign.planned import PlannedRun, config_text, run_config, 
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.stops import Stops
 from retrain.rooms.session.records.files import write_text
+from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 
 POLL_S = 0.2
 EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
@@ -56,10 +58,13 @@ class Schedule:
         follow_ups: FollowUps,
         stops: Stops,
         record: CampaignRecord,
+        looks: PlannedLooks | None = None,
     ) -> None:
         self._campaign, self._workers, self._throttle_dir = campaign, workers, throttle_dir
         self._manifest, self._launcher, self._lines = manifest, launcher, lines
         self._follow_ups, self._stops, self._record = follow_ups, stops, record
+        self._looks = looks
+        self.cannot_look: RetrainError | None = None
         self._queue: deque[PlannedRun] = deque()
         self._active: dict[str, _Active] = {}
         self.attempts: Counter[str] = Counter()  # of this session
@@ -72,9 +77,10 @@ class Schedule:
 
     def run(self) -> None:
         """Return when all runs have ended; after a stop request, when each has saved its state or was killed."""
-        while (self._queue or self._active or self._follow_ups.num_open) and not self._stops.reason:
+        while self._is_open and not self._stops.reason:
             self._launch()
             self._collect()
+            self._take_look()
             self._take_follow_ups()
             self._manifest.save()
             self._lines.show({name: active.run for name, active in self._active.items()}, self._num_done)
@@ -83,6 +89,31 @@ class Schedule:
         if self._stops.reason:
             self._stop_all()
         self._manifest.save()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether anything is to be run, waited for or looked at."""
+        if self.cannot_look:
+            return bool(self._active or self._follow_ups.num_open)
+        return bool(self._queue or self._active or self._follow_ups.num_open or (self._looks and self._looks.due))
+
+    def _take_look(self) -> None:
+        """Take the planned look once every run before it has ended; runs that it saves are not started."""
+        looks = self._looks
+        if not looks or not looks.due or self._active or self.cannot_look or any(map(looks.may_start, self._queue)):
+            return
+        self._manifest.save()  # what has failed for good is told there
+        try:
+            look = looks.take()
+        except RetrainError as error:  # nothing to compare: the same command takes the look when runs are there
+            self.cannot_look = error
+            return
+        self._manifest.change(looks=[*looks.taken])
+        for run in [run for run in self._queue if not looks.is_needed(run)]:
+            self._queue.remove(run)
+            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
+        self._manifest.save()  # before anything starts: what was decided is not decided twice
+        self._lines.say(f"  {look.text}", OUTCOME_LEVEL)
 
     def _sort_in(self, run: PlannedRun) -> None:
         """Classify a run by its folder; the manifest may be out of date."""
@@ -93,6 +124,8 @@ class Schedule:
             self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
             self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
             self._lines.started(run, max(pid, 0) or None, "still alive, waiting for it")
+        elif self._looks and not self._looks.is_needed(run) and not has_records(run):
+            self._manifest.change_run(run.name, status=State.NOT_NEEDED)
         else:
             self._manifest.change_run(run.name, status=State.QUEUED, pid=None)
             self._queue.append(run)
@@ -102,8 +135,15 @@ class Schedule:
         while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
             if time.monotonic() < self._next_launch:
                 return
+            run = next((run for run in self._queue if self._may_start(run)), None)
+            if run is None:
+                return
             self._next_launch = time.monotonic() + self._campaign.table.stagger_seconds
-            self._start(self._queue.popleft())
+            self._queue.remove(run)
+            self._start(run)
+
+    def _may_start(self, run: PlannedRun) -> bool:
+        return not self._looks or self._looks.may_start(run)
 
     def _start(self, run: PlannedRun) -> None:
         continues = run.name not in self._anew and can_continue(run)

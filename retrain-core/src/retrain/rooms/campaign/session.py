@@ -22,6 +22,7 @@ from retrain.rooms.campaign.folder import CampaignFolder, open_campaign
 from retrain.rooms.campaign.follow_up import FollowUps
 from retrain.rooms.campaign.launching import Launcher
 from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.looks import PlannedLooks, StudyJudge
 from retrain.rooms.campaign.manifest import CONTENT, Manifest, new_content, now, session_fields
 from retrain.rooms.campaign.on_record import CampaignRecord
 from retrain.rooms.campaign.outcome import State, is_done
@@ -70,8 +71,9 @@ def _session(
     changed = changed_runs(runs, identities)
     if not campaign.config.value("resume.anyway", False):
         refuse_changed(changed, campaign, str(folder.path))
-    if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, runs)):
-        done = f"Already complete: all {len(runs)} runs are done in {folder.path}. `--new` starts another campaign."
+    if folder.before and folder.before.get("status") == State.DONE and all(map(is_done, _needed(runs, folder.before))):
+        counts = f"all {len(_needed(runs, folder.before))} runs are done"
+        done = f"Already complete: {counts} in {folder.path}. `--new` starts another campaign."
         for told in (done, *changed.notes):
             lines.say(told, OUTCOME_LEVEL)
         return
@@ -84,6 +86,8 @@ def _session(
         tables = frozenset(manifest.content["tables"])
         record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
         record.opened(manifest.content, **opening)
+        judge = StudyJudge.of(campaign, folder.path)
+        looks = PlannedLooks(campaign, judge, manifest.content.get("looks", ())) if judge else None
         with stops.installed(), lines.shown():
             schedule = Schedule(
                 campaign,
@@ -96,6 +100,7 @@ def _session(
                 follow_ups=FollowUps(campaign, plugins, folder.path, tables),
                 stops=stops,
                 record=record,
+                looks=looks,
             )
             schedule.run()
     finally:
@@ -103,7 +108,7 @@ def _session(
     started = [run for run in runs if run.name in schedule.attempts]
     for told in changed_runs(started, identities, told=lambda change: change.file or change.name).lines:
         lines.say(f"note: changed while the campaign went on: {told}", logging.WARNING)
-    _conclude(manifest, runs, schedule.failures, stops, lines, time.monotonic() - began, folder, record)
+    _conclude(manifest, runs, schedule, stops, lines, time.monotonic() - began, folder, record)
 
 
 def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, lines: Lines, workers: int) -> None:
@@ -174,20 +179,23 @@ def _launcher(campaign: Campaign, plugins: Plugins) -> Launcher:
 def _conclude(
     manifest: Manifest,
     runs: list[PlannedRun],
-    failures: dict[str, str],
+    schedule: Schedule,
     stops: Stops,
     lines: Lines,
     seconds: float,
     opened: CampaignFolder,
     record: CampaignRecord,
 ) -> None:
-    folder = opened.path
+    folder, failures, needed = opened.path, schedule.failures, _needed(runs, manifest.content)
     num_done = sum(map(is_done, runs))
-    status = State.STOPPED if stops.reason else State.FAILED if failures else State.DONE
+    has_failed = failures or schedule.cannot_look
+    status = State.STOPPED if stops.reason else State.FAILED if has_failed else State.DONE
     manifest.change(status=status, runner_pid=None)
     manifest.save()
     record.ended(status, done=num_done, failed=len(failures))
-    counts = f"{num_done} of {len(runs)} runs done, {len(failures)} failed"
+    counts = f"{num_done} of {len(needed)} runs done, {len(failures)} failed"
+    if saved := len(runs) - len(needed):
+        counts += f"; the planned looks saved {saved} of {len(runs)}"
     lines.say(f"Campaign {status}: {counts} ({duration(seconds)})", OUTCOME_LEVEL)
     lines.say(f"  manifest: {folder / 'manifest.json'}", OUTCOME_LEVEL)
     for told in _device_notes(opened):
@@ -201,6 +209,14 @@ def _conclude(
         shown = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
         more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
         fix = f"see stderr.log under {folder / 'runs'}; the same command retries them"
-        what = f"{len(failures)} of {len(runs)} runs failed"
+        what = f"{len(failures)} of {len(needed)} runs failed"
         raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*shown, *more]), fix=fix))
+    if schedule.cannot_look:
+        raise schedule.cannot_look
     lines.say(f"  next: retrain compare {folder}; retrain report {folder}", OUTCOME_LEVEL)
+
+
+def _needed(runs: list[PlannedRun], manifest: Mapping[str, Any]) -> list[PlannedRun]:
+    """The runs without those that the planned looks saved."""
+    saved = {entry["run_name"] for entry in manifest["runs"] if entry.get("status") == State.NOT_NEEDED}
+    return [run for run in runs if run.name not in saved]

@@ -29,7 +29,8 @@ FAILED = ("failed", "dead", "unreadable")
 class CampaignRun:
     """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
 
-    Not `is_needed` is a run without a folder that the planned looks of the campaign saved.
+    Not `is_needed` is a run without a folder that the planned looks of the campaign saved. `has_ended` says that the
+    campaign does not go on with it: it is done, or failed for good.
     """
 
     condition: str
@@ -38,6 +39,7 @@ class CampaignRun:
     status: RunStatus | None
     has_failed: bool
     is_needed: bool = True
+    has_ended: bool = True
 
     def as_data(self) -> dict[str, Any]:
         """The manifest's entry, and the status if there is one."""
@@ -147,7 +149,14 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
         status=status,
         has_failed=is_failed,
         is_needed=found is not None or entry.get("status") != NOT_NEEDED,
+        has_ended=_has_ended(status, text(entry.get("status"))),
     )
+
+
+def _has_ended(status: RunStatus | None, recorded: str) -> bool:
+    if status is not None and status.state == "done":
+        return True
+    return recorded == "failed" if recorded else status is not None and status.state in FAILED
 
 
 def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:

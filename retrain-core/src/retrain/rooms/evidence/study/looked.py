@@ -28,7 +28,7 @@ def looked_at(paths: Sequence[Path], options: Options) -> Study:
     A ledger that cannot be read or written changes no verdict: that is told among the notices.
     """
     source = find_runs(paths)
-    study = study_of(source, options)
+    study = study_of(source, options, earlier=[each.num_seeds for each in looks_before(source).looks])
     notices: list[str] = []
     has_left_plan, looks = False, Looks()
     for folder, candidates in _by_ledger(source).items():

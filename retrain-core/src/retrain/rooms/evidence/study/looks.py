@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,7 @@ from retrain.rooms.evidence.stats.e_process import least_seeds as least_anytime
 from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
 from retrain.rooms.evidence.study.deciding import DecidingTest, Design, LooksView
 from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict
-from retrain.rooms.evidence.study.runs import Source
-
-ENDED = frozenset({"done", "failed", "unreadable"})  # a run that will not change any more
+from retrain.rooms.evidence.study.runs import DONE, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +104,11 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     the campaign, or `earlier` has looks at fewer seeds, by the number of seeds.
     """
     plan, seeds = source.plan, _in_order(source)
-    fewer = tuple(sorted({number for number in earlier if number < len(seeds)}))
+    done = Counter(each.condition for each in source.candidates if each.state == DONE)
+    compared = min((done[label] for label in source.conditions if done[label]), default=0)
+    fewer = tuple(sorted({number for number in earlier if 0 < number < compared}))
     pending = frozenset(
-        (each.condition, each.seed)
-        for each in source.candidates
-        if each.seed is not None and each.state not in ENDED and not each.problem
+        (each.condition, each.seed) for each in source.candidates if each.seed is not None and not each.has_ended
     )
     unplanned = len(set(seeds) - set(plan.seeds)) if plan else len(source.added_seeds)
     if plan and plan.looks and plan.is_intact and not unplanned:

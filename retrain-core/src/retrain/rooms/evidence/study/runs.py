@@ -31,7 +31,7 @@ FREE_KEYS = frozenset(
 class Candidate:
     """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
 
-    `record` is its `run.json`, empty if that cannot be read.
+    `record` is its `run.json`, empty if that cannot be read. `has_ended` is false while its campaign goes on with it.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Candidate:
     started: datetime | None = None
     problem: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ def _campaign(folder: Path) -> Source:
                 started=_started(record),
                 problem=run.status.error if run.status and state == "unreadable" else "",
                 record=record,
+                has_ended=run.has_ended,
             )
         )
     return Source(

@@ -186,8 +186,8 @@ def compare(paths: Sequence[Path], options: Options) -> Study:
     return study_of(find_runs(paths), options)
 
 
-def study_of(source: Source, options: Options) -> Study:
-    """`compare` of runs that were found."""
+def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
+    """`compare` of runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
@@ -209,7 +209,7 @@ def study_of(source: Source, options: Options) -> Study:
     controls = controls_in(source)
     no_controls = [label for label in source.conditions if label not in controls or label == baseline]
     pairs = _pairs(no_controls, baseline, all_pairs=options.all_pairs)
-    looks = chosen_looks(source)
+    looks = chosen_looks(source, earlier)
 
     def pairing(first: str, second: str) -> Pairing:
         return looks.prepared(summaries.pairing(first, second, metric))
