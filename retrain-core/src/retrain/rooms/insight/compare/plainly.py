@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict
+from retrain.rooms.evidence.study.family import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Metric, Summary
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.words import limits, percent
@@ -62,18 +62,28 @@ def _found(study: Study) -> list[str]:
 
 
 def _open(study: Study) -> list[str]:
-    found = [each for each in study.comparisons if each.verdict is Verdict.CANNOT_TELL]
+    undecided = [each for each in study.comparisons if each.verdict is Verdict.CANNOT_TELL]
+    withheld = [each for each in undecided if each.cause is VerdictReason.NOT_BEYOND_CONTROL]
+    told = [_controlled([each.condition for each in withheld])] if withheld else []
+    found = [each for each in undecided if each not in withheld]
     if not found:
-        return []
+        return told
     if len(found) == len(study.comparisons):
         names = "any of them" if len(found) > 1 else f"{found[0].condition} and {found[0].baseline}"
     else:
         names = _listed([each.condition for each in found])
-    told = f"For {names} these runs cannot tell. That does not mean that there is no difference"
+    sentence = f"For {names} these runs cannot tell. That does not mean that there is no difference"
     far = [abs(end) for each in found for end in (each.interval or (-math.inf, math.inf))]
     if all(map(math.isfinite, far)):
-        told += f": the true one may be as large as {_size(max(far), study.metric)}, either way"
-    return [f"{told}."]
+        sentence += f": the true one may be as large as {_size(max(far), study.metric)}, either way"
+    return [*told, f"{sentence}."]
+
+
+def _controlled(names: Sequence[str]) -> str:
+    return (
+        f"{_listed(names)}: there is a difference, but training with useless rewards, or none, comes as far. So it is "
+        "not shown that the rewards did it."
+    )
 
 
 def _named(found: Sequence[Comparison], metric: Metric) -> str:

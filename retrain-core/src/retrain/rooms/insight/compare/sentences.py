@@ -24,7 +24,7 @@ def explanation(comparison: Comparison, study: Study) -> str:
             found = f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference."
             return f"{found} It is {controls_sentence(comparison, study.metric)}." if comparison.controls else found
         case VerdictReason.NOT_BEYOND_CONTROL:
-            return f"It is {controls_sentence(comparison, study.metric)}."
+            return f"{p}, but a gain counts only beyond that of training with useless rewards, or with none."
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
             return _practically_same(comparison, study.metric)
         case VerdictReason.TOO_FEW:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import looks_sentence
-from retrain.rooms.evidence.study.family import Comparison
+from retrain.rooms.evidence.study.family import Comparison, VerdictReason
+from retrain.rooms.evidence.study.metric import shown_difference
 from retrain.rooms.evidence.study.registered import NO_PLAN
+from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.example_sentences import example_lines, scope_sentence
 from retrain.rooms.insight.compare.sentences import explanation
@@ -21,17 +24,28 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
         f"{comparison.verdict}: {_found(comparison, study)}",
         worst_seeds(comparison, study),
         short_standing(study),
+        _on_record(study),
     ]
     return " ".join(f"{each}." for each in sentences if each)
 
 
 def short_standing(study: Study) -> str:
-    """`Planned`, or `Exploratory:` and the first reason; the others are listed once for the whole comparison."""
+    """`Planned`, or `Exploratory:` and the first reason, with the looks on record: `no plan was registered; 3 looks`."""
+    looks = shopping_sentence(study.shopping)
+    counted = f"; {looks}" if looks else ""
     if not study.exploratory:
-        return "Planned"
+        return f"Planned{counted}"
     first, *others = (NO_PLAN_BRIEF if each == NO_PLAN else each for each in study.exploratory)
     more = f", and {len(others)} more reason{'' if len(others) == 1 else 's'}" if others else ""
-    return f"Exploratory: {first[:SUMMARY_CHARS]}{more}"
+    return f"Exploratory: {first[:SUMMARY_CHARS]}{more}{counted}"
+
+
+def _on_record(study: Study) -> str:
+    """What the ledger names: the first of it on the line of each verdict, all of it once."""
+    if not study.notices:
+        return ""
+    first, *others = study.notices
+    return f"The ledger: {first[:SUMMARY_CHARS]}" + (f", and {len(others)} more" if others else "")
 
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
@@ -58,4 +72,16 @@ def _found(comparison: Comparison, study: Study) -> str:
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
     here = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
     view = comparison.examples
-    return f"{here}; {scope_sentence(view, study.metric)}" if view and view.interval else here
+    there = f"; {scope_sentence(view, study.metric)}" if view and view.interval else ""
+    return f"{here}{there}{_despite(comparison, study)}"
+
+
+def _despite(comparison: Comparison, study: Study) -> str:
+    """Why a difference that leaves out zero is neither better nor worse; empty for all others."""
+    match comparison.cause:
+        case VerdictReason.NOT_BEYOND_CONTROL:
+            return f", but {controls_sentence(comparison, study.metric)}"
+        case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
+            margin = shown_difference(comparison.margin, study.metric, signed=False)
+            return f", inside the planned margin of ±{margin}"
+    return ""

@@ -15,6 +15,7 @@ from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.metric import HELD_OUT
 from retrain.rooms.evidence.study.run_status import LIVE, MARK
 from retrain.rooms.evidence.study.runs import DONE, Candidate, Source, find_runs
+from retrain.rooms.evidence.study.sets import set_metrics
 from retrain.rooms.evidence.study.study import Options, Study
 from retrain.rooms.insight.report.chart_specs import FIELDS
 from retrain.rooms.insight.report.lines import NO_LINES, RunLines, read_lines
@@ -99,7 +100,7 @@ class Material:
 def gather(paths: Sequence[Path]) -> Material:
     """Read a campaign, or run folders; ConfigError for anything else."""
     source = find_runs(paths)
-    study, no_study = _study(paths)
+    study, no_study = _study(paths, sets=len(set_metrics(source.candidates, None)) > 1)
     manifest = read_object(source.campaign / CAMPAIGN_MARK) if source.campaign else {}
     num_lines = sum(_num_steps(each) for each in source.candidates)
     stride = max(1, math.ceil(num_lines / MOST_LINES))
@@ -116,10 +117,13 @@ def gather(paths: Sequence[Path]) -> Material:
     )
 
 
-def _study(paths: Sequence[Path]) -> tuple[Study | None, str]:
+def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
+    """The comparison, over all evaluation sets too if runs have several; None and why not."""
     try:
-        return looked_at(paths, Options()), ""
+        return looked_at(paths, Options(sets=sets)), ""
     except ConfigError as error:
+        if sets:  # none of them has been evaluated yet, say
+            return _study(paths, sets=False)
         problem = error.problems[0]
         return None, f"{problem.what}: {problem.why}" if problem.why else problem.what
 

@@ -132,9 +132,8 @@
       const color = colour({ better: "good", worse: "bad", same: "accent", open: "open" }[figure.verdict]);
       const traces = figure.lines.map((line) => ({ x: [0, 1], y: line.y, mode: "lines+markers", line: { color, width: 1.2 }, marker: { size: 5, color }, opacity: 0.75,
         hovertemplate: `seed ${line.seed}: ${figure.share ? "%{y:.1f}%" : "%{y:.4~g}"}<extra></extra>` }));
-      const short = (name) => inert(name.length > 14 ? `${name.slice(0, 13)}…` : name);
       return [traces, layout({ hovermode: "closest", margin: { l: 40, r: 14, t: 8, b: 30 },
-        xaxis: { range: [-0.35, 1.35], tickvals: [0, 1], ticktext: figure.labels.map(short), showgrid: false, zeroline: false, tickangle: 0, fixedrange: true },
+        xaxis: { range: [-0.35, 1.35], tickvals: [0, 1], ticktext: ["baseline", "condition"], showgrid: false, zeroline: false, tickangle: 0, fixedrange: true },
         yaxis: { range: figure.range, ticksuffix: figure.share ? "%" : "", zeroline: false, nticks: 5 } })];
     },
     bars(figure) {
@@ -153,7 +152,7 @@
       const x = [], y = [], traces = [], y_format = figure.share ? "%{y:.2%}" : "%{y:.4~g}";
       for (const line of figure.thin) { x.push(...figure.x, null); y.push(...line, null); }
       if (x.length) traces.push({ x, y, mode: "lines", hoverinfo: "skip", showlegend: false, opacity: 0.3, line: { color: colour("soft"), width: 0.8 } });
-      figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: "lines+markers",
+      figure.lines.forEach((line, i) => traces.push({ x: figure.x, y: line.y, name: inert(line.name), mode: figure.is_line ? "lines" : "lines+markers",
         line: { color: colour(["c1", "c3", "c2", "c4", "c5", "c6", "c7"][i % 7]), width: 2.4, dash: ["solid", "dash", "dot"][i % 3] }, hovertemplate: y_format }));
       if (figure.points.length) traces.push({ x: figure.x, y: figure.points, text: figure.labels.map(inert), mode: "markers", showlegend: false,
         marker: { color: colour("c1"), size: 6 }, hovertemplate: `%{text}<br>${inert(figure.y_title)} ${y_format}<extra></extra>` });

@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.rooms.evidence.study.family import Comparison, Verdict
 from retrain.rooms.evidence.study.metric import Metric, shown
+from retrain.rooms.evidence.study.sets import SetsView
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.report.markup import plot, table
 from retrain.rooms.insight.report.text import plain, text
@@ -63,11 +64,30 @@ def seed_plots(study: Study, first_number: int) -> tuple[str, list[dict[str, Any
     return grid, figures
 
 
+def profile(view: SetsView) -> dict[str, Any]:
+    """The performance profiles: the share of seeds and sets whose result is above each threshold."""
+    is_rate = all(metric.is_rate for metric in view.metrics)
+    return {
+        "kind": "plugin",
+        "x": list(view.thresholds),
+        "lines": [{"name": plain(each.condition, NAME_CHARS), "y": list(each.profile)} for each in view.conditions],
+        "thin": [],
+        "points": [],
+        "labels": [],
+        "x_title": "rate" if is_rate else plain(view.metrics[0], 40),
+        "y_title": "share of seeds and sets above it",
+        "x_mark": None,
+        "y_mark": 0.5,
+        "log": False,
+        "share": True,
+        "is_line": True,
+    }
+
+
 def _pair(comparison: Comparison, study: Study, scale: float) -> dict[str, Any]:
     return {
         "kind": "pair",
         "share": study.metric.is_rate,
-        "labels": [plain(label, NAME_CHARS) for label in (comparison.baseline, comparison.condition)],
         "lines": [{"seed": seed, "y": [scale * left, scale * right]} for seed, left, right in _sides(comparison)],
         "verdict": KINDS[comparison.verdict],
     }

@@ -18,6 +18,7 @@ from retrain.rooms.insight.compare.sentences import (
     standing,
     survivors,
 )
+from retrain.rooms.insight.compare.sets_tables import sets_notes, sets_tables
 from retrain.rooms.insight.compare.tables import comparison_table, condition_tables
 from retrain.rooms.insight.compare.typical_seed import collapse_sentences
 from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
@@ -25,7 +26,7 @@ from retrain.rooms.insight.compare.words import level_words
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
 from retrain.rooms.insight.report.text import plural, text
-from retrain.rooms.insight.report.verdict_figures import KINDS, forest, seed_plots
+from retrain.rooms.insight.report.verdict_figures import KINDS, forest, profile, seed_plots
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
 MOST_EXPLAINED = 12
@@ -51,6 +52,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
     differences = forest(study)
     figures = [differences] if differences else []
     pairs, more = seed_plots(study, first_number + len(figures))
+    sets, profiles = _sets(study, first_number + len(figures) + len(more))
     parts = [
         f'<p class="lede">{text(headline(study))}</p>',
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
@@ -61,9 +63,10 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
         *(note(line) for line in [*collapse_sentences(study), next_step(study)] if line),
         _forest_plot(study, first_number) if differences else "",
         _pairs_part(pairs),
+        sets,
         *_estimates(study),
     ]
-    return section("verdict", "Verdict", *parts), [*figures, *more]
+    return section("verdict", "Verdict", *parts), [*figures, *more, *profiles]
 
 
 def headline(study: Study) -> str:
@@ -117,6 +120,20 @@ def _pairs_part(pairs_html: str) -> str:
         return ""
     told = "Each line is a seed: on the left the baseline, on the right the condition, both trained from the same seed."
     return f"<h3>Seed by seed</h3>{note(told)}{pairs_html}"
+
+
+def _sets(study: Study, number: int) -> tuple[str, list[dict[str, Any]]]:
+    """Every condition over all evaluation sets, with its performance profile; empty unless there are several."""
+    if study.sets is None:
+        return "", []
+    tables = [
+        table(found.title, found.heads, [tuple(map(text, row)) for row in found.rows], num_names=found.num_names)
+        for found in sets_tables(study)
+    ]
+    caption = "how often a result is above a value: a curve further to the right is that of better results"
+    drawn = plot(number, "Performance profile", caption, "")
+    notes = "".join(note(line.removeprefix("--sets: ")) for line in sets_notes(study))
+    return f"<h3>All evaluation sets together</h3>{notes}{''.join(tables)}{drawn}", [profile(study.sets)]
 
 
 def _estimates(study: Study) -> list[str]:
