@@ -14,7 +14,8 @@ from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.typical_seed import lost_sentence, seeds_sentence
 from retrain.rooms.insight.compare.words import over_seeds, scope, sized, worst_seeds
 
-SUMMARY_CHARS = 160
+SUMMARY_CHARS = 240
+UNKNOWN = "unknown"  # a notice that begins so is no accusation
 NO_PLAN_BRIEF = "no plan was registered"
 
 
@@ -30,7 +31,7 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
 
 
 def short_standing(study: Study) -> str:
-    """`Planned`, or `Exploratory:` and the first reason, with the looks on record: `no plan was registered; 3 looks`."""
+    """`Planned`, or `Exploratory:` and the first reason; then the looks on record: `no plan was registered; 3 looks`."""
     looks = shopping_sentence(study.shopping)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
@@ -41,11 +42,18 @@ def short_standing(study: Study) -> str:
 
 
 def _on_record(study: Study) -> str:
-    """What the ledger names: the first of it on the line of each verdict, all of it once."""
-    if not study.notices:
+    """What the ledger names: the first of it on the line of each verdict. What it cannot know is told once."""
+    certain = alarms(study)
+    if not certain:
         return ""
-    first, *others = study.notices
-    return f"The ledger: {first[:SUMMARY_CHARS]}" + (f", and {len(others)} more" if others else "")
+    first, *others = certain
+    shown = first if len(first) <= SUMMARY_CHARS else f"{first[:SUMMARY_CHARS].rstrip()} …"
+    return f"The ledger names: {shown}" + (f"; and {len(others)} more" if others else "")
+
+
+def alarms(study: Study) -> list[str]:
+    """What the ledger names against these runs, without what it cannot know."""
+    return [each for each in study.notices if not each.startswith(UNKNOWN)]
 
 
 def further_lines(comparison: Comparison, study: Study) -> list[str]:

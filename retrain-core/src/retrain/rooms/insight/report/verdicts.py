@@ -21,7 +21,7 @@ from retrain.rooms.insight.compare.sentences import (
 from retrain.rooms.insight.compare.sets_tables import sets_notes, sets_tables
 from retrain.rooms.insight.compare.tables import comparison_table, condition_tables
 from retrain.rooms.insight.compare.typical_seed import collapse_sentences
-from retrain.rooms.insight.compare.verdict_line import further_lines, verdict_line
+from retrain.rooms.insight.compare.verdict_line import alarms, further_lines, verdict_line
 from retrain.rooms.insight.compare.words import level_words
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
@@ -54,6 +54,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
     pairs, more = seed_plots(study, first_number + len(figures))
     sets, profiles = _sets(study, first_number + len(figures) + len(more))
     parts = [
+        _ledger_alert(study),
         f'<p class="lede">{text(headline(study))}</p>',
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
         *(note(line) for line in [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]),
@@ -85,6 +86,18 @@ def headline(study: Study) -> str:
 def pill(verdict: Verdict) -> str:
     """A verdict as text, symbol and colour."""
     return f'<span class="pill {KINDS[verdict]}"><span aria-hidden="true">{MARKS[verdict]}</span> {verdict}</span>'
+
+
+def _ledger_alert(study: Study) -> str:
+    """What the ledger names against these runs, in front of every verdict on them."""
+    named = alarms(study)
+    if not named:
+        return ""
+    lines = "".join(f"<li>{text(line, 2000)}</li>" for line in named[:MOST_EXPLAINED])
+    more = note(f"and {len(named) - MOST_EXPLAINED:,} more") if len(named) > MOST_EXPLAINED else ""
+    head = "The ledger does not agree with these records"
+    told = note("Read the verdicts below as exploratory; `retrain ledger verify` says what can be done.")
+    return f'<div class="alert"><h3>{head}</h3><ul class="why">{lines}</ul>{more}{told}</div>'
 
 
 def _comparisons(study: Study) -> str:
