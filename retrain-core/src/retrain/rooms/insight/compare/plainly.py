@@ -109,7 +109,24 @@ def _holds_for(study: Study) -> str:
     if not study.metric.is_eval:
         return "This holds for the prompts of training, whose answers are rewarded; it says nothing about new ones."
     which = f"these {study.num_examples:,} questions" if study.num_examples else "these questions"
-    return f"This holds for {which} and for training with other seeds; for other questions it need not."
+    told = f"This holds for {which} and for training with other seeds; for other questions it need not."
+    found = [each for each in study.comparisons if each.verdict in (Verdict.BETTER, Verdict.WORSE)]
+    known = [each for each in found if each.examples and each.examples.interval]
+    if not known:
+        return told
+    wider = [each.condition for each in known if _is_clear_elsewhere(each)]
+    open_ = [each.condition for each in known if not _is_clear_elsewhere(each)]
+    also = f" For other questions like these it holds too: {_listed(wider)}." if wider else ""
+    told = f"This holds for {which} and for training with other seeds.{also}"
+    return f"{told} Whether it does for other questions like these is open: {_listed(open_)}." if open_ else told
+
+
+def _is_clear_elsewhere(comparison: Comparison) -> bool:
+    """Whether the interval for other examples leaves out zero on the side of the difference."""
+    interval = comparison.examples.interval if comparison.examples else None
+    if interval is None or comparison.difference is None:
+        return False
+    return interval[0] > 0.0 if comparison.difference > 0.0 else interval[1] < 0.0
 
 
 def _sure(study: Study) -> str:

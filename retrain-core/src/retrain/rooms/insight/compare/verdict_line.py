@@ -31,7 +31,7 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
 
 
 def short_standing(study: Study) -> str:
-    """`Planned`, or `Exploratory:` and the first reason; then the looks on record: `no plan was registered; 3 looks`."""
+    """`Planned`, or `Exploratory:` and the first reason, and the looks on record: `no plan was registered; 3 looks`."""
     looks = shopping_sentence(study.shopping)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
