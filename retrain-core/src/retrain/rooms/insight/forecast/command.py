@@ -14,10 +14,11 @@ import click
 import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.evidence.ledger.place import ledger_folder
 from retrain.rooms.evidence.stats.conformal import Forecast, forecast, left_out, needed_conditions
 from retrain.rooms.evidence.study.metric import HELD_OUT, shown, shown_difference
 from retrain.rooms.insight.forecast.log import WITHDRAWN_BELOW, Track, binomial_tail, note, settle, track
-from retrain.rooms.insight.forecast.past import Curve, Past, find_past, home_of, read_curve
+from retrain.rooms.insight.forecast.past import Curve, Past, find_past, read_curve
 from retrain.rooms.text.terminal_text import printable
 
 EPILOG = """\b
@@ -48,7 +49,7 @@ class Check:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(run: Path, among: Path | None, level: float, as_json: bool) -> None:
     """Forecast the last held-out rate of RUN from finished runs of the same model, data and number of steps."""
-    curve, home = read_curve(run), home_of(run)
+    curve, home = read_curve(run), ledger_folder(run)
     settle(home)
     so_far = track(home, level)
     if not curve.steps:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.evidence.ledger.place import name_in
 from retrain.rooms.evidence.stats.conformal import Forecast
 from retrain.rooms.insight.forecast.past import Curve, read_curve
 from retrain.rooms.session.records.files import JsonLines
@@ -81,7 +82,7 @@ def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) 
     record = {
         "event": SAID,
         "time": _now(),
-        "run": run.folder.resolve().relative_to(home.resolve()).as_posix(),
+        "run": name_in(home, run.folder),
         "started": str(run.record.get("started")),
         "step": run.steps[-1],
         "level": said.level,

@@ -11,7 +11,6 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.study.curves import read_curves
 from retrain.rooms.evidence.study.metric import HELD_OUT
 from retrain.rooms.evidence.study.run_status import MARK, read_run
@@ -109,13 +108,6 @@ def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What two runs must share: the model, the data, what judges, the evaluation, the number of steps."""
     keys = tuple(_table(record, table).get(key) for table, key in SAME_KEYS)
     return (*keys, *(_table(record, table) for table in SAME_TABLES))
-
-
-def home_of(run: Path) -> Path:
-    """The folder that holds the run, or the campaign that the run belongs to: where the ledger lies, too."""
-    parent = run.resolve().parent
-    is_of_campaign = parent.name == "runs" and (parent.parent / CAMPAIGN_MARK).is_file()
-    return parent.parent.parent if is_of_campaign else parent
 
 
 def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
