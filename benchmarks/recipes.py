@@ -210,10 +210,11 @@ class Table:
         """Rows of these conditions, and below them how and where they were measured."""
         first = next(iter(self._best))
         head = ["", "`lr`", *self._task.columns, "clipped in the second update", "tokens sampled"]
-        head += [f"against {first} [95 %]", "p", "p (Holm)", "`compare` says"]
+        head += [f"against {first} [interval]", "p", "p (Holm)", "`compare` says"]
         lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(self._row(name) for name in names)]
         task = "[The task and the columns](recipes.md#what-was-measured)."
-        told = f"{self._where}. Mean and 95 % interval (Student's t) over {self._seeds} seeds. {task}"
+        over = f"over {self._seeds} seeds, of held-out rates on other examples as well"
+        told = f"{self._where}. Mean and 95 % interval {over}. {task}"
         return "\n".join([*lines, "", *textwrap.wrap(told, 128, break_long_words=False, break_on_hyphens=False)])
 
     def _row(self, name: str) -> str:
@@ -250,8 +251,8 @@ def _mean(metric: Mapping[str, Any]) -> str:
 
 
 def _verdict(against: Mapping[str, Any]) -> list[str]:
-    low, high = against["interval"]
-    difference = f"{100 * against['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    limits = ("no limit" if each is None else f"{100 * each:+.1f}" for each in against["interval"])
+    difference = f"{100 * against['difference']:+.1f} [{', '.join(limits)}], {100 * against['level']:.4g} %"
     return [difference, f"{against['p']:.3f}", f"{against['p_holm']:.2f}", against["verdict"]]
 
 

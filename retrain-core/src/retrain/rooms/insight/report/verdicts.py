@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from retrain.rooms.evidence.study.family import Comparison, Verdict
+from retrain.rooms.evidence.study.metric import Metric
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import plainly
 from retrain.rooms.insight.compare.sentences import (
@@ -149,10 +150,17 @@ def _sets(study: Study, number: int) -> tuple[str, list[dict[str, Any]]]:
     return f"<h3>All evaluation sets together</h3>{notes}{''.join(tables)}{drawn}", [profile(study.sets)]
 
 
+def _estimated_for(title: str) -> str:
+    """What the intervals of a condition's table are for (`evidence.stats.binomial`)."""
+    metric = Metric(title)
+    is_held_out_rate = (metric.is_eval and metric.is_rate) or title.startswith("held-out pass")
+    return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
+
+
 def _estimates(study: Study) -> list[str]:
     tables = [
         table(
-            f"{found.title}: mean and 95 % interval over seeds",
+            f"{found.title}: mean and 95 % interval{_estimated_for(found.title)}",
             found.heads,
             [tuple(map(text, row)) for row in found.rows],
         )
