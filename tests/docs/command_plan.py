@@ -46,6 +46,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/recipes.py build/recipes --task rewards": HOURS,
     },
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
+    "docs/pages/compare.md": {
+        "retrain compare logs/campaign_20260301_120000 --sets": "needs runs with several sets; "
+        "tests/retrain-core/rooms/evidence/study/test_sets.py"
+    },
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/getting-started.md": {
         "retrain capacity real.toml --pilot 3": HUB,
