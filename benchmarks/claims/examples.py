@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.evidence.stats.components import (

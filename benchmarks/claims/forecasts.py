@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+
 from claims.claim import Claim, Measured, mean, share
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.evidence.stats.conformal import forecast
