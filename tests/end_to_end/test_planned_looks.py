@@ -1,0 +1,160 @@
+"""Real campaigns that look as planned: one that stops by itself, killed on the way, and one without a difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
+
+CAMPAIGN = """
+[campaign]
+seeds = {seeds}
+max_steps = 8
+parallel = true
+max_workers = 2
+
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "none"
+{first}
+
+[[campaign.conditions]]
+advantage_mode = "grpo"
+transform_mode = "none"
+{second}
+
+[campaign.plan]
+hypothesis = "a rate ten times as high learns more"
+looks = {looks}
+
+[model]
+model = "builtin:tiny"
+
+[backend]
+devices = "cpu"
+
+[training]
+batch_size = 8
+group_size = 8
+max_tokens = 24
+lr = 3e-3
+
+[data]
+source = "arithmetic"
+
+[reward]
+type = "match"
+
+[scoring]
+workers = 1
+
+[eval]
+every = 8
+examples = 32
+samples = 2
+seed = 0
+
+[logging]
+log_dir = "{folder}/out"
+"""
+OF_THE_TIME = ("time", "previous", "sha256", "data")  # `data` hashes records, which hold times
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "retrain", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(*arguments: str) -> str:
+    out, _ = (process := start(*arguments)).communicate(timeout=1500)
+    assert process.returncode == 0, out
+    return out
+
+
+def compared(folder: str) -> dict[str, Any]:
+    """What `compare --json` says, without the folder's name."""
+    text = run("compare", f"{folder}/out", "--json").replace(f"{folder}/out", "out")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def looks_on_record(folder: str) -> list[dict[str, Any]]:
+    """Looks and verdicts in the ledger, without times and what follows from them."""
+    lines = map(json.loads, Path(folder, "ledger.jsonl").read_text(encoding="utf-8").splitlines())
+    seen = [line for line in lines if line["kind"] in ("look", "verdict")]
+    return [{name: value for name, value in line.items() if name not in (*OF_THE_TIME, "look")} for line in seen]
+
+
+def num_done(folder: str) -> int:
+    try:
+        return sum(entry["status"] == "done" for entry in manifest(f"{folder}/out")["runs"])
+    except (OSError, ValueError):
+        return 0
+
+
+def write(folder: str, **values: object) -> str:
+    Path(folder).mkdir()
+    Path(folder, "c.toml").write_text(CAMPAIGN.format(folder=folder, **values), encoding="utf-8")
+    return f"{folder}/c.toml"
+
+
+@pytest.mark.long
+def test_it_stops_by_itself_and_a_killed_one_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice killed, at a random instant and while it looks, it has the records and the verdict of one left alone."""
+    monkeypatch.chdir(tmp_path)
+    values = {"seeds": [1, 2, 3, 4, 5, 6, 7, 8], "looks": [6, 8], "first": "lr = 3e-4", "second": "lr = 3e-3"}
+    alone, killed = (write(folder, **values) for folder in ("alone", "killed"))
+    out = run(alone)
+    assert "look after 6 seeds" in out
+    assert "12 of 12 runs done, 0 failed; the planned looks saved 4 of 16" in out
+    kill(killed, until=lambda: num_done("killed") >= random.Random(20).randrange(1, 6), wait_s=3.7)
+    assert "looks" not in manifest("killed/out")
+    kill(killed, until=lambda: num_done("killed") == 12, wait_s=0.1)
+    run(killed)
+    check_same("killed/out", "alone/out")
+    assert manifest("killed/out")["looks"] == manifest("alone/out")["looks"]
+    assert looks_on_record("killed") == looks_on_record("alone")
+    wanted = compared("alone")
+    assert compared("killed") == wanted
+    (comparison,) = wanted["comparisons"]
+    assert (comparison["verdict"], comparison["looks"]["design"]) == ("better", "planned looks")
+    assert (comparison["looks"]["taken"], comparison["looks"]["decided_after"]) == ([6], 6)
+    assert (len(comparison["seeds"]), wanted["standing"], wanted["left_out"]) == (6, "planned", [])
+    assert "Already complete: all 12 runs are done" in run(killed)
+
+
+def kill(file: str, *, until: Callable[[], bool], wait_s: float) -> None:
+    """Start it, and SIGKILL it with all its runs once `until` holds and a moment has passed."""
+    process = start(file)
+    wait_for(until, process)
+    time.sleep(wait_s)
+    assert process.poll() is None, "it ended before it was killed"
+    kill_all(process)
+
+
+@pytest.mark.long
+def test_a_null_campaign_runs_to_the_end_and_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the same condition: another cadence of checkpoints teaches nothing else."""
+    monkeypatch.chdir(tmp_path)
+    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 4", second="save_every = 8"))
+    assert "8 of 8 runs done, 0 failed" in out
+    found = compared("null")
+    (comparison,) = found["comparisons"]
+    assert (comparison["verdict"], comparison["difference"]) == ("cannot tell", 0.0)
+    assert comparison["looks"]["taken"] == [2, 4]
