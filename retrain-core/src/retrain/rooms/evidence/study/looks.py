@@ -19,7 +19,7 @@ from retrain.rooms.evidence.study.runs import DONE, Source
 class Looks:
     """The test of every pairing of one study, chosen from the plan, the campaign's record and the earlier looks.
 
-    `seeds` are in the order in which they were planned or added. `pending` are the runs that have not ended.
+    `seeds` are in the order in which they were planned or added. `ended` are the runs that are done or failed for good.
     """
 
     design: Design
@@ -28,7 +28,7 @@ class Looks:
     earlier: tuple[int, ...] = ()
     planned: tuple[int, ...] = ()
     spend: Spend = Spend.POCOCK
-    pending: frozenset[tuple[str, int]] = frozenset()
+    ended: frozenset[tuple[str, int]] = frozenset()
 
     def prepared(self, pairing: Pairing) -> Pairing:
         """The pairing with its seeds in the order in which they were planned or added, and with its test."""
@@ -68,8 +68,9 @@ class Looks:
 
     def taken(self, baseline: str, condition: str) -> tuple[int, ...]:
         """The planned looks at two conditions that can have been taken: every run up to them has ended."""
-        waiting = {seed for label, seed in self.pending if label in (baseline, condition)}
-        first = next((index for index, seed in enumerate(self.seeds) if seed in waiting), len(self.seeds))
+        both = (baseline, condition)
+        has_ended = [all((label, seed) in self.ended for label in both) for seed in self.seeds]
+        first = has_ended.index(False) if False in has_ended else len(has_ended)
         return tuple(look for look in self.planned if look <= first)
 
     def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
@@ -107,9 +108,9 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     done = Counter(each.condition for each in source.candidates if each.state == DONE)
     compared = min((done[label] for label in source.conditions if done[label]), default=0)
     fewer = tuple(sorted({number for number in earlier if 0 < number < compared}))
-    pending = frozenset(
-        (each.condition, each.seed) for each in source.candidates if each.seed is not None and not each.has_ended
-    )
+    runs = [(each, (each.condition, each.seed)) for each in source.candidates if each.seed is not None]
+    ended = frozenset(cell for each, cell in runs if each.has_ended)
+    has_pending = len(ended) < len({cell for _, cell in runs})
     unplanned = len(set(seeds) - set(plan.seeds)) if plan else len(source.added_seeds)
     if plan and plan.looks and plan.is_intact and not unplanned:
         return Looks(
@@ -118,17 +119,17 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
             earlier=fewer,
             planned=plan.looks,
             spend=plan.spend,
-            pending=pending,
+            ended=ended,
         )
     reason = ""
     if unplanned:
         reason = f"{unplanned} seed{'s were' if unplanned > 1 else ' was'} added without planned looks"
     elif plan and plan.looks:
         reason = "the plan was changed after it was sealed"
-    elif fewer and not (plan and set(plan.seeds) == set(seeds) and not pending):
+    elif fewer and not (plan and set(plan.seeds) == set(seeds) and not has_pending):
         reason = f"an earlier look at {', '.join(map(str, fewer))} seeds is on record"
     design = Design.ANYTIME if reason else Design.FIXED
-    return Looks(design=design, seeds=seeds, reason=reason, earlier=fewer, pending=pending)
+    return Looks(design=design, seeds=seeds, reason=reason, earlier=fewer, ended=ended)
 
 
 def _in_order(source: Source) -> tuple[int, ...]:
