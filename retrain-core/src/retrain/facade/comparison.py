@@ -32,9 +32,10 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """One entry per pair: `condition`, `baseline`, `verdict`, `difference`, `interval`, `p_holm`, `explanation`.
+        """One entry per pair: `condition`, `baseline`, `verdict`, `difference`, `interval`, `level`, `p_holm`, `line`, ...
 
-        The verdict is `better`, `worse` or `cannot tell`.
+        The verdict is `better`, `worse`, `practically the same` or `cannot tell`; `line` says it with size, scope and
+        whether it was planned, `explanation` why. A limit that is infinite is None.
         """
         return list(self.data["comparisons"])
 
