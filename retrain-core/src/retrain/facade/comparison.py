@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """One entry per pair: `condition`, `baseline`, `verdict`, `difference`, `interval`, `level`, `p_holm`, `line`, ...
+        """One entry per pair: `condition`, `baseline`, `verdict`, `difference`, `interval`, `level`, `p_holm`, `line`.
 
         The verdict is `better`, `worse`, `practically the same` or `cannot tell`; `line` says it with size, scope and
         whether it was planned, `explanation` why. A limit that is infinite is None.
