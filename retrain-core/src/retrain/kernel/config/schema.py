@@ -10,6 +10,7 @@ from retrain.kernel.config.keys import Table, key
 from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
+SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 
@@ -79,7 +80,7 @@ class TrainingTable(Table):
     """The size of a step and the number of steps."""
 
     seed: int = key(-1, "Root seed; -1 draws one, records it and uses it.", ge=-1, lt=2**31)
-    seeds: dict[SeedSource, Annotated[int, Field(ge=0, lt=2**31)]] = key({}, "Seeds set apart from seed, by source.")
+    seeds: dict[SeedSource, SeedNumber] = key({}, "Set apart from seed: data, initialisation, sampling, evaluation.")
     max_steps: int = key(500, "Training steps.", ge=1, free_on_resume=True)
     batch_size: int = key(8, "Prompts per step.", ge=1)
     group_size: int = key(16, "Completions per prompt.", ge=1)
