@@ -19,7 +19,7 @@ from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 CAMPAIGN = """
 [campaign]
 seeds = {seeds}
-max_steps = 8
+max_steps = 6
 parallel = true
 max_workers = 2
 
@@ -46,7 +46,7 @@ devices = "cpu"
 [training]
 batch_size = 8
 group_size = 8
-max_tokens = 24
+max_tokens = 16
 lr = 3e-3
 
 [data]
@@ -59,7 +59,7 @@ type = "match"
 workers = 1
 
 [eval]
-every = 8
+every = 6
 examples = 32
 samples = 2
 seed = 0
@@ -82,7 +82,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def run(*arguments: str) -> str:
-    out, _ = (process := start(*arguments)).communicate(timeout=1500)
+    out, _ = (process := start(*arguments)).communicate(timeout=1400)
     assert process.returncode == 0, out
     return out
 
@@ -115,6 +115,7 @@ def write(folder: str, **values: object) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3000)
 def test_it_stops_by_itself_and_a_killed_one_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice killed, at a random instant and while it looks, it has the records and the verdict of one left alone."""
     monkeypatch.chdir(tmp_path)
@@ -149,10 +150,11 @@ def kill(file: str, *, until: Callable[[], bool], wait_s: float) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3000)
 def test_a_null_campaign_runs_to_the_end_and_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the same condition: another cadence of checkpoints teaches nothing else."""
     monkeypatch.chdir(tmp_path)
-    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 4", second="save_every = 8"))
+    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 3", second="save_every = 6"))
     assert "8 of 8 runs done, 0 failed" in out
     found = compared("null")
     (comparison,) = found["comparisons"]
