@@ -340,3 +340,27 @@ def test_beside_an_editor_each_run_has_a_row_and_a_live_one_a_bar(make_run: Make
     assert len(bars) == 2
     assert re.fullmatch(r"busy: sampling +━+.* +25% 30 s left *", bars[0])
     assert re.fullmatch(r"loading: checkpoint +for 10 s *", bars[1])
+
+
+def test_a_campaign_says_how_far_its_planned_looks_are(
+    make_run: Make, status: Command, command: Command, tmp_path: Path
+) -> None:
+    home = tmp_path / "logs/c"
+    make_run(f"{home}/runs/grpo+none_s1", steps=10)
+    cells = [{"condition": "grpo+none", "seed": seed, "run_name": f"grpo+none_s{seed}"} for seed in (1, 2)]
+    manifest(home, 0, cells)
+
+    def shown(**fields: Any) -> tuple[Any, str]:
+        content = json.loads((home / "manifest.json").read_text())
+        (home / "manifest.json").write_text(json.dumps(content | fields))
+        return status("logs/c")["campaigns"][0]["looks"], command("status", "logs/c").out
+
+    plan = {"looks": [1, 2]}
+    looks, out = shown(plan=plan)
+    assert (looks, "0 of 2 looks taken, the next after 1 seeds" in out) == (
+        {"planned": [1, 2], "taken": [], "saved": 0},
+        True,
+    )
+    looks, out = shown(looks=[{"seeds": 1}], runs=[cells[0], cells[1] | {"status": "not needed"}])
+    assert looks == {"planned": [1, 2], "taken": [1], "saved": 1}
+    assert "1/1 runs done, 1 of 2 looks taken, 1 runs saved" in out

@@ -126,8 +126,20 @@ def _left_s(run: RunStatus) -> float | None:
 def _campaign_head(campaign: CampaignStatus) -> Text:
     failed = sum(run.has_failed for run in campaign.runs)
     head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
-    done = f"  {campaign.num_completed}/{campaign.num_runs} runs done"
-    return head.append(done + (f", {failed} failed" if failed else ""), style="default")
+    done = f"  {campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"
+    told = [done, *([f"{failed} failed"] if failed else []), *_looks(campaign)]
+    return head.append(", ".join(told), style="default")
+
+
+def _looks(campaign: CampaignStatus) -> list[str]:
+    """How far the planned looks are, and what they saved; nothing without a plan of them."""
+    if not campaign.planned_looks:
+        return []
+    told = [f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken"]
+    later = [look for look in campaign.planned_looks if look > max(campaign.looks_taken, default=0)]
+    if campaign.num_saved:
+        return [*told, f"{campaign.num_saved} runs saved"]
+    return [*told, *([f"the next after {later[0]} seeds"] if later else [])]
 
 
 def _matrix(campaign: CampaignStatus) -> Table:

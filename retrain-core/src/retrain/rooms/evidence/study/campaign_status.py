@@ -50,7 +50,10 @@ class CampaignRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStatus:
-    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`."""
+    """One campaign: `done` if every run is, `running` while anything is active, else `partial`, or `dead`.
+
+    `planned_looks` are the numbers of seeds after which its plan looks, `looks_taken` those that were.
+    """
 
     path: Path
     conditions: tuple[str, ...]
@@ -64,6 +67,8 @@ class CampaignStatus:
     runner_pid: int | None
     runner_is_alive: bool
     last_activity_s: float
+    planned_looks: tuple[int, ...] = ()
+    looks_taken: tuple[int, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -74,6 +79,11 @@ class CampaignStatus:
     def num_completed(self) -> int:
         """Runs that reached their last step."""
         return sum(_is_done(run) for run in self.runs)
+
+    @property
+    def num_saved(self) -> int:
+        """Runs that the planned looks saved."""
+        return sum(not run.is_needed for run in self.runs)
 
     def run_of(self, condition: str, seed: int) -> CampaignRun | None:
         """The run of one cell."""
@@ -100,6 +110,7 @@ class CampaignStatus:
             "runner_pid": self.runner_pid,
             "runner_alive": self.runner_is_alive,
             "last_activity": iso_time(self.last_activity_s),
+            "looks": {"planned": list(self.planned_looks), "taken": list(self.looks_taken), "saved": self.num_saved},
         }
 
 
@@ -130,7 +141,19 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
         runner_pid=pid,
         runner_is_alive=is_alive,
         last_activity_s=max(activity_s),
+        planned_looks=_numbers(manifest.get("plan"), "looks"),
+        looks_taken=tuple(n for look in _entries(manifest.get("looks")) for n in _numbers([look.get("seeds")], "")),
     )
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _numbers(value: Any, name: str) -> tuple[int, ...]:
+    """Whole numbers of a list, or of the list of that name in an object; nothing of anything else."""
+    listed = value.get(name) if isinstance(value, dict) else value
+    return tuple(each for each in listed if type(each) is int) if isinstance(listed, list) else ()
 
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
