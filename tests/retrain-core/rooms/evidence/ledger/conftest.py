@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -60,7 +60,8 @@ def campaign(
     """`campaign("name")`: a campaign with a sealed plan, run to its end in `logs` of the current folder."""
     monkeypatch.chdir(tmp_path)
 
-    def build(name: str = "campaign_a", *, is_new: bool = False, plan: Mapping[str, Any] = PLAN) -> Path:
+    def build(name: str = "campaign_a", *, is_new: bool = False, started: str = made.STARTED, **planned: Any) -> Path:
+        plan = {**PLAN, **planned}
         sealed = {**plan, "sha256": seal_of(plan)}
         effects = {"grpo+none": 0.0, "maxrl+none": 0.1}
         folder: Path = made.write_campaign(
@@ -71,7 +72,7 @@ def campaign(
         record.opened(content, is_new=is_new, is_beyond_plan=False)
         for run in sorted((folder / "runs").iterdir()):
             record.attempt(run.name, 1, continues=False)
-            recorded(run)
+            recorded(run, started=started)
         record.ended("done", done=4, failed=0)
         return folder
 

@@ -178,6 +178,25 @@ def test_a_second_campaign_of_a_plan_is_named_in_both(
     assert "second campaign of the same plan" in result.out
 
 
+def test_another_campaign_in_the_same_folder_has_not_run_the_earlier_one_again(
+    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]]
+) -> None:
+    folder = campaign()
+    folder.rename(folder.with_name("campaign_a.1"))  # as `--new` does with a folder that was given
+    named = compare_json(campaign(is_new=True, started="2026-03-02T12:00:05+00:00", hypothesis="another"))["notices"]
+    assert all("the same metrics.jsonl" in line for line in named), named  # made-up runs of a seed are alike
+
+
+def test_a_renamed_folder_keeps_its_looks(
+    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]]
+) -> None:
+    folder = campaign()
+    compare_json(folder, "--metric", "loss")
+    renamed = folder.rename("logs/renamed")
+    for options in ((), ("--metric", "loss")):
+        assert compare_json(renamed, *options)["shopping"]["looks"] == 2
+
+
 def test_looks_and_metrics_are_counted_once_each(
     campaign: Callable[..., Path],
     compare: Callable[..., Any],

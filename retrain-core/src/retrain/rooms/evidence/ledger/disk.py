@@ -104,12 +104,12 @@ def gone(
 ) -> list[Finding]:
     """Runs that began and lie nowhere any more, and runs of a campaign that were run again after they were done."""
     here = {(each.name, each.started) for each in present}
-    last = dict(history.runs.keys())
+    last = {(run.name, run.opening): run.started for run in history.runs.values()}
     found = []
     for cell, run in history.runs.items():
         if not in_scope(run):
             continue
-        later = last[run.name]
+        later = last[run.name, run.opening]
         is_gone = cell not in here and not elsewhere.has(run)
         again = f"; it was run again at {later}" if later != run.started else ""
         if is_gone:
@@ -196,7 +196,7 @@ def of_campaign(history: History, campaign: str, folder: Path) -> list[Finding]:
     now = str(plan.get("sha256", "")) if isinstance(plan, dict) else ""
     if now != (sealed := str(opening.get("plan", ""))):
         what = f"{campaign}: the plan was resealed: it was {sealed[:12] or 'none'} when the campaign began, "
-        fix = "restore the plan in manifest.json: `retrain ledger show` has the sealed one"
+        fix = "restore the plan in manifest.json: `retrain ledger show --json` has the sealed one"
         found.append(Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix))
     contents = [str(manifest.get("sha256", "")), _content_hash(folder)]
     if any(each and each != str(history.campaigns[campaign][-1].get("content")) for each in contents):

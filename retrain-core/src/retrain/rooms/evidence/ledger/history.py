@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from retrain.rooms.evidence.ledger.chain import FIRST, NAME, read_chain
+from retrain.rooms.evidence.ledger.place import RUNS
 from retrain.rooms.session.records.reading import Record
 
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
@@ -15,11 +15,15 @@ Cell = tuple[str, str]  # a run by its folder and the time at which it began; go
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """What is on record about a run from its first step on: by its first event, and its end unless it goes on."""
+    """What is on record about a run from its first step on: by its first event, and its end unless it goes on.
+
+    `opening` counts the campaigns that had begun in its folder by then: another one may have begun there since.
+    """
 
     name: str
     started: str
     first: Record
+    opening: int = 0
     ended: Record | None = None
 
     @property
@@ -56,7 +60,6 @@ class History:
     has_known_head: bool = False
     faults: list[str] = field(default_factory=list)
     campaigns: dict[str, list[Record]] = field(default_factory=dict)
-    plans: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     runs: dict[Cell, RunHistory] = field(default_factory=dict)
     looks: list[Record] = field(default_factory=list)
     verdicts: list[Record] = field(default_factory=list)
@@ -70,13 +73,15 @@ class History:
         """The event with which what is in a campaign's folder now began; None if none is on record."""
         return next((each for each in reversed(self.campaigns.get(campaign, ())) if not each.get("continued")), None)
 
+    def num_openings(self, campaign: str) -> int:
+        """How many campaigns began in this folder, one after another."""
+        return sum(not each.get("continued") for each in self.campaigns.get(campaign, ()))
+
     def take(self, record: Record) -> None:
         """Add the next event; one of another version, or damaged, is passed over."""
         match record.get("kind"):
             case "campaign_opened":
                 self.campaigns.setdefault(str(record.get("campaign")), []).append(record)
-            case "plan_sealed" if isinstance(record.get("plan"), dict):
-                self.plans[str(record.get("campaign"))] = record["plan"]
             case "run_started" | "run_ended":
                 self._take_run(record)
             case "look":
@@ -86,7 +91,10 @@ class History:
 
     def _take_run(self, record: Record) -> None:
         name, started = str(record.get("run")), str(record.get("started"))
-        known = self.runs.setdefault((name, started), RunHistory(name=name, started=started, first=record))
+        known = self.runs.get((name, started))
+        if known is None:
+            opening = self.num_openings(name.rpartition(f"/{RUNS}/")[0])
+            known = self.runs[name, started] = RunHistory(name=name, started=started, first=record, opening=opening)
         known.ended = record if record["kind"] == "run_ended" else None
 
 

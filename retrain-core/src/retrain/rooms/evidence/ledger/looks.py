@@ -49,15 +49,23 @@ class Looks:
         return len({tuple(sorted((name, str(value)) for name, value in each.choices.items())) for each in self.looks})
 
 
-def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = ()) -> Looks:
-    """Looks on record at a campaign, or at any of these runs; both as the ledger names them."""
+def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = (), data: str = "") -> Looks:
+    """Looks on record at a campaign, at any of these runs, as the ledger names them, or at records with this hash.
+
+    The last finds looks at a folder that was renamed since. The same choices on the same records are one look.
+    """
     wanted = set(runs)
     found = [
         each
         for each in history.looks
-        if (campaign and each.get("campaign") == campaign) or not wanted.isdisjoint(_list(each.get("runs")))
+        if (campaign and each.get("campaign") == campaign)
+        or (data and each.get("data") == data)
+        or not wanted.isdisjoint(_list(each.get("runs")))
     ]
-    return Looks(looks=tuple(_look(each) for each in found))
+    distinct: dict[str, Look] = {}
+    for look in map(_look, found):
+        distinct.setdefault(seal_of({**look.choices, "data": look.data}), look)
+    return Looks(looks=tuple(distinct.values()))
 
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:

@@ -85,10 +85,11 @@ def _findings(history: History, source: Source, present: Sequence[disk.RunOnDisk
         found += disk.of_campaign(history, campaign, source.campaign)
     alike = {(*each.identity[1:], each.hashes.get("settings")) for each in present}
     names = {each.name for each in present}
+    opening = history.num_openings(campaign)
 
     def in_scope(run: RunHistory) -> bool:
         if campaign:
-            return run.name.startswith(f"{campaign}/{RUNS}/")
+            return run.name.startswith(f"{campaign}/{RUNS}/") and run.opening == opening
         first = run.first
         settings = run.settings
         return run.name in names and (str(first.get("condition")), str(first.get("seed")), settings) in alike
@@ -138,7 +139,7 @@ def _recorded(
     verdict = {**scope, "look": seal_of(look), "standing": study.standing, "comparisons": _verdicts(study)}
     if study.comparisons and not is_on_record(history.verdicts, verdict):
         reason = append(history.folder, VERDICT, **verdict) or reason
-    return looks_in(history, campaign=scope.get("campaign", ""), runs=scope.get("runs", ())), reason
+    return looks_in(history, campaign=scope.get("campaign", ""), runs=scope.get("runs", ()), data=data), reason
 
 
 def _verdicts(study: Study) -> list[dict[str, Any]]:
