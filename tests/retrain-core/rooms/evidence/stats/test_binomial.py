@@ -45,6 +45,7 @@ def test_what_is_partly_right_only_widens() -> None:
     assert binomial_limits(0.1 * 3 * 10, 10) == binomial_limits(3, 10)  # 3.0000000000000004
 
 
+@settings(max_examples=50)
 @given(RATES, st.integers(1, 500))
 def test_held_out_limits_hold_both_and_stay_in_range(rates: list[float], examples: int) -> None:
     rates_N = np.array(rates)
@@ -58,6 +59,7 @@ def test_held_out_limits_hold_both_and_stay_in_range(rates: list[float], example
         assert (low, high) == pytest.approx(exact)
 
 
+@settings(max_examples=50)
 @given(RATES, st.integers(1, 64))
 def test_training_limits_are_students_within_range(rates: list[float], prompts: int) -> None:
     rates_N = np.array(rates)
@@ -67,7 +69,7 @@ def test_training_limits_are_students_within_range(rates: list[float], prompts: 
         return
     assert found is not None
     assert 0.0 <= found[0] < found[1] <= 1.0
-    if np.ptp(rates_N) > 0.0:
+    if np.ptp(rates_N) > 1e-9:
         assert found == pytest.approx((max(0.0, by_t[0]), min(1.0, by_t[1])))
 
 

@@ -58,7 +58,7 @@ def training_limits(rates_N: Floats, prompts: int, *, level: float = 0.95) -> tu
     all seeds have one share it has no spread to go by: then the exact limits of `prompts` independent ones per seed.
     """
     over_seeds = t_interval(rates_N, level=level)
-    if over_seeds and np.ptp(rates_N) == 0.0:
+    if over_seeds and np.ptp(rates_N) <= _WHOLE:
         trials = prompts * rates_N.size
         return binomial_limits(float(rates_N[0]) * trials, trials, level=level)
     return over_seeds and (max(0.0, over_seeds[0]), min(1.0, over_seeds[1]))
