@@ -13,7 +13,7 @@ from retrain.rooms.evidence.stats.improvement import improvement_in_pairs, impro
 VALUES = st.lists(st.integers(-5, 5), min_size=1, max_size=9).map(lambda values: np.array(values, dtype=float))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(VALUES)
 def test_pairs_have_scipys_exact_limits(diffs_N: np.ndarray) -> None:
     """Ties are wins in the upper limit and losses in the lower one: the interval of either reading is inside."""
@@ -25,7 +25,7 @@ def test_pairs_have_scipys_exact_limits(diffs_N: np.ndarray) -> None:
     assert found.interval == pytest.approx((low.low, high.high))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(VALUES, VALUES)
 def test_all_pairs_are_the_mann_whitney_statistic(baseline_N: np.ndarray, condition_M: np.ndarray) -> None:
     found = improvement_of_all_pairs(baseline_N, condition_M)

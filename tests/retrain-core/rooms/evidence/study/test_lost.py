@@ -26,7 +26,7 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
     """`campaign(effect, states=...)`: two conditions, eight seeds."""
 
     def make(effect: float = 0.08, **more: Any) -> Path:
-        folder: Path = made.write_campaign(tmp_path / "c", {BASE: 0.0, OTHER: effect}, seeds=range(8), steps=20, **more)
+        folder: Path = made.write_campaign(tmp_path / "c", {BASE: 0.0, OTHER: effect}, seeds=range(8), steps=5, **more)
         return folder
 
     return make
@@ -44,28 +44,21 @@ def candidate(seed: int | None, state: str, *, condition: str = "a", problem: st
 
 
 def test_lost_runs_are_at_the_worst_value_of_any_condition(campaign: Any, compare_json: Compare, compare: Any) -> None:
-    folder = campaign(states={(OTHER, 3): "failed"})
+    folder = campaign(states={(OTHER, 3): "failed", (OTHER, 4): "failed"})
     content = compare_json(folder)
     (found,) = content["comparisons"]
     values = {label: rates_of(content, label) for label in (BASE, OTHER)}
     worst = min(value for each in values.values() for value in each.values())
-    diffs = [{**values[OTHER], 3: worst}[seed] - values[BASE][seed] for seed in range(8)]
-    assert (found["verdict"], found["seeds"]) == ("better", [0, 1, 2, 4, 5, 6, 7])
+    diffs = [{**values[OTHER], 3: worst, 4: worst}[seed] - values[BASE][seed] for seed in range(8)]
+    assert (found["verdict"], found["seeds"]) == ("better", [0, 1, 2, 5, 6, 7])
     lost = found["lost"]
-    assert (lost["baseline_seeds"], lost["condition_seeds"], lost["worst"]) == ([], [3], worst)
+    assert (lost["baseline_seeds"], lost["condition_seeds"], lost["worst"]) == ([], [3, 4], worst)
     assert sorted(lost["seeds"]) == list(range(8))
     assert lost["difference"] == pytest.approx(float(np.mean(diffs)))
-    assert lost["survives"] is (lost["verdict"] == "better")
+    assert (lost["verdict"], lost["survives"]) == ("cannot tell", False)
     shown = compare(folder).out
-    assert f"With 1 lost run of {OTHER} at the worst value seen" in shown
-    assert ("does not survive the lost runs" in shown) is not lost["survives"]
-
-
-def test_a_verdict_that_its_lost_runs_undo_says_so(campaign: Any, compare_json: Compare, compare: Any) -> None:
-    folder = campaign(states={(OTHER, seed): "failed" for seed in (0, 1)})
-    (found,) = compare_json(folder)["comparisons"]
-    assert (found["verdict"], found["lost"]["verdict"], found["lost"]["survives"]) == ("better", "cannot tell", False)
-    assert "'better' does not survive the lost runs" in compare(folder).out
+    assert f"With 2 lost runs of {OTHER} at the worst value seen" in shown
+    assert "'better' does not survive the lost runs" in shown
 
 
 def test_a_condition_that_lost_every_run_is_worse_on_the_second_line_alone(
@@ -86,10 +79,8 @@ def test_lower_is_better_turns_the_worst_value(campaign: Any, compare_json: Comp
     assert found["per_seed"]["wins"] == 0  # by this measure it is worse everywhere
 
 
-def test_without_lost_runs_there_is_no_second_line(campaign: Any, compare_json: Compare, compare: Any) -> None:
-    folder = campaign()
-    assert compare_json(folder)["comparisons"][0]["lost"] is None
-    assert "lost run" not in compare(folder).out
+def test_without_lost_runs_there_is_no_second_line(campaign: Any, compare: Any) -> None:
+    assert "lost run" not in compare(campaign()).out
 
 
 def test_a_run_that_goes_on_or_has_not_begun_is_not_lost() -> None:
