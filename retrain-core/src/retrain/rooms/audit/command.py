@@ -24,20 +24,66 @@ EPILOG = """\b
 Examples:
   retrain audit                      the reward of ./retrain.toml
   retrain audit my.toml --examples 50 --reward-type math
+  retrain audit --contamination      is what is evaluated in the training data?
+  retrain audit --contamination --model-probe
 
 \b
-Exit codes: 0 fit to train on; 1 not fit; 2 usage or configuration error.
+Exit codes: 0 fit to train on; 1 not fit, or contaminated; 2 usage or configuration error.
 """
 
 
 @click.command("audit", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.option("--examples", type=click.IntRange(min=1), help="Examples to try, instead of [scoring] audit_examples.")
+@click.option("--contamination", is_flag=True, help="Hold what is evaluated against the training data instead.")
+@click.option(
+    "--words", type=click.IntRange(8, 13), default=8, show_default=True, help="With --contamination: words of a run."
+)
+@click.option(
+    "--allowed",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.01,
+    show_default=True,
+    help="With --contamination: share of a set that may be known.",
+)
+@click.option("--model-probe", is_flag=True, help="With --contamination: let the model complete the prompts, too.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, examples: int | None, as_json: bool, arguments: tuple[str, ...]) -> None:
-    """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on."""
+def command(
+    ctx: click.Context,
+    examples: int | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+    contamination: bool,
+    model_probe: bool,
+    words: int,
+    allowed: float,
+) -> None:
+    """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on.
+
+    With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
+    code 1 when more than the allowed share is there."""
     config = load_checked(arguments, ctx.obj).config
+    if contamination or model_probe:
+        from retrain.rooms.audit.contamination_audit import audit_contamination, report_lines
+
+        report = audit_contamination(
+            config,
+            ctx.obj,
+            words=words,
+            allowed=allowed,
+            with_model=model_probe,
+            examples=examples,
+            say=lambda text: click.echo(text, err=True),
+        )
+        if as_json:
+            click.echo(json.dumps(report.as_data(), indent=2))
+        else:
+            click.echo("\n".join(map(printable, report_lines(report))))
+            click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
+        if not report.ok:
+            ctx.exit(EXIT_FAILED)
+        return
     audited = audit_config(config, ctx.obj, examples or config.scoring.audit_examples)
     if as_json:
         data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
