@@ -23,7 +23,8 @@ class Reward(Protocol):
     `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
     once, before it loads anything else;
     `gold(example) -> str | None`, a completion that must score 1, for the audit (None: there is none to give);
-    `answer_in(text) -> str | None`, what of a completion it takes for the answer, shown by `retrain init`;
+    `answer_in(text) -> str | None`, what of a completion it takes for the answer, shown by `retrain init`
+    and paid for by the control `format_only`;
     `needs_reference: bool`, true when an empty reference would make silence correct: such examples are left out;
     `metrics() -> Mapping[str, float]` of an async reward, fields for the step's line, called once per round of prompts;
     with `[training] refill`, `..._mean` and `..._rate` are taken from the first round, all others are added up;
