@@ -167,4 +167,4 @@ def test_the_command_says_so(campaign: Callable[..., Path], compare_json: Callab
     (found,) = compare_json(campaign(EFFECTS))["comparisons"]
     assert (found["verdict"], found["cause"]) == ("cannot tell", "not better than its controls")
     assert found["controls"]["results"][0]["control"] == "format_only"
-    assert "not better than its control format_only" in found["explanation"]
+    assert "not better than its control format_only" in found["line"]
