@@ -10,6 +10,7 @@ import numpy as np
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.rooms.evidence.stats.components import (
+    MOST,
     Draws,
     components,
     draw_components,
@@ -130,7 +131,9 @@ def advice(simulations: int, seeds: Seeds) -> Iterator[Measured]:
     covers_S3 = np.array(covers)
     yield share("80 % interval of the half-width with twice the examples covers", covers_S3[:, 0])
     for column, name in ((1, "seeds"), (2, "examples")):
-        yield share(f"80 % interval of the {name} needed covers, truly {numbers[column - 1]:g}", covers_S3[:, column])
+        number = numbers[column - 1]
+        truly = f"{number:.0f}" if number < np.inf else f"more than {MOST:,}"
+        yield share(f"80 % interval of the {name} needed covers, truly {truly}", covers_S3[:, column])
     yield share("numbers needed known well enough to be said", np.array(is_clear))
 
 

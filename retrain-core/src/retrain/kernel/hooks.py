@@ -345,8 +345,10 @@ def retrain_extra_metrics(
 
 
 @hookspec
-def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> Mapping[str, Any] | None:
-    """Fields about an evaluation, from the scores of each held-out example's completions. Once per evaluation."""
+def retrain_eval_metrics(
+    scores_EG: Sequence[Sequence[Score]], correct_above: float, clusters_E: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """Fields about an evaluation, from the scores of each held-out example's completions and its cluster. Once each."""
 
 
 @hookspec

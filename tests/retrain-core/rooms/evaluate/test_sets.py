@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrain.kernel.config.load import TableEntry
@@ -17,6 +18,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.rooms.capacity.workload import workload_of
 from retrain.rooms.evaluate.loading import load_set
 from retrain.rooms.evaluate.sets import problems_of, read_sets
+from retrain.rooms.metrics.evaluate import rate_interval
 from retrain.rooms.session.identity.collect import collect_identity
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 
@@ -91,6 +93,11 @@ def test_sets_are_scored_at_every_evaluation_and_change_nothing_else(
     words = [line for line in records if line["set"] == "words"][:4]
     assert [line["cluster"] for line in words[:3]] == ["b0", "b1", "b0"]
     assert words[3]["cluster"] == words[3]["example"], "without a value in the column an example stands for itself"
+    last_words = [line for line in records if (line["step"], line["set"]) == (1, "words")]
+    rates_E = np.array([float(line["correct"][0]) for line in last_words])
+    clusters_E = [line["cluster"] for line in last_words]
+    limits = last["eval_words_ci_low"], last["eval_words_ci_high"]
+    assert limits == rate_interval(rates_E, 1, clusters_E) != rate_interval(rates_E, 1), "clusters widen the interval"
     assert {length for line in words for length in line["lengths"]} <= {1, 2}
     assert all(line["cluster"] == line["example"] for line in records if line["set"] != "words")
 

@@ -128,3 +128,32 @@ def test_the_interval_covers_as_often_as_it_says(chances: tuple[float, float]) -
         low, high = rate_interval(stream.binomial(4, chances_E) / 4, 4)
         covered += low <= true <= high
     assert covered / trials >= 0.93
+
+
+def test_each_example_its_own_cluster_is_none_at_all() -> None:
+    rates_E = np.array([0.0, 0.25, 1.0, 0.75, 0.5, 1.0])
+    assert rate_interval(rates_E, 4, list("abcdef")) == rate_interval(rates_E, 4)
+
+
+def test_copies_of_an_example_tell_no_more_than_one() -> None:
+    rates_E = np.array([0.0, 0.25, 1.0, 0.75, 0.5, 1.0])
+    copies_E, names = np.repeat(rates_E, 5), [name for name in "abcdef" for _ in range(5)]
+    assert rate_interval(copies_E, 4, names) == pytest.approx(rate_interval(rates_E, 4), abs=0.02)
+    low, high = rate_interval(copies_E, 4)
+    clustered = rate_interval(copies_E, 4, names)
+    assert high - low < 0.6 * (clustered[1] - clustered[0])
+    assert rate_interval(np.ones(30), 4, names) == rate_interval(np.ones(6), 4)
+    assert rate_interval(np.array([0.5, 0.5]), 1, ["a", "a"]) == rate_interval(np.array([0.5]), 1)
+
+
+def test_the_interval_covers_new_sources_of_unequal_sizes() -> None:
+    stream, sizes = np.random.default_rng(1), np.array([1, 1, 2, 2, 3, 4, 6, 8] * 3)
+    names = [str(index) for index, size in enumerate(sizes) for _ in range(size)]
+    covered = {"with": 0, "without": 0}
+    for _ in range(300):
+        rates_E = stream.binomial(4, np.repeat(stream.beta(1.5, 1.5, sizes.size), sizes)) / 4
+        for key, clusters in (("with", names), ("without", None)):
+            low, high = rate_interval(rates_E, 4, clusters)
+            covered[key] += low <= 0.5 <= high
+    assert covered["with"] >= 0.92 * 300
+    assert covered["without"] <= 0.85 * 300

@@ -94,8 +94,10 @@ def evaluate(
 def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: Plugins) -> dict[str, Any]:
     """The metrics of a set, from every plugin that has some."""
     above = each.context.config.scoring.correct_above
+    clusters_E = [_cluster(prompt.example, each.cluster) for prompt in each.prompts]
     found: dict[str, Any] = {}
-    for added in plugins.notify("retrain_eval_metrics", scores_EG=scores_EG, correct_above=above):
+    facts = {"scores_EG": scores_EG, "correct_above": above, "clusters_E": clusters_E}
+    for added in plugins.notify("retrain_eval_metrics", **facts):
         found |= added or {}
     return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
 

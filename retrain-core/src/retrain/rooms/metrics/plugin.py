@@ -42,8 +42,10 @@ def retrain_extra_metrics(run: RunView, groups: GroupsView, credit: Credit) -> M
 
 
 @hookimpl
-def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> Mapping[str, Any]:
+def retrain_eval_metrics(
+    scores_EG: Sequence[Sequence[Score]], correct_above: float, clusters_E: Sequence[str]
+) -> Mapping[str, Any]:
     """Correct rate with its interval, rewards, and pass@k."""
     from retrain.rooms.metrics.evaluate import eval_metrics  # only a run needs it
 
-    return eval_metrics(scores_EG, correct_above)
+    return eval_metrics(scores_EG, correct_above, clusters_E)
