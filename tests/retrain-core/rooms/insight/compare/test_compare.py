@@ -47,7 +47,7 @@ def test_clear_effects_have_verdicts(campaign: Any, compare_json: Compare, compa
     assert "3 conditions, 24 runs: 24 compared\n" in shown
     line = next(each for each in shown.splitlines() if each.startswith("maxrl+gtpo: worse: -"))
     assert "), over 8 seeds, on these 64 examples. Worst seed of each: grpo+none " in line
-    assert line.endswith("Exploratory: no plan was registered.")
+    assert line.endswith("Exploratory: no plan was registered; 1 look.")
     assert "p = 0.016 after Holm's correction over 2, at most 0.05" in shown
     assert "Fisher" not in shown
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.rooms.evidence.study.budget import Align
-from retrain.rooms.evidence.study.family import Pairing, Verdict, judge
+from retrain.rooms.evidence.study.controls import ControlResult, ControlsView
+from retrain.rooms.evidence.study.family import Pairing, Verdict, VerdictReason, judge
 from retrain.rooms.evidence.study.lost import with_seeds
 from retrain.rooms.evidence.study.metric import Direction, Metric
 from retrain.rooms.evidence.study.registered import NO_PLAN
@@ -218,3 +219,37 @@ def test_an_open_end_is_drawn_as_one_and_seeds_keep_their_order() -> None:
     assert [line["seed"] for line in pair["lines"]] == [1, 2, 3]
     assert pair["lines"][1]["y"] == pytest.approx([60.0, 75.0])
     assert 'data-figure="3"' in html
+
+
+def test_what_the_ledger_names_is_on_every_line_and_what_it_cannot_know_on_none() -> None:
+    notices = ("unknown: what was run before", "run a_s1 was run again", "the plan was sealed again " + "x" * 400)
+    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6, "c": [0.7] * 6}, notices=notices)
+    for each in study.comparisons:
+        line = verdict_line(each, study)
+        assert "The ledger names: run a_s1 was run again; and 1 more." in line
+        assert "unknown" not in line
+    assert "The ledger" not in verdict_line(study.comparisons[0], study_of({"a": [0.5] * 6, "b": [0.6] * 6}))
+
+
+def test_a_gain_that_the_controls_have_too_says_so_beside_its_interval() -> None:
+    study = study_of({"a": [0.5 + i / 100 for i in range(8)], "b": [0.7 + i / 100 for i in range(8)]})
+    result = ControlResult(
+        control="random_reward",
+        label="b+random_reward",
+        seeds=(1,),
+        difference=0.01,
+        interval=None,
+        p=0.4,
+        is_beaten=False,
+    )
+    withheld = dataclasses.replace(
+        study.comparisons[0],
+        verdict=Verdict.CANNOT_TELL,
+        cause=VerdictReason.NOT_BEYOND_CONTROL,
+        controls=ControlsView(results=(result,), p_holm=1.0, alpha=0.05),
+    )
+    study = dataclasses.replace(study, comparisons=(withheld,))
+    line = verdict_line(withheld, study)
+    assert line.startswith("cannot tell: +20.0 pp (")
+    assert "on these 64 examples, but not better than its control random_reward (+1.0 pp over it, p = 0.4)." in line
+    assert "not shown that the rewards did it" in " ".join(plainly.summary(study))
