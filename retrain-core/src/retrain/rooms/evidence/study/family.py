@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -243,21 +242,3 @@ def _judged(
         alpha=alpha,
         num_comparisons=comparisons,
     )
-
-
-def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """The documented JSON form: what has no limit is null."""
-    found: Mapping[str, Any] = {name: getattr(comparison, name) for name in Comparison.__slots__}
-    return {
-        **found,
-        "seeds": list(comparison.seeds),
-        "interval": None if comparison.interval is None else [_finite(end) for end in comparison.interval],
-        "seeds_needed": comparison.seeds_needed,
-        "more_seeds": comparison.more_seeds,
-        "controls": comparison.controls and comparison.controls.as_data(),
-        "looks": comparison.looks and asdict(comparison.looks),
-    }
-
-
-def _finite(limit: float) -> float | None:
-    return limit if math.isfinite(limit) else None
