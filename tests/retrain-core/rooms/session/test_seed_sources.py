@@ -149,3 +149,13 @@ def test_seeds_that_cannot_be(command: Callable[..., Any], seeds: str, told: str
     result = command("explain", "--seeds", seeds)
     assert result.code == 2
     assert told in result.err
+
+
+def test_a_condition_of_a_campaign_sets_sources_apart(command: Callable[..., Any], tmp_path: Path) -> None:
+    condition = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "none"\nseeds = {{data = {}}}\n'
+    file = tmp_path / "campaign.toml"
+    file.write_text("[campaign]\nseeds = [1, 2]\n" + condition.format(1) + condition.format(2))
+    told = command("explain", str(file))
+    assert told.code == 0
+    assert "grpo+none~seeds.data=1, grpo+none~seeds.data=2" in told.out
+    assert "1, 2" in told.out

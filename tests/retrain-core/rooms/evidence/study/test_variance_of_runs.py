@@ -87,6 +87,18 @@ def test_runs_that_differ_in_more_than_seeds_are_no_levels_of_one_source(
     assert [part["df"] for part in found["parts"]] == [2, 12]  # of 4 data seeds, 2 means of conditions are gone
 
 
+def test_runs_that_cannot_be_used_are_counted(
+    crossed: Callable[..., list[Path]], compare_json: Callable[..., Any], compare: Callable[..., Any]
+) -> None:
+    runs = crossed(lambda data, init: {"data": data, "initialisation": init})
+    for run, status in ((runs[0], "failed"), (runs[5], "stopped")):
+        record = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(record | {"status": status}))
+    found = compare_json(*runs, "--variance")
+    assert (found["runs"], [each["reason"] for each in found["left_out"]]) == (14, ["failed", "stopped"])
+    assert "left out: 1 runs (failed), 1 runs (stopped)" in compare(*runs, "--variance").out
+
+
 def test_refusals(crossed: Callable[..., list[Path]], compare: Callable[..., Any]) -> None:
     runs = crossed(lambda data, init: {"data": data})
     few = compare(*runs[:3], "--variance")

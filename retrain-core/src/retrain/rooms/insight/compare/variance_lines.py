@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -30,6 +31,9 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
         yield f"never moved: {_joined(parts.constant)}. What it would add is not in these figures."
     if parts.tangled:
         yield f"{_joined(parts.tangled)} never moved alone: no share can be given."
+    if found.left_out:
+        reasons = Counter(reason for _, reason in found.left_out)
+        yield f"left out: {', '.join(f'{count} runs ({reason})' for reason, count in reasons.most_common())}"
     if noise := found.noise:
         sd = shown_difference(noise.variance**0.5, found.metric, signed=False)
         where = "evaluation" if any("evaluation" in part.name for part in parts.parts) else "the rest"
