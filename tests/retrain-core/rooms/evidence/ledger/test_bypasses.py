@@ -242,7 +242,7 @@ def test_without_a_ledger_it_is_said_that_nothing_is_known(
     folder = campaign()
     (folder.parent / NAME).unlink()
     assert command("ledger", "verify").code == 2
-    assert "there is no ledger" in compare_json(folder)["notices"][0]
+    assert "the ledger knows nothing before" in compare_json(folder)["notices"][0]
     result = command("ledger", "verify")
     assert result.code == 0
     assert "the ledger knows nothing before" in result.out

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,12 @@ def unseen(history: History, present: Iterable[RunOnDisk], campaign: str = "") -
             unknown.append(run.name)
     if unknown:
         names = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-        when = f"the ledger knows nothing before {history.since}" if history.since else "there is no ledger"
-        what = f"unknown: whether {names} {'is' if len(unknown) == 1 else 'are'} as recorded, and what else was run"
+        day = (history.since or datetime.now(UTC).isoformat())[:10]  # a ledger that this look begins knows no more
+        are = "is" if len(unknown) == 1 else "are"
+        what = f"unknown: whether {names} {are} as recorded, and what else was run: the ledger knows nothing before {day}, "
+        what += "or of what was made elsewhere"
         fix = "compare where they were made, or verify the ledger there"
-        found.append(Finding(what=f"{what} ({when}, or of what was made elsewhere)", fix=fix, is_certain=False))
+        found.append(Finding(what=what, fix=fix, is_certain=False))
     return found
 
 
