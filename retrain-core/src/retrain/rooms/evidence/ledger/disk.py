@@ -178,8 +178,8 @@ def unseen(history: History, present: Iterable[RunOnDisk], campaign: str = "") -
         names = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         day = (history.since or datetime.now(UTC).isoformat())[:10]  # a ledger that this look begins knows no more
         are = "is" if len(unknown) == 1 else "are"
-        what = f"unknown: whether {names} {are} as recorded, and what else was run: the ledger knows nothing before {day}, "
-        what += "or of what was made elsewhere"
+        what = f"unknown: whether {names} {are} as recorded, and what else was run: the ledger knows nothing"
+        what += f" before {day}, or of what was made elsewhere"
         fix = "compare where they were made, or verify the ledger there"
         found.append(Finding(what=what, fix=fix, is_certain=False))
     return found
