@@ -19,7 +19,7 @@ from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 CAMPAIGN = """
 [campaign]
 seeds = {seeds}
-max_steps = 6
+max_steps = 12
 parallel = true
 max_workers = 2
 
@@ -46,7 +46,7 @@ devices = "cpu"
 [training]
 batch_size = 8
 group_size = 8
-max_tokens = 16
+max_tokens = 24
 lr = 3e-3
 
 [data]
@@ -59,7 +59,7 @@ type = "match"
 workers = 1
 
 [eval]
-every = 6
+every = 12
 examples = 32
 samples = 2
 seed = 0
@@ -154,7 +154,7 @@ def kill(file: str, *, until: Callable[[], bool], wait_s: float) -> None:
 def test_a_null_campaign_runs_to_the_end_and_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the same condition: another cadence of checkpoints teaches nothing else."""
     monkeypatch.chdir(tmp_path)
-    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 3", second="save_every = 6"))
+    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 4", second="save_every = 6"))
     assert "8 of 8 runs done, 0 failed" in out
     found = compared("null")
     (comparison,) = found["comparisons"]
