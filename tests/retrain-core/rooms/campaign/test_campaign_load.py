@@ -11,7 +11,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.manager import Plugins
-from retrain.rooms.campaign.explain import warnings_of
+from retrain.rooms.campaign.explain import controls_of, warnings_of
 from retrain.rooms.campaign.load import Campaign, load_campaign
 from retrain.rooms.campaign.planned import config_text, plan_runs, run_config
 from retrain.rooms.session.configure import load_checked
@@ -237,3 +237,33 @@ def test_a_campaign_without_its_room_is_refused(
     assert "[campaign]: unknown table" in result.err
     assert "reinstall retrain-core" in result.err
     assert not Path("out").exists()
+
+
+def test_controls_are_conditions_beside_those_that_are_compared_with_the_baseline(load_text: Load) -> None:
+    campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
+    label = "grpo+toy_index~lr=0.5"
+    assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
+    assert [each.config.value("training.control", "") for each in campaign.conditions] == [
+        *("", ""),
+        *("random_reward", "no_update"),
+    ]
+    assert [each.config.training.lr for each in campaign.conditions][1:] == [0.5, 0.5, 0.5]
+    assert campaign.num_runs == 8
+    assert controls_of(campaign) == {"random_reward": 2, "no_update": 2}
+    assert list(campaign.content()["conditions"]) == campaign.labels
+
+
+@pytest.mark.parametrize(
+    ("campaign", "conditions", "more", "what"),
+    [
+        ('controls = ["luck"]', TWO, "", "controls"),
+        ('controls = ["no_update", "no_update"]', TWO, "", "no_update is listed more than once"),
+        ('controls = ["no_update"]', TWO[: TWO.index("[[", 5)], "", "a control is of a condition that is compared"),
+        ("", f'{TWO}control = "no_update"', "", "controls belong to [campaign] controls"),
+        ("", TWO, ("--control", "no_update"), "would make every condition a control"),
+    ],
+)
+def test_controls_that_cannot_be(load_text: Load, campaign: str, conditions: str, more: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"{SEEDS}{campaign}\n", conditions, arguments=more or ())
+    assert any(what in str(problem) for problem in caught.value.problems)
