@@ -63,14 +63,12 @@ every = 12
 examples = 32
 samples = 2
 seed = 0
-
-[logging]
-log_dir = "{folder}/out"
 """
 OF_THE_TIME = ("time", "previous", "sha256", "data")  # `data` hashes records, which hold times
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command in a session of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "retrain", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -108,10 +106,14 @@ def num_done(folder: str) -> int:
         return 0
 
 
-def write(folder: str, **values: object) -> str:
-    Path(folder).mkdir()
-    Path(folder, "c.toml").write_text(CAMPAIGN.format(folder=folder, **values), encoding="utf-8")
-    return f"{folder}/c.toml"
+def write(**values: object) -> None:
+    Path("c.toml").write_text(CAMPAIGN.format(**values), encoding="utf-8")
+
+
+def into(folder: str) -> tuple[str, ...]:
+    """The campaign of the file, in a folder beside a ledger of its own."""
+    Path(folder).mkdir(exist_ok=True)
+    return "c.toml", "--log-dir", f"{folder}/out"
 
 
 @pytest.mark.long
@@ -119,15 +121,14 @@ def write(folder: str, **values: object) -> str:
 def test_it_stops_by_itself_and_a_killed_one_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice killed, at a random instant and while it looks, it has the records and the verdict of one left alone."""
     monkeypatch.chdir(tmp_path)
-    values = {"seeds": [1, 2, 3, 4, 5, 6, 7, 8], "looks": [6, 8], "first": "lr = 3e-4", "second": "lr = 3e-3"}
-    alone, killed = (write(folder, **values) for folder in ("alone", "killed"))
-    out = run(alone)
+    write(seeds=[1, 2, 3, 4, 5, 6, 7, 8], looks=[6, 8], first="lr = 3e-4", second="lr = 3e-3")
+    out = run(*into("alone"))
     assert "look after 6 seeds" in out
     assert "12 of 12 runs done, 0 failed; the planned looks saved 4 of 16" in out
-    kill(killed, until=lambda: num_done("killed") >= random.Random(20).randrange(1, 6), wait_s=3.7)
+    kill(*into("killed"), until=lambda: num_done("killed") >= random.Random(20).randrange(1, 6), wait_s=3.7)
     assert "looks" not in manifest("killed/out")
-    kill(killed, until=lambda: num_done("killed") == 12, wait_s=0.1)
-    run(killed)
+    kill(*into("killed"), until=lambda: num_done("killed") == 12, wait_s=0.1)
+    run(*into("killed"))
     check_same("killed/out", "alone/out")
     assert manifest("killed/out")["looks"] == manifest("alone/out")["looks"]
     assert looks_on_record("killed") == looks_on_record("alone")
@@ -137,12 +138,12 @@ def test_it_stops_by_itself_and_a_killed_one_ends_the_same(tmp_path: Path, monke
     assert (comparison["verdict"], comparison["looks"]["design"]) == ("better", "planned looks")
     assert (comparison["looks"]["taken"], comparison["looks"]["decided_after"]) == ([6], 6)
     assert (len(comparison["seeds"]), wanted["standing"], wanted["left_out"]) == (6, "planned", [])
-    assert "Already complete: all 12 runs are done" in run(killed)
+    assert "Already complete: all 12 runs are done" in run(*into("killed"))
 
 
-def kill(file: str, *, until: Callable[[], bool], wait_s: float) -> None:
+def kill(*arguments: str, until: Callable[[], bool], wait_s: float) -> None:
     """Start it, and SIGKILL it with all its runs once `until` holds and a moment has passed."""
-    process = start(file)
+    process = start(*arguments)
     wait_for(until, process)
     time.sleep(wait_s)
     assert process.poll() is None, "it ended before it was killed"
@@ -154,7 +155,8 @@ def kill(file: str, *, until: Callable[[], bool], wait_s: float) -> None:
 def test_a_null_campaign_runs_to_the_end_and_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the same condition: another cadence of checkpoints teaches nothing else."""
     monkeypatch.chdir(tmp_path)
-    out = run(write("null", seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 4", second="save_every = 6"))
+    write(seeds=[1, 2, 3, 4], looks=[2, 4], first="save_every = 4", second="save_every = 6")
+    out = run(*into("null"))
     assert "8 of 8 runs done, 0 failed" in out
     found = compared("null")
     (comparison,) = found["comparisons"]
