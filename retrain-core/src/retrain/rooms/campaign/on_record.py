@@ -53,16 +53,21 @@ class CampaignRecord:
         self._append("campaign_ended", state=state, done=done, failed=failed)
 
     def _append(self, kind: str, **fields: Any) -> None:
-        from retrain.rooms.evidence.ledger.chain import append  # a room that only campaigns with a session need
-        from retrain.rooms.evidence.ledger.place import ledger_folder, name_in
+        try:
+            from retrain.rooms.evidence.ledger.chain import append  # only a session of a campaign needs it
+            from retrain.rooms.evidence.ledger.place import ledger_folder, name_in
 
-        folder = ledger_folder(self._path)
-        reason = append(folder, kind, campaign=name_in(folder, self._path), **fields)
+            folder = ledger_folder(self._path)
+            reason = append(folder, kind, campaign=name_in(folder, self._path), **fields)
+        except ModuleNotFoundError as error:  # an installation without that room
+            reason = str(error)
         if reason and not self._is_refused:
             self._is_refused = True
             self._lines.say(GOES_ON.format(reason), logging.WARNING)
 
     def _question(self, plan: Mapping[str, Any] | None) -> str:
-        from retrain.rooms.evidence.ledger.place import question_of
-
+        try:
+            from retrain.rooms.evidence.ledger.place import question_of
+        except ModuleNotFoundError:  # told with the first event
+            return ""
         return question_of(plan) if plan else ""

@@ -47,7 +47,7 @@ def test_an_untouched_ledger_is_a_chain(content: bytes, place: Path) -> None:
     assert read_history(place).head == entries[-1].sha256
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_edited_byte_is_found(content: bytes, place: Path, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(content) - 1))
@@ -55,7 +55,7 @@ def test_any_edited_byte_is_found(content: bytes, place: Path, data: st.DataObje
     assert is_noticed(place, content[:position] + bytes([byte]) + content[position + 1 :])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, LINES - 1), max_size=2 * LINES))
 def test_any_other_sequence_of_lines_is_found_unless_it_is_a_beginning(
     content: bytes, place: Path, order: list[int]
@@ -76,7 +76,7 @@ def test_a_cut_tail_is_found_by_who_knows_a_later_hash(content: bytes, place: Pa
     assert read_history(place, known_head=head).has_known_head
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_a_line_torn_by_a_kill_is_healed_at_the_next_event(content: bytes, place: Path, data: st.DataObject) -> None:
     start = content[:-1].rindex(b"\n") + 1
