@@ -32,7 +32,7 @@ def test_only_added_seeds_and_conditions_run(
     assert play("seeds = [3, 2, 1]", logs=logs) == ["grpo+toy_flat_s3", "toy_raw+toy_flat_s3"]
     assert "  added: seeds 3; what was there before is not run again\n" in capsys.readouterr().out
     assert play("seeds = [3, 2, 1]", THREE, logs=logs) == [f"grpo+toy_index_s{seed}" for seed in (3, 2, 1)]
-    [folder] = Path("logs").iterdir() if logs else [Path("out")]
+    [folder] = Path("logs").glob("campaign_*") if logs else [Path("out")]
     content = manifest(folder)
     assert (content["num_runs"], content["status"], len(content["runs"])) == (9, "done", 9)
     assert (content["seeds"], content["conditions"][2]) == ([3, 2, 1], "grpo+toy_index")
@@ -80,7 +80,7 @@ def test_under_logs_another_campaign_of_the_file_says_so(
     told = capsys.readouterr().out.splitlines()[0]
     assert told.startswith("note: another campaign than logs/campaign_")
     assert "training.lr was 4e-05 and is now 0.5; a new campaign runs all 1 runs" in told
-    assert len(list(Path("logs").iterdir())) == 2
+    assert len(list(Path("logs").glob("campaign_*"))) == 2
 
 
 def test_a_sealed_plan_does_not_grow_silently(play: Callable[..., list[str]]) -> None:
