@@ -9,10 +9,11 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
+from retrain.rooms.evidence.runs.metric import Direction, Metric
 from retrain.rooms.evidence.stats.benchmarks import bootstrap, interquartile_mean, mean_score
 from retrain.rooms.evidence.stats.flip import flip_interval
-from retrain.rooms.evidence.study.family import Pairing, Verdict, judge
-from retrain.rooms.evidence.study.metric import Direction, Metric
+from retrain.rooms.evidence.study.comparison import Verdict
+from retrain.rooms.evidence.study.family import Pairing, judge
 from retrain.rooms.evidence.study.sets import sets_view
 
 ALPHA, RESAMPLES = 0.05, 500

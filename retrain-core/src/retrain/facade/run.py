@@ -38,7 +38,7 @@ class Run:
     @property
     def status(self) -> str:
         """`running`, `done`, `stopped` (by a signal, with a checkpoint), `failed`, or `dead`: as `retrain status`."""
-        from retrain.rooms.evidence.study.run_status import read_run
+        from retrain.rooms.evidence.runs.run_status import read_run
 
         return read_run(self.folder).state
 

@@ -348,7 +348,7 @@ def retrain_extra_metrics(
 def retrain_eval_metrics(
     scores_EG: Sequence[Sequence[Score]], correct_above: float, clusters_E: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Fields about an evaluation, from the scores of each held-out example's completions and its cluster. Once each."""
+    """Fields about one evaluation, from the scores of each held-out example's completions, and from its cluster."""
 
 
 @hookspec

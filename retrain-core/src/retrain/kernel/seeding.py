@@ -32,9 +32,8 @@ class Seeds:
 
     def derive(self, purpose: str, *keys: Key) -> int:
         """Integer in [0, 2**63) that depends on the purpose's seed, the purpose and every key, and on nothing else."""
-        text = json.dumps(
-            [self.apart.get(purpose, self.root), purpose, *keys]
-        )  # JSON keeps numbers apart from text, and keys apart
+        root = self.apart.get(purpose, self.root)
+        text = json.dumps([root, purpose, *keys])  # JSON keeps numbers apart from text, and keys apart
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

@@ -125,7 +125,7 @@ class StudyJudge:
 
     def __call__(self, seeds: int, open_labels: Sequence[str]) -> Look:
         """Decided is what has a verdict; futile what has less than a 5 % chance of one by the last look."""
-        from retrain.rooms.evidence.study.family import Verdict  # what compares is needed at looks alone
+        from retrain.rooms.evidence.study.comparison import Verdict  # what compares is needed at looks alone
         from retrain.rooms.evidence.study.looked import looked_at
         from retrain.rooms.evidence.study.study import Options
 

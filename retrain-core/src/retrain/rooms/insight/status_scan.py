@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import Problem, RetrainError
-from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
-from retrain.rooms.evidence.study.run_status import MARK, RunStatus, read_run
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
+from retrain.rooms.evidence.runs.run_status import MARK, RunStatus, read_run
 
 IDLE_S = 24 * 3600.0
 CLOSED = frozenset({"emergence", "adapter"})  # folders of a run with thousands of files and no runs

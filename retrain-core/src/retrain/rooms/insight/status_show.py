@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from retrain.rooms.evidence.study.campaign_status import CampaignRun, CampaignStatus
-from retrain.rooms.evidence.study.run_status import RunStatus
+from retrain.rooms.evidence.runs.campaign_status import CampaignRun, CampaignStatus
+from retrain.rooms.evidence.runs.run_status import RunStatus
 from retrain.rooms.insight.status_scan import Overview
 from retrain.rooms.session.records.reading import number
 from retrain.rooms.text.phase_progress import phase_text, share_of

@@ -13,10 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from retrain.rooms.evidence.runs.metric import Direction, parse_metric
 from retrain.rooms.evidence.stats import power
 from retrain.rooms.evidence.stats.flip import FlipTest, patterns_for, sign_flip_p
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, holm, judge, levels
-from retrain.rooms.evidence.study.metric import Direction, parse_metric
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.rooms.evidence.study.family import Pairing, holm, judge, levels
 from retrain.rooms.evidence.study.study import Options, Study
 from retrain.rooms.evidence.study.study import compare as compare_paths
 from tests.shared import mostly_slow

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from retrain.kernel.seeding import Seeds
+from retrain.rooms.evidence.runs.metric import Direction, Metric
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence, with_controls
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, judge
-from retrain.rooms.evidence.study.metric import Direction, Metric
+from retrain.rooms.evidence.study.family import Pairing, judge
 from retrain.rooms.evidence.study.study import Options, Study, compare
 from retrain.rooms.session.steps.controls import Control, control_label
 

@@ -11,10 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from retrain.rooms.campaign.plan import PlanTable, seal_plan
+from retrain.rooms.evidence.runs.metric import Direction
 from retrain.rooms.evidence.stats.flip import flip_interval
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.equivalence import with_margin
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, judge
-from retrain.rooms.evidence.study.metric import Direction
+from retrain.rooms.evidence.study.family import Pairing, judge
 
 SMALL = [0.01, -0.01, 0.005, 0.0075, -0.005, 0.002, -0.0075, -0.002]
 

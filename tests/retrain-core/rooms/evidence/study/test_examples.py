@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.rooms.evidence.runs.metric import parse_metric
 from retrain.rooms.evidence.stats.crossed import crossed
-from retrain.rooms.evidence.study.examples import ExamplesView
-from retrain.rooms.evidence.study.metric import parse_metric
+from retrain.rooms.evidence.study.comparison import ExamplesView
 from retrain.rooms.evidence.study.study import Options
 from retrain.rooms.evidence.study.study import compare as compared
 from tests.made_runs import write_campaign

@@ -13,12 +13,12 @@ import pytest
 
 from retrain.rooms.campaign.looks import StudyJudge
 from retrain.rooms.campaign.plan import PlanTable, seal_plan
+from retrain.rooms.evidence.runs.campaign_status import read_campaign
+from retrain.rooms.evidence.runs.source import find_runs
 from retrain.rooms.evidence.stats.e_process import AnytimeTest
 from retrain.rooms.evidence.stats.futility import conditional_power
 from retrain.rooms.evidence.stats.sequential import Spend
-from retrain.rooms.evidence.study.campaign_status import read_campaign
-from retrain.rooms.evidence.study.family import Comparison
-from retrain.rooms.evidence.study.runs import find_runs
+from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.study import Options, study_of
 
 A, B = "grpo+none", "maxrl+none"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.rooms.evidence.runs.metric import Direction, Metric
+from retrain.rooms.evidence.runs.source import Candidate
 from retrain.rooms.evidence.study.lost import sides_of
-from retrain.rooms.evidence.study.metric import Direction, Metric
 from retrain.rooms.evidence.study.per_seed import collapses, per_seed
-from retrain.rooms.evidence.study.runs import Candidate
 
 BASE, OTHER = "grpo+none", "maxrl+none"
 RATE = Metric("eval_correct_rate")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from retrain.rooms.evidence.study.metric import Metric, parse_metric
-from retrain.rooms.evidence.study.runs import Candidate
+from retrain.rooms.evidence.runs.metric import Metric, parse_metric
+from retrain.rooms.evidence.runs.source import Candidate
 from retrain.rooms.evidence.study.sets import set_metrics
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}

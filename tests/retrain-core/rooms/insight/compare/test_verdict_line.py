@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.rooms.evidence.study.budget import Align
-from retrain.rooms.evidence.study.controls import ControlResult, ControlsView
-from retrain.rooms.evidence.study.family import Pairing, Verdict, VerdictReason, judge
+from retrain.rooms.evidence.runs.budget import Align
+from retrain.rooms.evidence.runs.metric import Direction, Metric
+from retrain.rooms.evidence.runs.registered import NO_PLAN
+from retrain.rooms.evidence.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
+from retrain.rooms.evidence.study.family import Pairing, judge
 from retrain.rooms.evidence.study.lost import with_seeds
-from retrain.rooms.evidence.study.metric import Direction, Metric
-from retrain.rooms.evidence.study.registered import NO_PLAN
-from retrain.rooms.evidence.study.study import Condition, Estimate, Study
+from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.evidence.study.summaries import Condition, Estimate
 from retrain.rooms.insight.compare import plainly
 from retrain.rooms.insight.compare.data import study_data
 from retrain.rooms.insight.compare.show import markdown

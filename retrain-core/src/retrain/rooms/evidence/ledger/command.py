@@ -89,8 +89,8 @@ def _history(folder: Path | None, *, known_head: str = "") -> History:
 
 def _undeclared(folder: Path) -> Iterator[disk.Finding]:
     """Conditions that differ in more than they say, campaign by campaign."""
-    from retrain.rooms.evidence.study.runs import find_runs  # only this command needs a study
-    from retrain.rooms.evidence.study.undeclared import undeclared
+    from retrain.rooms.evidence.runs.source import find_runs  # only this command needs a study
+    from retrain.rooms.evidence.runs.undeclared import undeclared
 
     for campaign in campaigns_below(folder):
         try:

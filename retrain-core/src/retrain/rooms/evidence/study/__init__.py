@@ -1,1 +1,1 @@
-"""Reads runs and campaigns, and judges their conditions against each other."""
+"""Judges the conditions of runs against each other, and says what a verdict rests on."""

@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from retrain.rooms.evidence.runs.metric import Direction, Metric, shown_difference
+from retrain.rooms.evidence.runs.source import Candidate, Source
 from retrain.rooms.evidence.stats.flip import at_most
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, holm, judge
-from retrain.rooms.evidence.study.metric import Direction, Metric, shown_difference
-from retrain.rooms.evidence.study.runs import Candidate, Source
+from retrain.rooms.evidence.study.comparison import Comparison, ControlResult, ControlsView, Verdict, VerdictReason
+from retrain.rooms.evidence.study.family import Pairing, holm, judge
 from retrain.rooms.session.steps.controls import Control, control_label, control_of_record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlResult:
-    """A condition against one of its controls, over their common seeds.
-
-    `difference` is condition minus control with its `interval`, `p` that of the test that decides, before any
-    correction; None where nothing could be tested, as with a control that has no finished run. `is_beaten`: the
-    condition is on the better side, with p at most alpha.
-    """
-
-    control: str
-    label: str
-    seeds: tuple[int, ...]
-    difference: float | None
-    interval: tuple[float, float] | None
-    p: float | None
-    is_beaten: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlsView:
-    """All controls of one condition. `p_holm` decides about "better": see `with_controls`."""
-
-    results: tuple[ControlResult, ...]
-    p_holm: float
-    alpha: float
-
-    @property
-    def unbeaten(self) -> tuple[ControlResult, ...]:
-        """The controls that the condition does not beat."""
-        return tuple(each for each in self.results if not each.is_beaten)
-
-    def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        results = [{name: getattr(each, name) for name in ControlResult.__slots__} for each in self.results]
-        return {"p_holm": self.p_holm, "results": results}
 
 
 def controls_in(source: Source) -> dict[str, tuple[str, Control]]:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retrain.rooms.evidence.stats.flip import patterns_for
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict, VerdictReason, deciding_test
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.rooms.evidence.study.family import Pairing, deciding_test
 
 
 def with_margin(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.stats.components import Components, components, draw_components
-from retrain.rooms.evidence.stats.crossed import Inference, crossed
-from retrain.rooms.evidence.study.advice import Advice, Cost, advise
-from retrain.rooms.evidence.study.budget import Spent
-from retrain.rooms.evidence.study.curves import SECONDS, read_curves
-from retrain.rooms.evidence.study.example_rates import (
+from retrain.rooms.evidence.runs.budget import Spent
+from retrain.rooms.evidence.runs.curves import SECONDS, read_curves
+from retrain.rooms.evidence.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
     PerExample,
@@ -24,36 +20,15 @@ from retrain.rooms.evidence.study.example_rates import (
     per_example,
     read_rates,
 )
-from retrain.rooms.evidence.study.metric import Metric
-
-if TYPE_CHECKING:
-    from retrain.rooms.evidence.study.family import Comparison
-    from retrain.rooms.evidence.study.study import Run
+from retrain.rooms.evidence.runs.metric import Metric
+from retrain.rooms.evidence.runs.readable import Run
+from retrain.rooms.evidence.stats.components import components, draw_components
+from retrain.rooms.evidence.stats.crossed import Inference, crossed
+from retrain.rooms.evidence.study.advice import Cost, advise
+from retrain.rooms.evidence.study.comparison import Comparison, ExamplesView
 
 EVAL_SECONDS = "eval_time_s"
 TIMED_RUNS = 2  # of each condition; reading their times again costs little
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExamplesView:
-    """A difference over new seeds and new examples of the same kind, by crossed random effects; see `stats.crossed`.
-
-    `interval` is at `level`, and never narrower than the one over seeds alone, which holds without any assumption about
-    distributions; nor is `p` smaller. With clusters, `num_clusters` < `num_examples`, new examples means new clusters.
-    `advice` is there while the interval holds zero. Where `reason` is not empty it says why there is no such view, and
-    everything else is None or 0.
-    """
-
-    reason: str = ""
-    num_seeds: int = 0
-    num_examples: int = 0
-    num_clusters: int = 0
-    estimate: float | None = None
-    interval: tuple[float, float] | None = None
-    level: float | None = None
-    p: float | None = None
-    components: Components | None = None
-    advice: Advice | None = None
 
 
 def with_examples(

@@ -4,41 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.runs.metric import Direction
 from retrain.rooms.evidence.stats import paired, power
 from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
-from retrain.rooms.evidence.study.deciding import DecidingTest, LooksView
-from retrain.rooms.evidence.study.examples import ExamplesView
-from retrain.rooms.evidence.study.metric import Direction
-from retrain.rooms.evidence.study.per_seed import PerSeed, Values
-
-if TYPE_CHECKING:
-    from retrain.rooms.evidence.study.controls import ControlsView
-
-
-class Verdict(StrEnum):
-    """A condition against its baseline."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    PRACTICALLY_SAME = "practically the same"  # only with a planned margin
-    CANNOT_TELL = "cannot tell"
-
-
-class VerdictReason(StrEnum):
-    """Reason for a verdict."""
-
-    FOUND = "found"
-    TOO_FEW = "too few seeds"  # with this many seeds no data could give another verdict
-    NOT_SIGNIFICANT = "not significant"
-    WITHIN = "within the margin"
-    FOUND_WITHIN = "found, but within the margin"
-    NOT_BEYOND_CONTROL = "not better than its controls"  # it beats its baseline, but not all of its controls
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
+from retrain.rooms.evidence.study.deciding import DecidingTest
+from retrain.rooms.evidence.study.per_seed import Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,74 +47,6 @@ def with_values(pairing: Pairing, baseline: Values, condition: Values) -> Pairin
     seeds = tuple(seed for seed in baseline if seed in condition)
     baseline_N, condition_N = (np.array([side[seed] for seed in seeds], dtype=float) for side in (baseline, condition))
     return replace(pairing, seeds=seeds, baseline_N=baseline_N, condition_N=condition_N)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
-
-    `survives` says whether its verdict is that of the first line.
-    """
-
-    baseline_seeds: tuple[int, ...]
-    condition_seeds: tuple[int, ...]
-    worst: float
-    seeds: tuple[int, ...]
-    difference: float | None
-    interval: tuple[float, float] | None
-    level: float
-    p_holm: float | None
-    verdict: Verdict
-    survives: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The verdict on one pairing; numbers that cannot be computed are None.
-
-    `difference` is condition minus baseline and `interval` the one that the test gives it at `level`, infinite where
-    seeds are too few: that level belongs to the step of Holm's correction at which the comparison stands, so the
-    interval leaves out zero exactly where the verdict is better or worse. `p_holm` is the corrected p that decides,
-    `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
-    like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
-    `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
-    are practically the same; `lost` the line with lost runs at the worst value, None if there are none.
-    """
-
-    baseline: str
-    condition: str
-    seeds: tuple[int, ...]
-    difference: float | None
-    interval: tuple[float, float] | None
-    level: float
-    p: float | None
-    p_holm: float | None
-    smallest_p: float
-    d_z: float | None
-    d_pooled: float | None
-    detectable: float | None
-    least_seeds: int
-    verdict: Verdict
-    cause: VerdictReason
-    alpha: float
-    num_comparisons: int
-    margin: float | None = None
-    per_seed: PerSeed | None = None
-    lost: Lost | None = None
-    controls: ControlsView | None = None
-    looks: LooksView | None = None
-    examples: ExamplesView | None = None
-
-    @property
-    def seeds_needed(self) -> int | None:
-        """Seeds that find the observed difference in 80 % of studies, if it is the true one."""
-        return power.seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
-
-    @property
-    def more_seeds(self) -> int | None:
-        """Seeds to add to find the observed difference, if it is the true one."""
-        needed = self.seeds_needed
-        return None if needed is None else max(0, needed - len(self.seeds))
 
 
 def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) -> tuple[Comparison, ...]:

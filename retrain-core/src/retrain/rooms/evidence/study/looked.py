@@ -13,7 +13,7 @@ from retrain.rooms.evidence.ledger.chain import append
 from retrain.rooms.evidence.ledger.history import History, RunHistory, read_history
 from retrain.rooms.evidence.ledger.looks import LOOK, VERDICT, Looks, is_on_record, looks_in
 from retrain.rooms.evidence.ledger.place import RUNS, ledger_folder, name_in
-from retrain.rooms.evidence.study.runs import Candidate, Source, find_runs
+from retrain.rooms.evidence.runs.source import Candidate, Source, find_runs
 from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.study import Options, Study, study_of
 from retrain.rooms.session.records.seal import seal_of

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.runs.source import DONE, Source
 from retrain.rooms.evidence.stats.e_process import AnytimeTest
 from retrain.rooms.evidence.stats.e_process import least_seeds as least_anytime
 from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.deciding import DecidingTest, Design, LooksView
-from retrain.rooms.evidence.study.family import Comparison, Pairing, Verdict
-from retrain.rooms.evidence.study.runs import DONE, Source
+from retrain.rooms.evidence.study.family import Pairing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

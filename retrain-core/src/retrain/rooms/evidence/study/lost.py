@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retrain.rooms.evidence.study.family import Comparison, Lost, Pairing, with_values
-from retrain.rooms.evidence.study.metric import Direction
+from retrain.rooms.evidence.runs.metric import Direction
+from retrain.rooms.evidence.runs.run_status import LIVE
+from retrain.rooms.evidence.runs.source import DONE, Candidate
+from retrain.rooms.evidence.study.comparison import Comparison, Lost
+from retrain.rooms.evidence.study.family import Pairing, with_values
 from retrain.rooms.evidence.study.per_seed import Values, per_seed
-from retrain.rooms.evidence.study.run_status import LIVE
-from retrain.rooms.evidence.study.runs import DONE, Candidate
 
 PENDING = (*LIVE, "not started")  # these may still end well
 Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrain.rooms.evidence.runs.metric import Direction, Metric
 from retrain.rooms.evidence.stats.collapse import collapsed
 from retrain.rooms.evidence.stats.improvement import Improvement, improvement_in_pairs, improvement_of_all_pairs
-from retrain.rooms.evidence.study.metric import Direction, Metric
 
 LEAST_GAP_OF_A_RATE = 0.05  # a smaller gap is no collapse, however close together the other seeds are
 Values = Mapping[int, float]  # of one condition, by seed

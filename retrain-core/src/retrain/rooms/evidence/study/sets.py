@@ -14,12 +14,13 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
+from retrain.rooms.evidence.runs.source import Candidate
 from retrain.rooms.evidence.stats import benchmarks
 from retrain.rooms.evidence.stats.paired import t_interval
-from retrain.rooms.evidence.study.family import Comparison, Pairing, with_values
-from retrain.rooms.evidence.study.metric import EVAL_PREFIX, HELD_OUT, Metric
+from retrain.rooms.evidence.study.comparison import Comparison
+from retrain.rooms.evidence.study.family import Pairing, with_values
 from retrain.rooms.evidence.study.per_seed import Values
-from retrain.rooms.evidence.study.runs import Candidate
 
 HELD_OUT_SET = "held_out"
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")

@@ -14,13 +14,13 @@ import numpy as np
 
 from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.evidence.runs.budget import Align, along, value_at
+from retrain.rooms.evidence.runs.choose import chosen_metric
+from retrain.rooms.evidence.runs.curves import read_curves
+from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
+from retrain.rooms.evidence.runs.settings_key import settings_key
+from retrain.rooms.evidence.runs.source import DONE, Candidate, find_runs
 from retrain.rooms.evidence.stats.variance import Components, components
-from retrain.rooms.evidence.study.budget import Align, along, value_at
-from retrain.rooms.evidence.study.choose import chosen_metric
-from retrain.rooms.evidence.study.curves import read_curves
-from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
-from retrain.rooms.evidence.study.runs import DONE, Candidate, find_runs
-from retrain.rooms.evidence.study.settings_key import settings_key
 from retrain.rooms.session.records.reading import read_records
 from retrain.rooms.session.records.rewind import EVALUATION
 

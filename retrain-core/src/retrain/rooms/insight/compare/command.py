@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.runs.budget import Align
+from retrain.rooms.evidence.runs.metric import parse_metric
 from retrain.rooms.evidence.study.looked import looked_at
-from retrain.rooms.evidence.study.metric import parse_metric
 from retrain.rooms.evidence.study.study import Study, options_of
 from retrain.rooms.text.terminal_text import printable
 

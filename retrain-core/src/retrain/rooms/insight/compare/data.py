@@ -10,10 +10,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from retrain.rooms.evidence.study.family import Comparison
-from retrain.rooms.evidence.study.registered import Plan
+from retrain.rooms.evidence.runs.registered import Plan
+from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.shopping import Shopping
-from retrain.rooms.evidence.study.study import Condition, Study
+from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.evidence.study.summaries import Condition
 from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.verdict_line import verdict_line
 

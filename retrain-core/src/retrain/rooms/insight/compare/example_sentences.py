@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from retrain.rooms.evidence.runs.metric import Metric, shown_difference
 from retrain.rooms.evidence.stats.components import MOST, Foreseen, Needed
 from retrain.rooms.evidence.study.advice import Advice, Way
-from retrain.rooms.evidence.study.examples import ExamplesView
-from retrain.rooms.evidence.study.metric import Metric, shown_difference
+from retrain.rooms.evidence.study.comparison import ExamplesView
 from retrain.rooms.insight.compare.words import sized
 
 JUDGED = "seeds that no plan foresaw are judged by the anytime-valid test"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict, VerdictReason
-from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, Metric, Summary
+from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, Metric, Summary
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.words import limits, percent
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from retrain.rooms.evidence.runs.budget import Align
+from retrain.rooms.evidence.runs.metric import Metric, shown_difference
 from retrain.rooms.evidence.stats.power import spread_range
-from retrain.rooms.evidence.study.budget import Align
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import Design
-from retrain.rooms.evidence.study.family import Comparison, Verdict, VerdictReason
-from retrain.rooms.evidence.study.metric import Metric, shown_difference
 from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.rooms.evidence.study.family import Comparison
-from retrain.rooms.evidence.study.metric import ABSENT, shown, shown_difference
+from retrain.rooms.evidence.runs.metric import ABSENT, shown, shown_difference
+from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.sets import Aggregate, SetsView
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.sentences import probability

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrain.rooms.evidence.study.family import Verdict
+from retrain.rooms.evidence.study.comparison import Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
 from retrain.rooms.insight.compare.sets_tables import sets_notes, sets_tables

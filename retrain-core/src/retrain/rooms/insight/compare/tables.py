@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrain.rooms.evidence.study.metric import PASS_PREFIX, Metric, shown, shown_difference
-from retrain.rooms.evidence.study.study import Estimate, Study
+from retrain.rooms.evidence.runs.metric import PASS_PREFIX, Metric, shown, shown_difference
+from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.evidence.study.summaries import Estimate
 from retrain.rooms.insight.compare.sentences import probability
 from retrain.rooms.insight.compare.words import bracketed, percent
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict
-from retrain.rooms.evidence.study.metric import shown
+from retrain.rooms.evidence.runs.metric import shown
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.words import sized
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from retrain.rooms.evidence.runs.metric import shown_difference
 from retrain.rooms.evidence.stats.variance import REST, Components
-from retrain.rooms.evidence.study.metric import shown_difference
 from retrain.rooms.evidence.study.variance import Decomposition
 
 

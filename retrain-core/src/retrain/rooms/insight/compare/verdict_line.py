@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from retrain.rooms.evidence.runs.metric import shown_difference
+from retrain.rooms.evidence.runs.registered import NO_PLAN
+from retrain.rooms.evidence.study.comparison import Comparison, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import looks_sentence
-from retrain.rooms.evidence.study.family import Comparison, VerdictReason
-from retrain.rooms.evidence.study.metric import shown_difference
-from retrain.rooms.evidence.study.registered import NO_PLAN
 from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.example_sentences import example_lines, scope_sentence

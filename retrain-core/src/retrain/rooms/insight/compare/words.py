@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from retrain.rooms.evidence.study.family import Comparison
-from retrain.rooms.evidence.study.metric import Metric, shown, shown_difference
+from retrain.rooms.evidence.runs.metric import Metric, shown, shown_difference
+from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.study import Study
 
 NO_LIMIT = "no limit"

@@ -15,8 +15,8 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.ledger.place import ledger_folder
+from retrain.rooms.evidence.runs.metric import HELD_OUT, shown, shown_difference
 from retrain.rooms.evidence.stats.conformal import Forecast, forecast, left_out, needed_conditions
-from retrain.rooms.evidence.study.metric import HELD_OUT, shown, shown_difference
 from retrain.rooms.insight.forecast.log import WITHDRAWN_BELOW, Track, binomial_tail, note, settle, track
 from retrain.rooms.insight.forecast.past import Curve, Past, find_past, read_curve
 from retrain.rooms.text.terminal_text import printable

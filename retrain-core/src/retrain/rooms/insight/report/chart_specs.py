@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retrain.rooms.evidence.study.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.rooms.evidence.runs.metric import HELD_OUT, HELD_OUT_REWARD
 from retrain.rooms.insight.report.lines import PASS_PREFIX
 from retrain.rooms.tasks.scoring.verdict import eval_sets, part_fields
 from retrain.rooms.text.terminal_text import ABSENT

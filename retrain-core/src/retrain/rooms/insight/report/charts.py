@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.study.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.rooms.evidence.runs.metric import HELD_OUT, HELD_OUT_REWARD
 from retrain.rooms.insight.report.chart_specs import (
     CHARTS,
     GROUPS,

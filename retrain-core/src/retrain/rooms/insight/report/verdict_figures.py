@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict
-from retrain.rooms.evidence.study.metric import Metric, shown
+from retrain.rooms.evidence.runs.metric import Metric, shown
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.sets import SetsView
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.report.markup import plot, table

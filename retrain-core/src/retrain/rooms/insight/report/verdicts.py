@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from retrain.rooms.evidence.study.family import Comparison, Verdict
-from retrain.rooms.evidence.study.metric import Metric
+from retrain.rooms.evidence.runs.metric import Metric
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import plainly
 from retrain.rooms.insight.compare.sentences import (

@@ -28,7 +28,7 @@ Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run the
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def command(run: Path, port: int, opens: bool) -> None:
     """Serve a page with the curves and completions of RUN while it goes on, to this machine alone."""
-    from retrain.rooms.evidence.study.run_status import MARK
+    from retrain.rooms.evidence.runs.run_status import MARK
     from retrain.rooms.insight.watch.server import WatchServer
 
     if not (run / MARK).is_file():

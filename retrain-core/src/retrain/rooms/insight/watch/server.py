@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.study.run_status import MARK, read_run
+from retrain.rooms.evidence.runs.run_status import MARK, read_run
 from retrain.rooms.insight.report.chart_specs import LEARNING, part_charts, set_charts
 from retrain.rooms.insight.report.text import plain
 from retrain.rooms.insight.watch.browse import SHOWN, completions, newest_step

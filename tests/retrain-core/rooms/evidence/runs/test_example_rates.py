@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.rooms.evidence.study.example_rates import (
+from retrain.rooms.evidence.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
     PerExample,
@@ -19,7 +19,7 @@ from retrain.rooms.evidence.study.example_rates import (
     per_example,
     read_rates,
 )
-from retrain.rooms.evidence.study.metric import Metric, Summary
+from retrain.rooms.evidence.runs.metric import Metric, Summary
 
 RATE = PerExample(name="held_out", kind="correct_rate", k=0)
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.study.curves import EVAL_KEPT, LARGEST, Curves, read_curves
+from retrain.rooms.evidence.runs.curves import EVAL_KEPT, LARGEST, Curves, read_curves
 
 FIELDS = ("correct_rate", "sampled_tokens", "step_time_s")
 NAMES = st.sampled_from(

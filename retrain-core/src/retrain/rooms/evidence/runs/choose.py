@@ -8,8 +8,8 @@ from difflib import get_close_matches
 import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.evidence.study.curves import Curves
-from retrain.rooms.evidence.study.metric import CORRECT, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX, Metric, Summary
+from retrain.rooms.evidence.runs.curves import Curves
+from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX, Metric, Summary
 
 
 def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:

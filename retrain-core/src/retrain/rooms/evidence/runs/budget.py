@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.study.curves import SECONDS, TOKENS, Curves
-from retrain.rooms.evidence.study.metric import Direction, Metric, Summary
+from retrain.rooms.evidence.runs.curves import SECONDS, TOKENS, Curves
+from retrain.rooms.evidence.runs.metric import Direction, Metric, Summary
 
 WINDOW_FRAC = 0.1
 

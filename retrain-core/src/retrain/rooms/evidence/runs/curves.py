@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.study.metric import EVAL_PREFIX, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX
+from retrain.rooms.evidence.runs.metric import EVAL_PREFIX, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX
 from retrain.rooms.session.records.reading import damaged, number, parse_record, parsed_lines
 
 TOKENS, SECONDS = "sampled_tokens", "step_time_s"

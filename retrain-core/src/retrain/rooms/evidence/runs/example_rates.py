@@ -14,7 +14,7 @@ import numpy as np
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.study.metric import Metric, Summary
+from retrain.rooms.evidence.runs.metric import Metric, Summary
 from retrain.rooms.session.records.reading import Record, number, parse_record
 from retrain.rooms.session.records.rewind import EVALUATION
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.rooms.evidence.study.campaign_status import CAMPAIGN_MARK, read_campaign
-from retrain.rooms.evidence.study.registered import Plan, read_plan
-from retrain.rooms.evidence.study.run_status import MARK, read_run
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK, read_campaign
+from retrain.rooms.evidence.runs.registered import Plan, read_plan
+from retrain.rooms.evidence.runs.run_status import MARK, read_run
 from retrain.rooms.session.records.reading import Record, read_object
 
 DONE = "done"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from retrain.rooms.evidence.study.budget import Align, Spent, along, value_at
-from retrain.rooms.evidence.study.curves import Curves
-from retrain.rooms.evidence.study.metric import Direction, Metric, Summary
+from retrain.rooms.evidence.runs.budget import Align, Spent, along, value_at
+from retrain.rooms.evidence.runs.curves import Curves
+from retrain.rooms.evidence.runs.metric import Direction, Metric, Summary
 
 RATE, HELD_OUT = "correct_rate", "eval_correct_rate"
 NAN = math.nan

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
+from retrain.rooms.evidence.runs.metric import Direction, Metric, parse_metric
 from retrain.rooms.evidence.stats.sequential import Spend
-from retrain.rooms.evidence.study.metric import Direction, Metric, parse_metric
 from retrain.rooms.session.records.reading import number
 from retrain.rooms.session.records.seal import seal_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrain.rooms.evidence.study.runs import FREE_KEYS, FREE_TABLES
+from retrain.rooms.evidence.runs.source import FREE_KEYS, FREE_TABLES
 
 SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.study.run_status import (
+from retrain.rooms.evidence.runs.run_status import (
     MARK,
     RunStatus,
     iso_time,

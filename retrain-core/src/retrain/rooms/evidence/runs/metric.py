@@ -14,7 +14,7 @@ ABSENT = "—"
 
 
 class Summary(StrEnum):
-    """How a curve is summarised as one number; `retrain.rooms.evidence.study.budget` says exactly how."""
+    """How a curve is summarised as one number; `retrain.rooms.evidence.runs.budget` says exactly how."""
 
     FINAL = "final"
     BEST = "best"
