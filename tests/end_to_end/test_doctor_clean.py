@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")
@@ -31,7 +31,7 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("distribution", "part"), mostly_slow(MISSING, MISSING[-1]))
+@pytest.mark.parametrize(("distribution", "part"), slow_or_long(MISSING, MISSING[-1]))
 @pytest.mark.slow
 def test_the_doctor_names_the_install_line_of_what_is_missing(installation, work, toml, distribution, part):
     toml(SMALL)

@@ -21,7 +21,7 @@ from tests.end_to_end.killing import (
     start,
 )
 from tests.end_to_end.running import records, untimed
-from tests.shared import made_once, mostly_slow
+from tests.shared import made_once, slow_or_long
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -120,7 +120,7 @@ DAMAGES: dict[str, tuple[Break, str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, "truncated adapter"))
+@pytest.mark.parametrize("damage", slow_or_long(DAMAGES, "truncated adapter"))
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage: str, half: Path, work: Path) -> None:
     spoil, message = DAMAGES[damage]
     spoil(half / "adapter/final")

@@ -21,7 +21,7 @@ from tests.end_to_end.killing import (
     wait_for,
 )
 from tests.end_to_end.running import records
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -198,7 +198,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return records(run / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("place", mostly_slow(SOURCE_OF_PATCHES, "mid-write of a checkpoint"))
+@pytest.mark.parametrize("place", slow_or_long(SOURCE_OF_PATCHES, "mid-write of a checkpoint"))
 def test_killed_at_the_worst_places(place: str, work: Path) -> None:
     run = work / place.replace(" ", "-").replace(",", "")
     code, _, _ = finish(start(*BASE, "--log-dir", str(run), cwd=work, patch=SOURCE_OF_PATCHES[place]))

@@ -18,7 +18,7 @@ import pytest
 from retrain.rooms.cli.main import main
 from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
-from tests.shared import made_once, mostly_slow
+from tests.shared import made_once, slow_or_long
 
 EXE = str(SCRIPT)
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")
@@ -321,7 +321,7 @@ def shell(command: str, cwd: Path, **environ: str) -> subprocess.CompletedProces
 READ = ("--help", "plugins", "backends", "explain --keys", "man", "status")
 
 
-@pytest.mark.parametrize("words", mostly_slow(READ, "plugins", "man"))
+@pytest.mark.parametrize("words", slow_or_long(READ, "plugins", "man"))
 def test_a_reader_that_leaves_early_is_no_error(words: str, trained: Path) -> None:
     done = shell(f"{{ retrain {words}; echo $? >&2; }} | head -n 1 > /dev/null", trained)
     assert done.stderr.replace("Loaded .env\n", "") == "0\n"
@@ -341,7 +341,7 @@ def test_a_full_disk_is_told_without_a_traceback(words: str, trained: Path) -> N
 CLOSED = [(words, closed) for words in ("plugins", "explain") for closed in (">&-", "2>&-", "<&-", ">&- 2>&- <&-")]
 
 
-@pytest.mark.parametrize(("words", "closed"), mostly_slow(CLOSED, ("plugins", ">&-"), ("explain", ">&- 2>&- <&-")))
+@pytest.mark.parametrize(("words", "closed"), slow_or_long(CLOSED, ("plugins", ">&-"), ("explain", ">&- 2>&- <&-")))
 def test_closed_streams_are_no_error(words: str, closed: str, trained: Path) -> None:
     done = shell(f"retrain {words} {closed}", trained)
     assert done.returncode == 0, done.stderr
@@ -351,7 +351,7 @@ def test_closed_streams_are_no_error(words: str, closed: str, trained: Path) -> 
 ENCODED = ("explain --seed pl\u00e4ne", "status", "man", "plugins", "diff logs/tiny logs/tiny")
 
 
-@pytest.mark.parametrize("words", mostly_slow(ENCODED, "explain --seed pl\u00e4ne", "man"))
+@pytest.mark.parametrize("words", slow_or_long(ENCODED, "explain --seed pl\u00e4ne", "man"))
 def test_an_old_encoding_costs_letters_and_no_command(words: str, trained: Path) -> None:
     old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = shell(f"retrain {words}", trained, **old)
@@ -370,7 +370,7 @@ def test_a_run_in_an_old_encoding_trains(trained: Path) -> None:
 NARROW = ("--help", "plugins", "status", "explain", "compare --help")
 
 
-@pytest.mark.parametrize("words", mostly_slow(NARROW, "plugins", "explain"))
+@pytest.mark.parametrize("words", slow_or_long(NARROW, "plugins", "explain"))
 def test_forty_columns_are_enough(words: str, trained: Path) -> None:
     code, printed = converse([EXE, *words.split()], [], cwd=trained, columns=40)
     assert code == 0, printed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -98,7 +98,7 @@ def newest(run: Path) -> int:
     return int(next_step)
 
 
-@pytest.mark.parametrize(("phase", "name"), mostly_slow(CASES, ("training", "SIGTERM")))
+@pytest.mark.parametrize(("phase", "name"), slow_or_long(CASES, ("training", "SIGTERM")))
 def test_a_signal_in_any_phase_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
     phase: str, name: str, work: Path
 ) -> None:

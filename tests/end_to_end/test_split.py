@@ -23,6 +23,7 @@ from tests.end_to_end.killing import (
     wait_for,
 )
 from tests.end_to_end.running import records, tiny, untimed
+from tests.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -129,8 +130,7 @@ def test_completions_are_one_step_old_from_the_second_step_on(work: Path) -> Non
     assert all(line["overlap_time_s"] > 0.0 for line in steps[:-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", slow_or_long(PLACES))
 def test_a_signal_at_any_place_leaves_a_checkpoint_and_the_resumed_run_is_the_same(place: str, work: Path) -> None:
     run = work / place
     # no checkpoint of its own before: what is there afterwards is what the signal left

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.conftest import Installation
 from tests.end_to_end.running import records
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 TOML = """
 [model]
@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[Edits, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", mostly_slow(BROKEN, "import error"))
+@pytest.mark.parametrize("fault", slow_or_long(BROKEN, "import error"))
 def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
     fault: str, stranger: Stranger, toml: Callable[[str], str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.rooms.cli.main import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 README = Path(__file__).parents[2] / "README.md"
 QUICK = (*SMALL, "--save-every", "0")
@@ -56,7 +56,7 @@ LADDER = {
 }
 
 
-@pytest.mark.parametrize("rung", mostly_slow(LADDER, "view"))
+@pytest.mark.parametrize("rung", slow_or_long(LADDER, "view"))
 @pytest.mark.slow
 def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.overlapped import outcome, steps
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
@@ -97,7 +97,7 @@ def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: 
 QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("training", 1, "SIGTERM"), ("scoring", 4, "raise")]
 
 
-@pytest.mark.parametrize(("phase", "step", "action"), mostly_slow(CASES, *QUICK))
+@pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, *QUICK))
 def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     run_overlapped: Run,
     command: Command,

@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("init", "--output", ""), [""]),
         (("--log-dir", "lo"), [""]),
         (("--versi",), ["--version"]),
-        (("no-such-command", "--see"), ["--seed"]),  # a configuration of that name
+        (("no-such-command", "--see"), ["--seed", "--seeds"]),  # a configuration of that name
     ],
 )
 def test_what_is_offered(words: tuple[str, ...], wanted: list[str], plugins: Plugins, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 LIMIT_S = 30
 MANIFEST, CONFIG, METRICS, TEXTS = "run.json", "config.toml", "metrics.jsonl", "emergence/generations.jsonl"
@@ -49,7 +49,7 @@ def runs(toy_run: Callable[..., Path], tmp_path: Path) -> Path:
     return tmp_path / "logs/a"
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["FIFO", "link to a device"], "FIFO"))
+@pytest.mark.parametrize("kind", slow_or_long(["FIFO", "link to a device"], "FIFO"))
 def test_every_command_says_that_it_is_no_file(kind: str, runs: Path, command: Callable[..., Any]) -> None:
     for words, names in COMMANDS.items():
         told = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import made_once, mostly_slow
+from tests.shared import made_once, slow_or_long
 
 Run = Callable[..., Any]
 LOG, SAVED = "logs/train", "logs/train.rescued"
@@ -81,7 +81,7 @@ LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("mo
 LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]
 
 
-@pytest.mark.parametrize(("action", "phase", "step", "num_lines"), mostly_slow(LOSSES, LOSSES[0]))
+@pytest.mark.parametrize(("action", "phase", "step", "num_lines"), slow_or_long(LOSSES, LOSSES[0]))
 def test_the_run_ends_and_goes_on_from_the_folder_beside_it(
     action: str,
     phase: str,
@@ -121,7 +121,7 @@ def test_a_file_that_is_cut_is_told_too(run: Run, tmp_path: Path) -> None:
     assert len(untimed(tmp_path / SAVED / "metrics.jsonl")) == 2
 
 
-@pytest.mark.parametrize("action", mostly_slow(["adapter deleted", "adapter replaced"], "adapter replaced"))
+@pytest.mark.parametrize("action", slow_or_long(["adapter deleted", "adapter replaced"], "adapter replaced"))
 def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(
     action: str, run: Run, command: Callable[..., Any], tmp_path: Path
 ) -> None:

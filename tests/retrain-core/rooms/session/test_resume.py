@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import made_once, mostly_slow
+from tests.shared import made_once, slow_or_long
 
 Run = Callable[..., Any]
 LOG = "logs/train"
@@ -134,7 +134,7 @@ QUICK = [("eval", 1, "SIGTERM"), ("sampling", 2, "SIGTERM"), ("scoring", 1, "rai
 QUICK += [("extra_metrics", 1, "raise"), ("step_start", 0, "raise"), ("step_end", 3, "SIGTERM")]
 
 
-@pytest.mark.parametrize(("hook", "step", "action"), mostly_slow(STOPPED + BROKEN, *QUICK))
+@pytest.mark.parametrize(("hook", "step", "action"), slow_or_long(STOPPED + BROKEN, *QUICK))
 def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
     hook: str, step: int, action: str, run: Run, never: Path, tmp_path: Path
 ) -> None:

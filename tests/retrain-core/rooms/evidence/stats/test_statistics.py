@@ -20,7 +20,7 @@ from retrain.rooms.evidence.study.comparison import Comparison, Verdict, Verdict
 from retrain.rooms.evidence.study.family import Pairing, holm, judge, levels
 from retrain.rooms.evidence.study.study import Options, Study
 from retrain.rooms.evidence.study.study import compare as compare_paths
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 ALPHA = 0.05
 
@@ -196,7 +196,7 @@ def test_seeds_needed(d: float, needed: int | None) -> None:
     assert power.seeds_needed(d, 0.05) == power.seeds_needed(-d, 0.05) == needed
 
 
-@pytest.mark.parametrize("num_seeds", mostly_slow([6, 7, 8, 12], 6))
+@pytest.mark.parametrize("num_seeds", slow_or_long([6, 7, 8, 12], 6))
 def test_without_an_effect_at_most_five_in_a_hundred_campaigns_hold_a_verdict(num_seeds: int) -> None:
     """Five conditions of one distribution, a shared baseline, 1,000 campaigns."""
     rng, false = np.random.default_rng(num_seeds), 0

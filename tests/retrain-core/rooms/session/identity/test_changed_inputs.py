@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import mostly_slow
+from tests.shared import slow_or_long
 
 Run = Callable[..., Any]
 LOG = "logs/train"
@@ -82,7 +82,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     assert "differs from the first run" in page
 
 
-@pytest.mark.parametrize(("file", "old", "new", "place"), mostly_slow(EDITS, EDITS[1]))
+@pytest.mark.parametrize(("file", "old", "new", "place"), slow_or_long(EDITS, EDITS[1]))
 def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
     assert run().code == 75
     assert run("resume-check", LOG).code == 0
