@@ -174,7 +174,7 @@ def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> li
     return failed + [each for name in IN_ORDER if name in by_name for each in run(by_name[name])]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_lines_that_a_newcomer_types_work_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
     _type_what_a_person_types_next(installed, tmp_path / "next")

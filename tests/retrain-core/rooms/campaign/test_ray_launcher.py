@@ -60,7 +60,7 @@ def test_ray_is_the_same_as_processes_even_with_a_worker_killed(
     check_same("there", "here")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stop_reaches_the_runs_of_the_cluster(
     write: Callable[..., Path], start: Start, finish: Finish, cluster: str
 ) -> None:
