@@ -6,9 +6,9 @@ import os
 import re
 import stat
 import tomllib
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from retrain.kernel.config.positions import tokens
 from retrain.kernel.errors import ConfigError, Problem
@@ -18,7 +18,7 @@ SHOWN_CHARS = 60  # of a faulty line, on each side of the fault
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
-def open_regular(file: Path) -> BinaryIO:
+def open_regular(file: Path) -> BufferedReader:
     """Open a file for reading; OSError for a pipe, socket or device, where a reader could wait forever."""
     mode = file.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory gets the system's own error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from retrain.kernel.config.toml_file import open_regular
 from retrain.rooms.session.identity.changes import input_digests
-from retrain.rooms.session.records.files import digest_of
 from retrain.rooms.session.records.seal import seal_of
 
 RUNS, CAMPAIGN_MARK, RUN_MARK = "runs", "manifest.json", "run.json"
@@ -42,8 +43,8 @@ def record_hashes(run: Path) -> dict[str, str]:
     """Hashes of a run's final records; a file that is missing, or cannot be read, has none."""
     found = {}
     for name in HASHED:
-        with suppress(OSError):
-            found[name] = digest_of(run / name).hexdigest()
+        with suppress(OSError), open_regular(run / name) as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return found
 
 

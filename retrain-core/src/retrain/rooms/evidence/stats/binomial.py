@@ -26,12 +26,12 @@ def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[f
     """
     if total < 1 or not 0.0 <= right <= total:
         raise ValueError(f"{right} of {total} trials")
-    from scipy.stats import beta
+    from scipy.special import betaincinv  # the quantile of the beta distribution, without the checks of scipy.stats
 
     least, most = math.floor(right + _WHOLE), math.ceil(right - _WHOLE)
     tail = (1.0 - level) / 2
-    low = float(beta.ppf(tail, least, total - least + 1)) if least else 0.0
-    high = float(beta.ppf(1.0 - tail, most + 1, total - most)) if most < total else 1.0
+    low = float(betaincinv(least, total - least + 1, tail)) if least else 0.0
+    high = float(betaincinv(most + 1, total - most, 1.0 - tail)) if most < total else 1.0
     return low, high
 
 

@@ -53,9 +53,15 @@ class Summaries:
             self._runs.setdefault(run.candidate.condition, {})[run.seed] = run.spent
             self._records.setdefault(run.candidate.condition, []).append(run.candidate.record)
         self._budget, self._last, self._direction = budget, last, direction
+        self._values: dict[tuple[str, Metric], dict[int, float]] = {}
 
-    def values(self, label: str, metric: Metric) -> dict[int, float]:
+    def values(self, label: str, metric: Metric) -> Mapping[int, float]:
         """Values by seed, without runs that have none."""
+        if (label, metric) not in self._values:
+            self._values[label, metric] = self._read(label, metric)
+        return self._values[label, metric]
+
+    def _read(self, label: str, metric: Metric) -> dict[int, float]:
         found = {}
         for seed, spent in self._runs.get(label, {}).items():
             value = value_at(spent, metric, budget=self._budget, last=self._last, direction=self._direction)
