@@ -48,7 +48,7 @@ def test_training_through_a_server_is_exact_at_every_step(folder: Path) -> None:
         assert line["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_before_temperature_is_refused_or_recomputed(folder: Path) -> None:
     with tiny_serving(TINY, "--raw") as url:
         refused = retrain(*through(url, "--max-steps", "2", "--temperature", "0.7"), cwd=folder)
@@ -97,7 +97,7 @@ def steps_done(folder: Path) -> int:
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_killed_and_started_again_in_the_middle_of_a_run(folder: Path) -> None:
     process, port = start(TINY)
     try:

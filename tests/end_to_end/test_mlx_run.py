@@ -13,7 +13,7 @@ from tests import engine_record
 from tests.end_to_end.running import records, retrain
 from tests.mlx_server import mlx_serving
 
-pytestmark = pytest.mark.slow  # starting the server takes as long as ten other tests
+pytestmark = pytest.mark.long  # starting the server takes as long as ten other tests
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
@@ -30,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
 def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
     folder: Path, exact_model: Path, mlx_url: str
 ) -> None:

@@ -160,7 +160,7 @@ def complete(work: Path, run: Path) -> None:
     check_same(run, work / "never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_random_instants_again_and_again(work: Path) -> None:
     """25 kills in chains: each resumed run is killed again, until one gets through and is compared."""
     stepping_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in metrics(work / "never"))

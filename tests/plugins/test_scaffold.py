@@ -99,7 +99,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "projects", make)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_kinds_at_once_install_pass_their_tests_and_are_named(projects: Path, tmp_path: Path) -> None:
     shutil.copytree(projects, tmp_path, dirs_exist_ok=True)  # building a wheel writes into its project
     newcomer = Newcomer(tmp_path)
