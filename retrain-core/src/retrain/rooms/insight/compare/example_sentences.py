@@ -41,7 +41,7 @@ def advice_sentence(view: ExamplesView, metric: Metric) -> str:
         _needed(view, advice, metric),
     ]
     if advice.cheaper is not None and advice.cost is not None:
-        cost = f"measured: {advice.cost.seed_s:.2g} s for a seed, {advice.cost.example_s:.2g} s for an example"
+        cost = f"measured: {_seconds(advice.cost.seed_s)} for a seed, {_seconds(advice.cost.example_s)} for an example"
         told.append(f"more {advice.cheaper} are the cheaper way ({cost})")
     return "; ".join([*told, JUDGED])
 
@@ -68,3 +68,7 @@ def _number(needed: Needed) -> str:
 def _range(needed: Needed) -> str:
     low, high = (f"more than {MOST:,}" if end is None else f"{end:,}" for end in needed.interval)
     return low if low == high else f"{low} to {high}"
+
+
+def _seconds(cost_s: float) -> str:
+    return f"{cost_s:,.0f} s" if cost_s >= 10 else f"{cost_s:.2g} s"
