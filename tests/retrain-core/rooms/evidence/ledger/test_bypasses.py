@@ -272,3 +272,19 @@ def test_runs_given_one_by_one_count_those_that_are_gone(
     recorded(made.write_run(re_rolled, made.MadeRun(seed=1, steps=10, effect=0.2, eval_every=5)), started=LATER)
     named = compare_json(re_rolled, tmp_path / "logs" / "a2")["notices"]
     assert [line for line in named if line.startswith("a1, begun 2026") and "run again at 2036" in line]
+
+
+def test_runs_that_failed_before_their_first_line_are_no_copies(
+    made: ModuleType,
+    recorded: Callable[..., Path],
+    command: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        run = made.write_run(Path(f"logs/s{seed}"), made.MadeRun(seed=seed, status="failed"))
+        (run / "metrics.jsonl").write_text("")
+        recorded(run, RuntimeError("out of memory"))
+    result = command("ledger", "verify")
+    assert (result.code, "metrics.jsonl" in result.out) == (0, False), result.out

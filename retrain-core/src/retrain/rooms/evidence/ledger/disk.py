@@ -18,6 +18,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger.history import History, RunHistory
 from retrain.rooms.evidence.ledger.place import (
     CAMPAIGN_MARK,
+    EMPTY,
     HASHED,
     RUN_MARK,
     RUNS,
@@ -26,12 +27,10 @@ from retrain.rooms.evidence.ledger.place import (
     name_in,
     record_hashes,
 )
-from retrain.rooms.session.records.files import new_digest
 from retrain.rooms.session.records.reading import Record, read_object
 
 CONTENT = "campaign.json"
 METRICS = HASHED[0]
-EMPTY = new_digest().hexdigest()  # of a file without a byte, which runs that failed early share
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
 

@@ -14,6 +14,7 @@ from retrain.rooms.session.records.seal import seal_of
 
 RUNS, CAMPAIGN_MARK, RUN_MARK = "runs", "manifest.json", "run.json"
 HASHED = ("metrics.jsonl", "eval.jsonl")  # the final records of a run; eval.jsonl is only there if it was evaluated
+EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
 
 
