@@ -15,11 +15,12 @@ from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.growth import Growth, growth_since, refusal, rerun_sentence
 from retrain.rooms.campaign.load import Campaign
-from retrain.rooms.campaign.manifest import NAME, sha256
+from retrain.rooms.campaign.manifest import NAME
 from retrain.rooms.campaign.settled import settle_campaign
 from retrain.rooms.session.records.folder import MARK, check_run_folder, move_aside
 from retrain.rooms.session.records.lock import RunLock
 from retrain.rooms.session.records.reading import read_regular
+from retrain.rooms.session.records.seal import hash_of
 
 PARENT = Path("logs")
 
@@ -136,7 +137,7 @@ def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
 
     The latter two only among folders of the same file.
     """
-    wanted, of_this_file = sha256(campaign.content()), list[tuple[Path, dict[str, Any]]]()
+    wanted, of_this_file = hash_of(campaign.content()), list[tuple[Path, dict[str, Any]]]()
     for file in sorted(PARENT.glob(f"campaign_*/{NAME}"), reverse=True):
         found = _manifest_or_none(file.parent)
         if found is not None and found.get("sha256") == wanted:

@@ -11,11 +11,12 @@ from typing import Any
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.load import Campaign
-from retrain.rooms.campaign.manifest import CONTENT, sha256
+from retrain.rooms.campaign.manifest import CONTENT
 from retrain.rooms.campaign.outcome import State
 from retrain.rooms.campaign.settled import settle_campaign
 from retrain.rooms.session.devices import KEY, SettledDevices
 from retrain.rooms.session.records.reading import read_regular
+from retrain.rooms.session.records.seal import hash_of
 
 MOST_CHANGES = 20
 
@@ -49,7 +50,7 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     which says what the earlier one was, is missing or damaged.
     """
     content = campaign.content()
-    if before.get("sha256") == sha256(content):
+    if before.get("sha256") == hash_of(content):
         devices, moved = settle_campaign(campaign, plugins, before, {})
         return Growth(changes=tuple(moved), devices=devices)
     then, now = _content_of(path), json.loads(json.dumps(content, default=str))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from retrain.rooms.campaign.load import Campaign, sealed_plan
 from retrain.rooms.campaign.outcome import State
 from retrain.rooms.campaign.planned import PlannedRun
 from retrain.rooms.session.records.files import cannot_write, write_json
+from retrain.rooms.session.records.seal import hash_of
 from retrain.rooms.text.secrets import hide
 
 NAME = "manifest.json"
@@ -61,7 +60,7 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
     content: dict[str, Any] = {
         "timestamp": started.isoformat(timespec="seconds"),
         "campaign_toml": campaign.config.source,
-        "sha256": sha256(campaign.content()),
+        "sha256": hash_of(campaign.content()),
         "conditions": campaign.labels,
         "seeds": table.seeds,
         "max_steps": campaign.max_steps,
@@ -83,11 +82,6 @@ def session_fields(campaign: Campaign, workers: int) -> dict[str, Any]:
         "launcher": campaign.table.launcher,
         "runner_pid": os.getpid(),
     }
-
-
-def sha256(content: Mapping[str, Any]) -> str:
-    """Hash of plain data, independent of the order of its keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def now() -> str:

@@ -13,8 +13,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.ledger import disk
 from retrain.rooms.evidence.ledger.chain import NAME, read_chain
 from retrain.rooms.evidence.ledger.history import History, read_history
-from retrain.rooms.evidence.ledger.place import CAMPAIGN_MARK, RUN_MARK, ledger_folder
+from retrain.rooms.evidence.ledger.place import ledger_folder
 from retrain.rooms.evidence.ledger.verify import campaigns_below, check_all
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
+from retrain.rooms.evidence.runs.run_status import MARK
 from retrain.rooms.text.terminal_text import printable
 
 FOLDER = Path("logs")
@@ -78,7 +80,7 @@ def show(folder: Path | None, as_json: bool) -> None:
 
 def _history(folder: Path | None, *, known_head: str = "") -> History:
     path = folder or FOLDER
-    is_inside = any((path / mark).is_file() for mark in (CAMPAIGN_MARK, RUN_MARK))
+    is_inside = any((path / mark).is_file() for mark in (CAMPAIGN_MARK, MARK))
     place = ledger_folder(path) if is_inside and not (path / NAME).exists() else path
     if not (place / NAME).exists():
         what = "has no ledger" if place.is_dir() else "no such folder"

@@ -6,30 +6,28 @@ told as unknown.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger.history import History, RunHistory
 from retrain.rooms.evidence.ledger.place import (
-    CAMPAIGN_MARK,
     EMPTY,
     HASHED,
-    RUN_MARK,
     RUNS,
     folders_below,
     manifest_hashes,
     name_in,
     record_hashes,
 )
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
+from retrain.rooms.evidence.runs.run_status import MARK
+from retrain.rooms.evidence.runs.source import CAMPAIGN_CONTENT
 from retrain.rooms.session.records.reading import Record, read_object
+from retrain.rooms.session.records.seal import hash_of
 
-CONTENT = "campaign.json"
 METRICS = HASHED[0]
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
@@ -70,7 +68,7 @@ class RunOnDisk:
 def read_run(folder: Path, run: Path, *, known_as: str = "") -> RunOnDisk:
     """The run in `run`, named for the ledger in `folder`; its records are hashed."""
     try:
-        manifest = read_object(run / RUN_MARK)
+        manifest = read_object(run / MARK)
     except ConfigError:  # whoever reads the run says what is wrong
         manifest = {}
     hashes = record_hashes(run) | manifest_hashes(manifest)
@@ -93,7 +91,7 @@ class Elsewhere:
 
 def _identity(run: Path) -> tuple[str, str, str]:
     try:
-        manifest = read_object(run / RUN_MARK)
+        manifest = read_object(run / MARK)
     except ConfigError:
         manifest = {}
     return str(manifest.get("started")), str(manifest.get("condition")), str(manifest.get("seed"))
@@ -139,7 +137,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
             found.append(Finding(what=what, fix=f"restore {run.folder} from a backup, or run it again"))
         elif (status := str(run.manifest.get("status"))) != known.state:
             what = f"{run.name}: run.json says {status}, the run ended {known.state}"
-            found.append(Finding(what=what, fix=f"restore {run.folder / RUN_MARK}"))
+            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
     return found
 
 
@@ -202,7 +200,7 @@ def of_campaign(history: History, campaign: str, folder: Path) -> list[Finding]:
         found.append(Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix))
     contents = [str(manifest.get("sha256", "")), _content_hash(folder)]
     if any(each and each != str(history.campaigns[campaign][-1].get("content")) for each in contents):
-        what = f"{campaign}: {CONTENT} or manifest.json does not define the campaign that was run"
+        what = f"{campaign}: {CAMPAIGN_CONTENT} or manifest.json does not define the campaign that was run"
         found.append(Finding(what=what, fix="restore both files from a backup"))
     return found + _others(history, campaign, opening, folder)
 
@@ -230,7 +228,6 @@ def _others(history: History, campaign: str, opening: Record, folder: Path) -> l
 def _content_hash(folder: Path) -> str:
     """The hash that the campaign itself computes of what defines it; empty where the file is missing or damaged."""
     try:
-        content: Mapping[str, Any] = read_object(folder / CONTENT)
+        return hash_of(read_object(folder / CAMPAIGN_CONTENT))
     except ConfigError:
         return ""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

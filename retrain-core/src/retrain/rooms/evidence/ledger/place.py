@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
+from retrain.rooms.evidence.runs.run_status import MARK
 from retrain.rooms.session.identity.changes import input_digests
 from retrain.rooms.session.records.seal import seal_of
 
-RUNS, CAMPAIGN_MARK, RUN_MARK = "runs", "manifest.json", "run.json"
+RUNS = "runs"
 HASHED = ("metrics.jsonl", "eval.jsonl")  # the final records of a run; eval.jsonl is only there if it was evaluated
 EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
@@ -36,7 +38,7 @@ def name_in(folder: Path, path: Path) -> str:
 
 def folders_below(folder: Path) -> Iterator[Path]:
     """The runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
-    for pattern in (f"*/{RUN_MARK}", f"*/{RUNS}/*/{RUN_MARK}"):
+    for pattern in (f"*/{MARK}", f"*/{RUNS}/*/{MARK}"):
         yield from (file.parent for file in sorted(folder.glob(pattern)))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from retrain.rooms.evidence.ledger import disk
 from retrain.rooms.evidence.ledger.history import History
-from retrain.rooms.evidence.ledger.place import CAMPAIGN_MARK, RUNS, folders_below, name_in
+from retrain.rooms.evidence.ledger.place import RUNS, folders_below, name_in
+from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 
 TORN = "the last line was cut by a kill while it was written; the next event removes it"
 

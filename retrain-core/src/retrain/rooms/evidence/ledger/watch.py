@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.rooms.evidence.ledger.chain import append
-from retrain.rooms.evidence.ledger.place import RUN_MARK, ledger_folder, manifest_hashes, name_in, record_hashes
+from retrain.rooms.evidence.ledger.place import ledger_folder, manifest_hashes, name_in, record_hashes
+from retrain.rooms.evidence.runs.run_status import MARK
 from retrain.rooms.session.records.reading import last_record, read_object
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -
 def _of_the_manifest(folder: Path) -> dict[str, str]:
     """From the file, which lacks secrets that the run knows."""
     try:
-        return manifest_hashes(read_object(folder / RUN_MARK))
+        return manifest_hashes(read_object(folder / MARK))
     except ConfigError:
         return {}
 

@@ -28,15 +28,17 @@ def looked_at(paths: Sequence[Path], options: Options) -> Study:
     A ledger that cannot be read or written changes no verdict: that is told among the notices.
     """
     source = find_runs(paths)
-    study = study_of(source, options, earlier=[each.num_seeds for each in looks_before(source).looks])
     notices: list[str] = []
-    has_left_plan, looks = False, Looks()
+    ledgers: list[tuple[History, list[Candidate]]] = []
     for folder, candidates in _by_ledger(source).items():
         try:
-            history = read_history(folder)
+            ledgers.append((read_history(folder), candidates))
         except ConfigError as error:
             notices.append(f"unknown, the ledger {error.problems[0].where} {error.problems[0].what}")
-            continue
+    study = study_of(source, options, earlier=_seeds_of_looks_before(source, ledgers))
+    has_left_plan, looks = False, Looks()
+    for history, candidates in ledgers:
+        folder = history.folder
         present = [disk.read_run(folder, each.folder) for each in candidates if each.folder]
         findings = _findings(history, source, present)
         has_left_plan |= any(each.is_certain for each in findings)
@@ -49,19 +51,14 @@ def looked_at(paths: Sequence[Path], options: Options) -> Study:
     return replace(study, notices=tuple(dict.fromkeys(notices)), exploratory=exploratory, shopping=shopping)
 
 
-def looks_before(source: Source) -> Looks:
-    """Looks on record at this campaign, or at any of these runs, in order; none where there is no ledger to read."""
-    found: list[Any] = []
-    for folder, candidates in _by_ledger(source).items():
-        names = [name_in(folder, each.folder) for each in candidates if each.folder]
-        try:
-            history = read_history(folder)
-        except ConfigError:  # told as a notice of the verdict
-            continue
-        found += looks_in(
-            history, campaign=name_in(folder, source.campaign) if source.campaign else "", runs=names
-        ).looks
-    return Looks(looks=tuple(sorted(found, key=lambda each: each.time)))
+def _seeds_of_looks_before(source: Source, ledgers: Sequence[tuple[History, Sequence[Candidate]]]) -> list[int]:
+    """How many seeds each look on record at this campaign, or at any of these runs, has seen."""
+    found: list[int] = []
+    for history, candidates in ledgers:
+        names = [name_in(history.folder, each.folder) for each in candidates if each.folder]
+        campaign = name_in(history.folder, source.campaign) if source.campaign else ""
+        found += [each.num_seeds for each in looks_in(history, campaign=campaign, runs=names).looks]
+    return found
 
 
 def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:

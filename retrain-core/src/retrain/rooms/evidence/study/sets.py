@@ -14,6 +14,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.runs.example_rates import HELD_OUT_SET
 from retrain.rooms.evidence.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.rooms.evidence.runs.source import Candidate
 from retrain.rooms.evidence.stats import benchmarks
@@ -22,7 +23,6 @@ from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.family import Pairing, with_values
 from retrain.rooms.evidence.study.per_seed import Values
 
-HELD_OUT_SET = "held_out"
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
 THRESHOLDS = 101  # of a profile
 _STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible

@@ -30,6 +30,7 @@ from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.sets import SetsView, set_metrics, sets_view
 from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.summaries import Condition, Summaries
+from retrain.rooms.session.steps.controls import Control
 
 DEFAULT_ALPHA = 0.05
 MORE_DIFFERS = "the runs differ in more than their conditions say"
@@ -158,6 +159,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         alpha=options.alpha or (plan.alpha if plan else None) or DEFAULT_ALPHA,
         baseline=_baseline(options, source, runs),
         looks=chosen_looks(source, earlier),
+        controls=controls_in(source),
     )
     summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction)
     metrics = condition_metrics(metric, [run.curves for run in runs])
@@ -199,11 +201,11 @@ class _Judging:
     alpha: float
     baseline: str
     looks: Looks
+    controls: Mapping[str, tuple[str, Control]]
 
     def pairings(self, summaries: Summaries) -> list[Pairing]:
         """The baseline with every condition, or all pairs; a control is only held against its own condition."""
-        controls = controls_in(self.source)
-        labels = [label for label in self.source.conditions if label not in controls or label == self.baseline]
+        labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
         pairs = _pairs(labels, self.baseline, all_pairs=self.options.all_pairs)
         return [self._pairing(summaries, first, second) for first, second in pairs]
 
@@ -215,7 +217,7 @@ class _Judging:
         found = with_lost(self._judged(pairings), pairings, sides, direction=self.direction, judged=self._judged)
         found = with_controls(
             found,
-            controls_in(self.source),
+            self.controls,
             partial(self._pairing, summaries),
             alpha=self.alpha,
             direction=self.direction,

@@ -17,6 +17,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.runs.budget import Align, along, value_at
 from retrain.rooms.evidence.runs.choose import chosen_metric
 from retrain.rooms.evidence.runs.curves import read_curves
+from retrain.rooms.evidence.runs.example_rates import HELD_OUT_SET
 from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
 from retrain.rooms.evidence.runs.settings_key import settings_key
 from retrain.rooms.evidence.runs.source import DONE, Candidate, find_runs
@@ -26,7 +27,6 @@ from retrain.rooms.session.records.rewind import EVALUATION
 
 SOURCES: tuple[str, ...] = get_args(SeedSource)
 CALLED = {"data": "data order"}  # as a reader would; the others are called as in `[training] seeds`
-HELD_OUT_SET = "held_out"
 LEAST_RUNS = 4
 
 

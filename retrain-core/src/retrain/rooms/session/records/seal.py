@@ -10,6 +10,11 @@ from typing import Any
 SEAL = "sha256"
 
 
+def hash_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of plain data, independent of the order of its keys; what is not JSON counts as its text."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def seal_of(content: Mapping[str, Any]) -> str:
     """SHA-256 of a record without its own `sha256`, as canonical JSON (sorted keys, no spaces, UTF-8)."""
     hashed = {name: value for name, value in content.items() if name != SEAL}
