@@ -203,6 +203,16 @@ def referee(session: nox.Session) -> None:
     _test_with_server(session, "RETRAIN_TRL_PYTHON", python, "test_trl.py", "test_verl.py", "test_coming_from.py")
 
 
+@nox.session(name="prime-rl", default=False)
+def prime_rl(session: nox.Session) -> None:
+    """Run backend prime_rl against PRIME-RL's own receivers, loss and trainer, on a CPU: RETRAIN_PRIME_RL=CHECKOUT."""
+    if "RETRAIN_PRIME_RL" not in os.environ:
+        session.error("set RETRAIN_PRIME_RL to a checkout of PRIME-RL, v0.8.1.dev3 or later")
+    _install(session, *DISTRIBUTIONS, extras={"retrain-rewards": "verifiers"}, tools=TEST_TOOLS[:-1])
+    arguments = session.posargs or ["tests/prime_rl"]
+    session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session(default=False)
 def tinker_newest(session: nox.Session) -> None:
     """Check the calls of backend tinker against the newest SDK, whose wire only the hosted service speaks."""
