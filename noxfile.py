@@ -208,7 +208,8 @@ def prime_rl(session: nox.Session) -> None:
     """Run backend prime_rl against PRIME-RL's own receivers, loss and trainer, on a CPU: RETRAIN_PRIME_RL=CHECKOUT."""
     if "RETRAIN_PRIME_RL" not in os.environ:
         session.error("set RETRAIN_PRIME_RL to a checkout of PRIME-RL, v0.8.1.dev3 or later")
-    _install(session, *DISTRIBUTIONS, extras={"retrain-rewards": "verifiers"}, tools=TEST_TOOLS[:-1])
+    tools = (*TEST_TOOLS[:-1], "prime-pydantic-config==0.4.3")  # what its configuration models are made with
+    _install(session, *DISTRIBUTIONS, extras={"retrain-rewards": "verifiers"}, tools=tools)
     arguments = session.posargs or ["tests/prime_rl"]
     session.run("pytest", "-m", "server", *arguments, env={"OMP_NUM_THREADS": "1"})
 

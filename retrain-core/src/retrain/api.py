@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from retrain.rooms.inference.policy import Policy, TakesWeights
     from retrain.rooms.inference.throttle import Throttle
     from retrain.rooms.recorders.contract import Recorder
+    from retrain.rooms.session.configure import load_checked
     from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.session.steps.logprob_gap import LogprobRow
@@ -207,6 +208,7 @@ __all__ = [
     "installed_dependents",
     "installed_version",
     "key",
+    "load_checked",
     "load_plugins",
     "locate_adapter",
     "resolve",
@@ -241,6 +243,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.doctor.diagnosis",
     "retrain.rooms.campaign.launching",
     "retrain.rooms.session.records.checkpoints",
+    "retrain.rooms.session.configure",
     "retrain.rooms.session.steps.logprob_gap",
     "retrain.rooms.session.steps.overlapped",
     "retrain.rooms.session.report_parts",

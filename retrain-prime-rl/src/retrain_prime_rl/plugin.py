@@ -1,4 +1,4 @@
-"""What this distribution registers: backend `prime_rl`."""
+"""What this distribution registers: backend `prime_rl`, and the command that writes PRIME-RL's own files."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             traits=CAPABILITIES,
         )
     )
+
+
+@hookimpl
+def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
+    summary = "Write PRIME-RL's trainer.toml and inference.toml for a run, and the commands that start them."
+    register(PluginSpec(name="prime-rl-config", summary=summary, factory="retrain_prime_rl.config.command:command"))
 
 
 @hookimpl
