@@ -24,17 +24,29 @@ class PrimeRlOptions(Table):
     seq_len: int = key(2048, "Maximum tokens of a micro-batch; prompt and completion must fit together.", ge=2)
     data_world_size: int = key(1, "Data-parallel ranks of the trainer (per_token wire).", ge=1)
     pad_to_multiple_of: int = key(1, "Pad micro-batches to a multiple of this many tokens (per_token wire).", ge=1)
-    zmq_host: str = key("localhost", "Address to bind (per_token) or to connect to (scalar).", min_length=1)
-    zmq_port: int = key(5555, "Port of the batches; the next one collects the ranks that are ready.", ge=1, le=65534)
-    zmq_hwm: int = key(10, "Messages that may queue up in a socket.", ge=1)
+    zmq_host: str = key(
+        "localhost", "Address to bind (per_token) or to connect to (scalar).", min_length=1, free_on_resume=True
+    )
+    zmq_port: int = key(
+        5555,
+        "Port of the batches; the next one collects the ranks that are ready.",
+        ge=1,
+        le=65534,
+        free_on_resume=True,
+    )
+    zmq_hwm: int = key(10, "Messages that may queue up in a socket.", ge=1, free_on_resume=True)
     strict_advantages: bool = key(True, "Refuse credit that varies within a sample if the wire carries one number.")
-    ready_wait_s: float = key(600.0, "Seconds to wait until every rank is ready to receive (zmq).", ge=0.0)
-    sync_wait_s: float = key(30.0, "Seconds to wait for the weights of a step after it was sent.", ge=0.0)
-    sync_poll_s: float = key(0.2, "Seconds between two checks for them.", gt=0.0)
+    ready_wait_s: float = key(
+        600.0, "Seconds to wait until every rank is ready to receive (zmq).", ge=0.0, free_on_resume=True
+    )
+    sync_wait_s: float = key(
+        30.0, "Seconds to wait for the weights of a step after it was sent.", ge=0.0, free_on_resume=True
+    )
+    sync_poll_s: float = key(0.2, "Seconds between two checks for them.", gt=0.0, free_on_resume=True)
     sync_timeout: Literal["error", "stale"] = key(
         "error", "If they do not arrive: stop, or continue with older weights and count the step."
     )
-    first_step: int = key(-1, "The trainer's next step; -1 = found from output_dir.", ge=-1)
+    first_step: int = key(-1, "The trainer's next step; -1 = found from output_dir.", ge=-1, free_on_resume=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

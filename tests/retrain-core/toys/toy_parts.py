@@ -22,6 +22,7 @@ from retrain.api import (
     TrainReport,
     generator,
     hookimpl,
+    key,
 )
 
 EOS, VOCABULARY = 0, 20
@@ -42,6 +43,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     step_size: float = 1.0
     count: int = 12
+    patience_s: float = key(9.0, "Read by nothing.", free_on_resume=True)
 
 
 class ToyBackend:

@@ -208,6 +208,16 @@ def test_every_key_that_differs_is_named_and_nothing_is_touched(run: Run, tmp_pa
     assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [-1, 0, 1, 2]
 
 
+def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run: Run, tmp_path: Path) -> None:
+    assert run("--max-steps", "2").code == 0
+    free = ("--resume", LOG, "--max-steps", "3", "--set", "backend.options.patience_s=1.0")
+    result = run(*free, "--set", "backend.options.step_size=2.0")
+    assert result.code == 2
+    assert "backend.options was {} and is now {'step_size': 2.0}" in result.err
+    assert run(*free).code == 0
+    assert json.loads((tmp_path / LOG / "run.json").read_text())["config"]["backend"]["options"] == {"patience_s": 1.0}
+
+
 def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> None:
     assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
     seed = json.loads((tmp_path / LOG / "run.json").read_text())["seed"]

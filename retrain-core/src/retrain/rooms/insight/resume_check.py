@@ -10,7 +10,7 @@ from typing import Any
 from retrain.kernel.errors import ResumeError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
-from retrain.rooms.session.check import registered_tables, wanted_names
+from retrain.rooms.session.check import free_options, registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.identity.collect import Identity, collect_identity
@@ -67,13 +67,14 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     """
     named = [str(config_file)] if config_file else []
     checked = load_checked([*named, "--resume", str(run)], plugins)
+    config = checked.config
     obstacles = [f"the run is still active (process {pid})"] if (pid := owner_of(run)) else []
     try:
-        identity = collect_identity(checked.config, plugins, checked.tables)
-        plan = plan_resume(run, checked.config, checked.keys, identity)
+        identity, free = collect_identity(config, plugins, checked.tables), free_options(config, plugins)
+        plan = plan_resume(run, config, checked.keys, identity, free_options=free)
     except ResumeError as error:
         return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
-    name = checked.config.backend.backend
+    name = config.backend.backend
     entries = plugins.find(Kind.BACKEND, name)
     traits = entries[0].spec.traits if entries else None
     mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
@@ -87,7 +88,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
     if plan.checkpoint:
         lost += _strangers(plan.checkpoint.path)
-        wanted = wanted_names(checked.config, registered_tables(plugins)).values()
+        wanted = wanted_names(config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
         unclaimed = sorted(plugin_state(plan.checkpoint.state).get("recorders", {}).keys() - recorders)
         lost += [Item(part="recorder", detail=f"{name} is not in this configuration") for name in unclaimed]
@@ -97,7 +98,7 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         run=str(run),
         checkpoint=str(plan.checkpoint.path) if plan.checkpoint else "",
         next_step=plan.next_step,
-        is_complete=plan.is_complete(checked.config.training.max_steps),
+        is_complete=plan.is_complete(config.training.max_steps),
         restored=tuple(_restored(plan, plan.checkpoint, mode, identity)) if plan.checkpoint else (),
         not_restored=tuple(lost),
         accepted=tuple(accepted_changes(plan.manifest)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from retrain.kernel.config.keys import keys_of
+from retrain.kernel.config.keys import TableTraits, keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind
@@ -143,6 +143,14 @@ def backend_options(config: Config, plugins: Plugins) -> dict[str, Any]:
     """
     foreign = _options_of_others(config, plugins)
     return {name: value for name, value in config.backend.options.items() if name not in foreign}
+
+
+def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
+    """The options of the backend that a resumed run may have otherwise: `free_on_resume` in the model it declares."""
+    entries = plugins.find(Kind.BACKEND, config.backend.backend)
+    model = entries[0].spec.load_params() if len(entries) == 1 else None
+    keys = keys_of("backend.options", model, TableTraits()) if model else ()
+    return frozenset(key.name for key in keys if key.free_on_resume)
 
 
 def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from retrain.rooms.session.records.rewind import check_sizes, read_manifest
 from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.text.terminal_text import printable
 
-STEPS = "training.max_steps"
+STEPS, OPTIONS = "training.max_steps", "backend.options"
 COURSE = "with schedule = {!r} the learning rate of every step depends on it, including the steps already taken"
 NOT_THE_SAME = "the run would not be the one that was stopped"
 FORMER_CLIP = 0.2  # default of [algorithm] clip_eps before it became "the loss's own"
@@ -112,8 +112,13 @@ class ResumePlan:
         return int(self.manifest["seed"])
 
 
-def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) -> ResumePlan:
-    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
+def plan_resume(
+    run: Path, config: Config, keys: list[Key], identity: Identity, *, free_options: Collection[str] = ()
+) -> ResumePlan:
+    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated.
+
+    `free_options` of the backend may have changed.
+    """
     manifest = read_manifest(run)
     adapters = adapters_of(run, manifest)
     stored = stored_identity(run, manifest)
@@ -128,7 +133,7 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity) 
         manifest=manifest,
         checkpoint=checkpoint,
         damaged=tuple(damaged),
-        differences=tuple(_differences(manifest, config, keys)),
+        differences=tuple(_differences(manifest, config, keys, free_options)),
         changes=tuple(changes_between(stored, identity.as_data())),
         libraries=tuple(_library_changes(manifest)),
         has_identity=bool(stored),
@@ -184,7 +189,9 @@ def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -> list[Difference]:
+def _differences(
+    manifest: Mapping[str, Any], config: Config, keys: list[Key], free_options: Collection[str]
+) -> list[Difference]:
     before, now = manifest.get("config", {}), public_values(config)
     found, course = [], Course.of(config)
     for key in keys:
@@ -195,6 +202,8 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key]) -
         old = before.get(key.table, {}).get(key.name, key.default)
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
+        if key.path == OPTIONS:
+            old, new = ({name: each[name] for name in each if name not in free_options} for each in (old, new))
         is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
         if is_former and (old, new) == (FORMER_CLIP, key.default):
             continue  # for every loss that existed then, the default now means the former default
