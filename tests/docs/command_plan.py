@@ -145,6 +145,7 @@ SHOWN = {
         "programs.jsonl": ("json", '{"prompt": "Read two'),
     },
     "docs/pages/evaluation.md": {"sets.toml": ("toml", "[eval]\nexamples = 64")},
+    "docs/pages/outgrowing.md": {"big.toml": ("toml", "# big.toml")},
     "docs/pages/plugins.md": {"my_module.py": ("python", "def centred(")},
     "docs/pages/prime-rl.md": {"prime_rl.toml": ("toml", '[backend]\nbackend = "prime_rl"')},
 }
@@ -183,6 +184,7 @@ IN_ORDER = (
     "docs/pages/command-line.md",
     "docs/pages/coming-from-public.md",
     "docs/pages/prime-rl.md",
+    "docs/pages/outgrowing.md",
     "docs/pages/tinker.md",
     "docs/pages/plugins.md",
     "docs/pages/testing.md",

@@ -58,6 +58,10 @@ def _several_machines(layout: Layout, folder: Path) -> list[str]:
         sockets = " --rollout_transport.host RUN"
     if any(server.is_local for server in layout.servers):
         text.append("`[inference] url` names localhost: put the server's machine there and write the files again.")
+    else:
+        text.append(
+            "A server takes requests and weights from everybody who reaches it: keep its port off open networks."
+        )
     lines = [
         *(f"{_serve(layout, server, folder)}  # on {server.host}" for server in layout.servers),
         f"{TORCHRUN}{joined} --nproc-per-node={per_node} {_train(folder)}{sockets}",
