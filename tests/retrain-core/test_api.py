@@ -18,8 +18,9 @@ OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningD
 PluginSpec Plugins Policy Problem Publishing RanksTokens Recorder Reply ReportPlot ReportSection ResumeError
 RetrainError Reward RewardError RunningJob Sample SampleRequest SamplesAhead SamplingParams Score Seeds
 ServedElsewhere Shaper StopReason StreamsTokens Table TableTraits TakesWeights Teacher TensorSize Throttle Tokens
-TopLogprobs TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server find_loss generator hookimpl
-install_line installed_dependents installed_version key load_checked load_plugins locate_adapter resolve stream_from
+ToolCall TopLogprobs TrainBatch TrainReport TrainRow Workload diagnose_extra diagnose_server find_loss generator
+hookimpl install_line installed_dependents installed_version key load_checked load_plugins locate_adapter
+parse_tool_calls resolve stream_from
 """
 ADVANTAGES = """
 AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         Reward,
     )
     from retrain.rooms.teacher.contract import Teacher
+    from retrain.rooms.text.tool_calls import ToolCall, parse_tool_calls
     from retrain.rooms.use.contract import ExportedModel, ModelExport
 
 __all__ = [
@@ -194,6 +195,7 @@ __all__ = [
     "TensorSize",
     "Throttle",
     "Tokens",
+    "ToolCall",
     "TopLogprobs",
     "TrainBatch",
     "TrainReport",
@@ -211,6 +213,7 @@ __all__ = [
     "load_checked",
     "load_plugins",
     "locate_adapter",
+    "parse_tool_calls",
     "resolve",
     "stream_from",
 ]
@@ -249,6 +252,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.rooms.session.report_parts",
     "retrain.rooms.inference.policy",
     "retrain.rooms.teacher.contract",
+    "retrain.rooms.text.tool_calls",
     "retrain.rooms.use.contract",
     "retrain.rooms.inference.throttle",
     "retrain.rooms.capacity.estimate",

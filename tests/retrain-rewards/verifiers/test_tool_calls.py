@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.api import parse_tool_calls
 from retrain_rewards.verifiers.messages import UnsupportedContentError, plain_messages, text_of
-from retrain_rewards.verifiers.tool_calls import parse_tool_calls
 
 plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 

@@ -10,9 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason
+from retrain.api import (
+    Action,
+    Example,
+    Message,
+    Observation,
+    Outcome,
+    Score,
+    StopReason,
+    ToolCall,
+    parse_tool_calls,
+)
 from retrain_rewards.verifiers.messages import plain_messages
-from retrain_rewards.verifiers.tool_calls import ToolCall, parse_tool_calls
 
 MODEL = "policy"  # the name under which environments know the model
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.rooms.credit.group_status import GroupStatus
+from retrain.rooms.serving.text_stream import TextStream
 from retrain.rooms.session.opened import Opened
 from retrain.rooms.text.chat import encode
 from retrain.rooms.use import chat_command
@@ -22,7 +23,6 @@ from retrain.rooms.use.chat import Conversation, Spoken
 from retrain.rooms.use.group_credit import CreditedAnswer, CreditedGroup, credit_of
 from retrain.rooms.use.prompts import read_prompts
 from retrain.rooms.use.shading import by_credit, by_entropy, harmless
-from retrain.rooms.use.text_stream import TextStream
 
 INSTRUCTION = "Answer in \\boxed{}."
 

@@ -20,13 +20,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from retrain.kernel.types import SampleRequest, SamplingParams
+from retrain.rooms.serving.batcher import Batcher
+from retrain.rooms.serving.http import ApiServer
+from retrain.rooms.serving.parse import RequestError, parse
+from retrain.rooms.serving.service import Service
 from retrain.rooms.session.opened import Opened
-from retrain.rooms.use.sample_command import sample_seed
+from retrain.rooms.session.seed_sources import sample_seed
 from retrain.rooms.use.serve_command import _stopped_by_signals
-from retrain.rooms.use.server.batcher import Batcher
-from retrain.rooms.use.server.http import ApiServer
-from retrain.rooms.use.server.parse import RequestError, parse
-from retrain.rooms.use.server.service import Service
 
 TOKEN, QUESTION = "secret", "What is 2 + 2?"
 Post = Callable[..., httpx.Response]
@@ -35,7 +35,7 @@ Post = Callable[..., httpx.Response]
 @pytest.fixture(scope="module")
 def server(tiny: Opened, other: Path) -> Iterator[ApiServer]:
     models = {"tiny": None, "other": other}
-    batcher = Batcher(tiny, models)
+    batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
     with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), TOKEN) as running:
         threads = [threading.Thread(target=work) for work in (batcher.run, running.serve_forever)]
         for thread in threads:
@@ -149,7 +149,7 @@ def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, server:
 
 
 def _rows(tokens_T: np.ndarray) -> Iterator[Any]:
-    from retrain.rooms.use.server.batcher import ranked_row
+    from retrain.rooms.serving.batcher import ranked_row
 
     yield ranked_row(tokens_T, np.zeros(0, dtype=np.int64))
 
@@ -325,7 +325,7 @@ def test_a_client_that_goes_away_frees_its_place(
             tiny.backend._policies[0].stop_ids = before  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tiny.backend, "stream", slowly)
-    monkeypatch.setattr("retrain.rooms.use.server.service.POLL_S", 0.02)
+    monkeypatch.setattr("retrain.rooms.serving.service.POLL_S", 0.02)
     body = json.dumps({"prompt": QUESTION, "max_tokens": 1000, "stream": stream})
     with socket.create_connection(server.server_address[:2], timeout=20) as connection:
         connection.sendall(f"{JSON_HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -354,9 +354,9 @@ def test_an_error_of_the_engine_ends_the_request_and_not_the_server(
 def test_too_much_work_is_refused_and_what_waits_at_the_end_is_told(
     tiny: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.rooms.use.server.batcher.MOST_ROWS", 4)
+    monkeypatch.setattr("retrain.rooms.serving.batcher.MOST_ROWS", 4)
     models = {"tiny": None}
-    batcher = Batcher(tiny, models)
+    batcher = Batcher(tiny.backend, lambda model: tiny.use(models[model]))
     with ApiServer(("127.0.0.1", 0), Service(tiny, models, batcher), "") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with ThreadPoolExecutor(3) as pool, httpx.Client() as client:
@@ -375,7 +375,7 @@ def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixtu
         with _stopped_by_signals():
             os.kill(os.getpid(), number)
             pytest.fail("while nobody looks it interrupts at once")
-        batcher = Batcher(tiny, {"tiny": None})
+        batcher = Batcher(tiny.backend)
         service = Service(tiny, {"tiny": None}, batcher)
         answer = service.start(parse({"prompt": QUESTION, "max_tokens": 900, "n": 64}, is_chat=False), is_chat=False)
         with _stopped_by_signals() as stop:

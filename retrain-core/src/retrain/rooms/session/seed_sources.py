@@ -30,3 +30,8 @@ def set_apart(config: Config) -> dict[str, int]:
 def run_seeds(config: Config, root: int | None = None) -> Seeds:
     """The seeds of a run with this `root`; without one, that of `[training] seed`, drawn where it is -1."""
     return Seeds(Seeds.from_config(config.training.seed).root if root is None else root, set_apart(config))
+
+
+def sample_seed(seed: int, prompt: int, index: int) -> int:
+    """Seed of completion `index` of prompt number `prompt`, the same wherever a policy is used."""
+    return Seeds(seed).derive("sample", prompt, index)

@@ -16,6 +16,7 @@ from retrain.rooms.session.locate import module_file, part_file
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.steps.check_loss import KEY as LOSS
 from retrain.rooms.session.steps.check_loss import selected_loss
+from retrain.rooms.tasks.scoring.build import brings_tasks
 
 CREDIT = {
     "algorithm.advantage_mode": Kind.ADVANTAGE,
@@ -51,7 +52,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted[LOSS] = (Kind.LOSS, loss)
     if engine := config.value("inference.engine", ""):
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
-    if config.value("environment.provider", ""):  # brings tasks and scoring of its own
+    if brings_tasks(config, plugins):
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]

@@ -128,12 +128,13 @@ def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) 
     A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError names
     the example whose prompt the template or the tokenizer refuses.
     """
-    chats = [_messages(example, config) for example in examples]
+    chats = [chat_of(example, config) for example in examples]
     ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
     return [np.asarray(row, dtype=np.int64) for row in ids]
 
 
-def _messages(example: Example, config: Config) -> list[Mapping[str, Any]]:
+def chat_of(example: Example, config: Config) -> list[Mapping[str, Any]]:
+    """The prompt as a chat: a plain one with the system prompt and the instruction of `[data]`, others as they are."""
     if not isinstance(example.prompt, str):
         return [dict(message) for message in example.prompt]
     parts = [example.prompt, config.data.instruction]

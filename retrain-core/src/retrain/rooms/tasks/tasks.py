@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.plugins.build import build_part
@@ -14,13 +15,14 @@ from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
-from retrain.rooms.tasks.scoring.build import build_rewards, comparing_rewards, load_data
+from retrain.rooms.tasks.scoring.build import brings_tasks, build_rewards, comparing_rewards, load_data
 from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
+PROVIDER = "environment.provider"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,25 +53,27 @@ def closed_on_error(verifier: Verifier) -> Iterator[None]:
 def load_tasks(context: PluginContext) -> Tasks:
     """The tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
     LOG.info("Loading dataset...")
-    provider = context.config.value("environment.provider", "")
-    return _from_environment(provider, context) if provider else _from_source(context)
+    brings = brings_tasks(context.config, context.plugins)
+    return _from_environment(context) if brings else _from_source(context)
 
 
 def _from_source(context: PluginContext) -> Tasks:
     config = context.config
     data = load_data(config, context)
     service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
-    verifier = RewardVerifier(service)
+    player = build_part(Kind.ENVIRONMENT, provider, PROVIDER, context) if (provider := _provider(config)) else None
+    verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):
         tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
         service.launch()
     return tasks
 
 
-def _from_environment(provider: str, context: PluginContext) -> Tasks:
+def _from_environment(context: PluginContext) -> Tasks:
     config = context.config
+    provider = _provider(config)
     environment = EnvironmentProcess(
-        build_part(Kind.ENVIRONMENT, provider, "environment.provider", context),
+        build_part(Kind.ENVIRONMENT, provider, PROVIDER, context),
         name=str(config.value("environment.id", "") or provider),
         timeout_s=config.value("environment.timeout_s", 60.0),
         memory_gb=config.scoring.memory_gb,
@@ -77,6 +81,11 @@ def _from_environment(provider: str, context: PluginContext) -> Tasks:
     verifier = EnvironmentVerifier(environment)
     with closed_on_error(verifier):
         return _tasks(environment.load(), verifier, context, is_environment=True)
+
+
+def _provider(config: Config) -> str:
+    provider: str = config.value(PROVIDER, "")
+    return provider
 
 
 def _tasks(

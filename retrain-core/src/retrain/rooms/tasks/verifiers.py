@@ -9,7 +9,7 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.types import Example, SamplingParams, StopReason
-from retrain.rooms.tasks.contracts import Action, Reward, TimedScore
+from retrain.rooms.tasks.contracts import Action, Player, Reward, TimedScore
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
@@ -20,10 +20,13 @@ MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it s
 
 
 class RewardVerifier:
-    """The rewards of a run, in the processes of its scoring service; see `Verifier`."""
+    """The rewards of a run, in the processes of its scoring service; see `Verifier`.
 
-    def __init__(self, service: ScoringService) -> None:
-        self.service = service
+    A rollout is one answer of the policy, or what `player` makes of a task.
+    """
+
+    def __init__(self, service: ScoringService, player: Player | None = None) -> None:
+        self.service, self.player = service, player
         self.names: tuple[str, ...] = service.names
         self.rewards: tuple[Reward, ...] = tuple(named.reward for named in service.rewards)
         self.timeout_s: float | None = min(limits.timeout_s for limits in service.limits)
@@ -31,6 +34,8 @@ class RewardVerifier:
     def start(self) -> None:
         """Start the scoring processes and prepare the rewards."""
         self.service.start()
+        if self.player is not None:
+            self.player.start()
 
     def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
         """Score each text as a completion."""
@@ -43,7 +48,9 @@ class RewardVerifier:
     def rollouts(
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
-        """One answer per rollout."""
+        """One answer per rollout, or one episode of the player."""
+        if self.player is not None:
+            return self.player.rollouts(backend, self.service, context, params, context_length)
         return SingleTurn(
             backend=backend,
             tokenizer=context.tokenizer,
@@ -54,8 +61,10 @@ class RewardVerifier:
         )
 
     def close(self) -> None:
-        """End the scoring processes."""
+        """End the scoring processes, and those of the player."""
         self.service.close()
+        if self.player is not None:
+            self.player.close()
 
 
 class EnvironmentVerifier:

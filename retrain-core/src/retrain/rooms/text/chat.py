@@ -80,6 +80,26 @@ def encode(
     return ids
 
 
+def as_chat(value: Any) -> list[Mapping[str, Any]]:
+    """Messages with a role and a text, which may be a list of text parts; [] if it is not that.
+
+    A message that calls tools may have no text.
+    """
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return []
+    found: list[Mapping[str, Any]] = []
+    for message in value:
+        content, role = message.get("content"), message.get("role")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            return []
+        found.append({**message, "role": role, "content": content})
+    return found
+
+
 def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
     """Notes on `[data] template_args` that the template does not read; ConfigError on those that retrain sets itself.
 

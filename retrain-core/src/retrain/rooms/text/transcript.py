@@ -51,23 +51,27 @@ class Transcript:
         has_room = limit is None or len(ids_T) + (len(self.context_T) if continues else 0) < limit
         if not has_room and self.tokens_T:
             return False
-        if not continues:
-            self.starts.append(self.length)
-        self._append(ids_T, None)
+        self.show(ids_T, starts=not continues)
         self._context = text
-        self._opening = self._opening or self.length
         return has_room
+
+    def show(self, tokens_T: Tokens, *, starts: bool) -> None:
+        """Append tokens that the policy did not sample, or does not sample here; `starts` begins a new context."""
+        if starts:
+            self.starts.append(self.length)
+        self._append(tokens_T, None)
+        self._opening = self._opening or self.length
+
+    def sampled(self, sample: Sample) -> None:
+        """Append what the policy sampled next."""
+        self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
+        self.stops.append(sample.stop_reason)
+        self.versions.append(sample.policy_version)
 
     def take(self, sample: Sample) -> str:
         """Append a sample of the policy; returns its text without special tokens."""
-        before = self._decoded(self.context_T)
-        self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
-        after = self._decoded(self.context_T)
-        # decoded after the context: some tokenizers write the first piece of a text differently
-        said = after[len(before) :] if after.startswith(before) else self._decoded(sample.tokens_T)
-        self._context += said
-        self.stops.append(sample.stop_reason)
-        self.versions.append(sample.policy_version)
+        self._context += written(self.tokenizer, self.context_T, sample.tokens_T)
+        self.sampled(sample)
         return str(self.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
 
     @property
@@ -106,8 +110,18 @@ class Transcript:
         self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
         self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
 
-    def _decoded(self, tokens_T: Tokens) -> str:
-        return str(self.tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+def written(tokenizer: Any, context_T: Tokens, tokens_T: Tokens) -> str:
+    """The text of tokens with all special ones, as it stands after its context.
+
+    Some tokenizers write the first piece of a text differently, so the context is decoded with it.
+    """
+    before, after = _decoded(tokenizer, context_T), _decoded(tokenizer, np.concatenate([context_T, tokens_T]))
+    return after[len(before) :] if after.startswith(before) else _decoded(tokenizer, tokens_T)
+
+
+def _decoded(tokenizer: Any, tokens_T: Tokens) -> str:
+    return str(tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _joined(parts: Sequence[Floats | None]) -> Floats | None:

@@ -12,16 +12,16 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.types import Message, Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.rooms.serving.text_stream import TextStream
 from retrain.rooms.session.opened import Opened
+from retrain.rooms.session.seed_sources import sample_seed
 from retrain.rooms.session.streaming import stream_from
 from retrain.rooms.session.subject import BASE, BEST, Subject, SubjectKind, find_subject
 from retrain.rooms.text.chat import encode
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 from retrain.rooms.use.group_credit import credit_of
-from retrain.rooms.use.sample_command import sample_seed
 from retrain.rooms.use.shading import by_credit, by_entropy, harmless
-from retrain.rooms.use.text_stream import TextStream
 
 GROUP_SIZE = 8  # answers that share the credit of a question
 DIM = "bright_black"

@@ -14,6 +14,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Tokens
 from retrain.rooms.session.opened import Opened
 from retrain.rooms.tasks.prompts import encode_prompts
+from retrain.rooms.text.chat import as_chat
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 
@@ -54,21 +55,6 @@ def _of_line(line: str, where: str) -> Prompt:
         return messages
     fix = f"give an object with one of {', '.join(FIELDS)}: a text, or a list of messages"
     raise ConfigError(Problem(where=where, what="holds no prompt", fix=fix))
-
-
-def as_chat(value: Any) -> list[Mapping[str, Any]]:
-    """Messages with a role and a text, which may be a list of text parts; [] if it is not that."""
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        return []
-    found: list[Mapping[str, Any]] = []
-    for message in value:
-        content, role = message.get("content"), message.get("role")
-        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            content = "".join(str(part.get("text", "")) for part in content)
-        if not isinstance(role, str) or not isinstance(content, str):
-            return []
-        found.append({**message, "role": role, "content": content})
-    return found
 
 
 def prompt_tokens(

@@ -16,9 +16,9 @@ import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
-from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens
 from retrain.rooms.session.opened import Opened, opened
+from retrain.rooms.session.seed_sources import sample_seed
 from retrain.rooms.session.subject import Subject, find_subject
 from retrain.rooms.tasks.rollout import draw_samples
 from retrain.rooms.use.prompts import Prompt, prompt_tokens, read_prompts
@@ -103,11 +103,6 @@ def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: 
             for place, group in enumerate(groups):
                 for index, sample in enumerate(group):
                     lines.take(place, index, sample)
-
-
-def sample_seed(seed: int, prompt: int, index: int) -> int:
-    """Seed of completion `index` of prompt number `prompt`, the same wherever a policy is used."""
-    return Seeds(seed).derive("sample", prompt, index)
 
 
 def _request(tokens_T: Tokens, number: int, wanted: Wanted) -> SampleRequest:

@@ -81,13 +81,13 @@ def _serve(
     token: str | None,
     no_token: bool,
 ) -> None:
-    from retrain.rooms.use.server.batcher import Batcher
-    from retrain.rooms.use.server.http import ApiServer
-    from retrain.rooms.use.server.service import Service
+    from retrain.rooms.serving.batcher import Batcher
+    from retrain.rooms.serving.http import ApiServer
+    from retrain.rooms.serving.service import Service
 
     _try_all(source, models)
     key = "" if no_token else token or secrets.token_urlsafe(24)
-    batcher = Batcher(source, models)
+    batcher = Batcher(source.backend, lambda model: source.use(models[model]))
     try:
         server = ApiServer((host, port), Service(source, models, batcher), key)
     except OSError as error:

@@ -113,7 +113,11 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
         reward = values.get("reward")
         _add_code(str(reward.get("custom_module", "")) if isinstance(reward, Mapping) else "", graph, packages)
     for path in key_paths(tables, "package"):
-        _add_package(str(config.value(path, "")), graph, modules)
+        _add_package(str(config.value(path, "")), graph, modules, packages)
+    arguments: Mapping[str, Any] = config.value("environment.args", {})
+    for word in str(arguments.get("command", "")).split():
+        if word.endswith(".py") and os.path.isfile(word):
+            graph.add_file(Path(word))
     without = frozenset(_record_folders(config))
     return Identity(
         code=tuple(_code_files(graph, budget)),
@@ -162,8 +166,14 @@ def _add_code(value: str, graph: ImportGraph, packages: dict[str, str]) -> None:
         _add_module(value, graph, packages)
 
 
-def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]]) -> None:
-    """An environment's package by its id, `owner/name@version`: code of the project, or files of a distribution."""
+def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], packages: dict[str, str]) -> None:
+    """An environment's package by its id, `owner/name@version`: code of the project, or files of a distribution.
+
+    An agent is given as `module:function`.
+    """
+    if ":" in value:
+        _add_module(value.partition(":")[0], graph, packages)
+        return
     name = value.rpartition("/")[2].partition("@")[0].replace("-", "_")
     for module in dict.fromkeys((name, name.lower())):
         if module.isidentifier() and not graph.add(module) and module_file(module):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.plugins.build import build_part
+from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import LoadedData, Reward
 from retrain.rooms.tasks.examples import names_a_reward
@@ -36,6 +37,14 @@ def build_rewards(config: Config, context: PluginContext, data_reward: Reward | 
         NamedReward(name=name, reward=build_part(Kind.REWARD, name, path, context), weight=float(weight))
         for name, weight in weights.items()
     )
+
+
+def brings_tasks(config: Config, plugins: Plugins) -> bool:
+    """Whether tasks and scoring are those of an environment, and not those of `[data]` and `[reward]`."""
+    provider = config.value("environment.provider", "")
+    found = plugins.find(Kind.ENVIRONMENT, provider) if provider else ()
+    traits = found[0].spec.traits if found else None
+    return bool(provider) and not (isinstance(traits, Mapping) and traits.get("plays_data"))
 
 
 def has_verifier(config: Config) -> bool:

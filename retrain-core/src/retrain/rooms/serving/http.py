@@ -13,10 +13,10 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from retrain.rooms.serving.objects import Writer, error_object, model_object
+from retrain.rooms.serving.parse import RequestError, parse
+from retrain.rooms.serving.service import Answer, Answers, DisconnectedError
 from retrain.rooms.text.terminal_text import printable
-from retrain.rooms.use.server.objects import Writer, error_object, model_object
-from retrain.rooms.use.server.parse import RequestError, parse
-from retrain.rooms.use.server.service import Answer, DisconnectedError, Service
 
 LOG = logging.getLogger("retrain")
 IDLE_S = 60.0  # without a byte, in either direction
@@ -24,21 +24,32 @@ MOST_BODY, MOST_OF_STRANGERS = 32 * 2**20, 2**20
 MOST_CONNECTIONS = 256
 ROUTES = {"/v1/completions": False, "/v1/chat/completions": True}  # whether it is a chat
 MODELS = "/v1/models"
+RETRIES = "x-stainless-retry-count"  # how OpenAI's own clients number the tries of a request
 
 
-class ApiServer(ThreadingHTTPServer):
-    """A thread per connection; each waits for the one thread that samples. An empty `token` lets everybody in."""
+class HttpServer(ThreadingHTTPServer):
+    """A thread per connection; each waits for the one thread that samples. `service_of` says who may ask what.
+
+    Requests are logged at `log_level`, and `refusal` is what clients without a right token are told.
+    """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], service: Service, token: str) -> None:
+    log_level = logging.INFO
+    refusal = "a token is needed: Authorization: Bearer TOKEN, as printed when the server started"
+
+    def __init__(self, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.service, self.token, self.created = service, token, int(time.time())
+        self.created = int(time.time())
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, Handler)
+
+    def service_of(self, token: str) -> Answers | None:
+        """Who answers a client with this token; None refuses it."""
+        raise NotImplementedError
 
     @property
     def url(self) -> str:
@@ -72,10 +83,23 @@ class ApiServer(ThreadingHTTPServer):
         LOG.debug("a connection ended", exc_info=True)
 
 
+class ApiServer(HttpServer):
+    """One service for all who have the `token`; an empty one lets everybody in."""
+
+    def __init__(self, address: tuple[str, int], service: Answers, token: str) -> None:
+        self.service, self.token = service, token
+        super().__init__(address)
+
+    def service_of(self, token: str) -> Answers | None:
+        """The service."""
+        is_known = not self.token or hmac.compare_digest(token.encode(), self.token.encode())
+        return self.service if is_known else None
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
-    server: ApiServer
+    server: HttpServer
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"  # so that nonsense gets an answer with a status line
     server_version, sys_version = "retrain", ""
@@ -110,16 +134,17 @@ class Handler(BaseHTTPRequestHandler):
             status, self.close_connection = 499, True
         if status != 200 or self.command == "POST":
             taken_s = time.monotonic() - started
-            LOG.info("%s %s %d %.2f s", self.command, printable(self.path)[:80], status, taken_s)
+            line = (self.command, printable(self.path)[:80], status, taken_s)
+            LOG.log(self.server.log_level, "%s %s %d %.2f s", *line)
 
     def _get(self) -> None:
-        service, path = self.server.service, self.path.partition("?")[0]
+        path = self.path.partition("?")[0]
         if self.headers.get("Content-Length", "0") != "0" or self.headers.get("Transfer-Encoding"):
             self.close_connection = True  # a body that nobody reads would be taken for the next request
         if path in ("/health", "/v1/health"):
             self._send({"status": "ok"})
             return
-        self._authorise()
+        service = self._authorised()
         entries = {name: model_object(name, self.server.created, service.limit) for name in service.models}
         if path == MODELS:
             self._send({"object": "list", "data": list(entries.values())})
@@ -129,9 +154,9 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(f"there is nothing at {path[:80]}", status=404)
 
     def _post(self) -> None:
-        is_known = self._has_token()
+        is_known = self.server.service_of(self._token()) is not None
         path, body = self.path.partition("?")[0], self._read(MOST_BODY if is_known else MOST_OF_STRANGERS)
-        self._authorise()
+        service = self._authorised()
         if path not in ROUTES:
             raise RequestError(f"there is nothing at {path[:80]}; there are {', '.join(ROUTES)}", status=404)
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -141,22 +166,26 @@ class Handler(BaseHTTPRequestHandler):
             content = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-        service, is_chat = self.server.service, ROUTES[path]
-        answer = service.start(parse(content, is_chat=is_chat), is_chat=is_chat)
+        is_chat, is_retry = ROUTES[path], self.headers.get(RETRIES, "0") != "0"
+        asked = parse(content, is_chat=is_chat, takes_tools=service.takes_tools)
+        answer = service.start(asked, is_chat=is_chat, is_retry=is_retry)
         try:
-            self._answer(answer)
+            self._answer(service, answer)
+            service.delivered(answer)
         finally:
             service.cancel(answer)
 
-    def _answer(self, answer: Answer) -> None:
-        service, writer = self.server.service, Writer(self.server.service, answer)
+    def _answer(self, service: Answers, answer: Answer) -> None:
+        writer = Writer(service, answer)
         pieces = service.follow(answer, self._is_alive)
         if not answer.asked.stream:
             for _ in pieces:
                 pass
+            service.finish(answer)
             self._send(writer.whole())
             return
-        waits = bool(answer.asked.top) or answer.asked.echo  # what comes first is known last
+        # what comes first is known last
+        waits = bool(answer.asked.top) or answer.asked.echo or bool(answer.asked.tools)
         self._start_stream()
         try:
             for chunk in () if waits else writer.first_chunks():
@@ -164,6 +193,7 @@ class Handler(BaseHTTPRequestHandler):
             for choice, text, part in pieces:
                 if not waits and (text or answer.asked.top is not None):
                     self._event(writer.chunk(choice, text, part))
+            service.finish(answer)
             for chunk in [*(writer.first_chunks() if waits else ()), *writer.last_chunks(with_choices=waits)]:
                 self._event(chunk)
         except RequestError as error:  # too late for another status
@@ -171,14 +201,15 @@ class Handler(BaseHTTPRequestHandler):
         self._write_chunk(b"data: [DONE]\n\n")
         self._write_chunk(b"")
 
-    def _authorise(self) -> None:
-        if not self._has_token():
-            message = "a token is needed: Authorization: Bearer TOKEN, as printed when the server started"
-            raise RequestError(message, status=401, code="invalid_api_key")
+    def _authorised(self) -> Answers:
+        service = self.server.service_of(self._token())
+        if service is None:
+            raise RequestError(self.server.refusal, status=401, code="invalid_api_key")
+        return service
 
-    def _has_token(self) -> bool:
-        given, wanted = self.headers.get("Authorization", ""), f"Bearer {self.server.token}"
-        return not self.server.token or hmac.compare_digest(given.encode(), wanted.encode())
+    def _token(self) -> str:
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        return token if kind == "Bearer" else ""
 
     def _read(self, most: int) -> bytes:
         """The body. A connection with one that cannot be read ends, since what follows is unknown."""
@@ -191,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError("a body with Content-Length is needed", status=411) from None
         if length > most:
             self.close_connection = True
-            self._authorise()
+            self._authorised()
             raise RequestError(f"the body has more than {most >> 20} MiB", status=413)
         body = self.rfile.read(length)
         if len(body) < length:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrain.rooms.text.chat import as_chat
+
 Body = Mapping[str, Any]
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_TOP = 128, 256, 16, 20
 # Sampling is from the full distribution, whose log-probabilities are reported: other values than these are refused.
@@ -57,7 +59,7 @@ class Asked:
     """A request in the engine's terms; the prompts are not encoded yet.
 
     `top` is how many alternatives are wanted at each token, None when log-probabilities are not. `max_tokens` None:
-    as many as the server allows.
+    as many as the server allows. `tools` are JSON schemas for the chat template, none where they may not be called.
     """
 
     model: str
@@ -72,13 +74,15 @@ class Asked:
     include_usage: bool
     top: int | None
     echo: bool
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
-def parse(body: Any, *, is_chat: bool) -> Asked:
+def parse(body: Any, *, is_chat: bool, takes_tools: bool = False) -> Asked:
     """The request of a body; RequestError on a field that is wrong, unknown, or asks for what is not done here."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
-    _refuse_unsupported(body, is_chat=is_chat)
+    tools = _tools(body) if is_chat and takes_tools else ()
+    _refuse_unsupported({k: v for k, v in body.items() if k != "tools" or not tools}, is_chat=is_chat)
     limit = _integer(body, "max_completion_tokens", 1) if is_chat else None
     lowest = 0 if body.get("echo") else 1
     stream = _flag(body, "stream")
@@ -98,6 +102,7 @@ def parse(body: Any, *, is_chat: bool) -> Asked:
         include_usage=stream and bool((options or {}).get("include_usage")),
         top=_top(body, is_chat=is_chat),
         echo=not is_chat and _flag(body, "echo"),
+        tools=() if body.get("tool_choice") == "none" else tools,
     )
 
 
@@ -134,12 +139,23 @@ def _are_tokens(value: Any) -> bool:
 
 
 def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
-    from retrain.rooms.use.prompts import as_chat
-
     messages = as_chat(body.get("messages"))
     if not messages:
         raise RequestError("messages must be a list of objects with a role and a text as content", param="messages")
     return messages
+
+
+def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
+    given = body.get("tools") or []
+    if not isinstance(given, list) or not all(_is_function(tool) for tool in given):
+        message = "tools must be a list of functions: {'type': 'function', 'function': {'name': ...}}"
+        raise RequestError(message, param="tools")
+    return given
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
 
 
 def _stops(body: Body) -> tuple[str, ...]:

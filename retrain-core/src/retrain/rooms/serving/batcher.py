@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 import numpy as np
 
+from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.errors import RetrainError
-from retrain.kernel.types import ActionRow, Floats, Sample, SampleRequest, SamplingParams, StopReason, Tokens
-from retrain.rooms.session.opened import Opened
+from retrain.kernel.types import ActionRow, Sample, SampleRequest, SamplingParams, StopReason, Tokens
 from retrain.rooms.session.streaming import RanksTokens, StreamsTokens, TopLogprobs, stream_from
+from retrain.rooms.tasks.rollout import check_sample
 
 LOG = logging.getLogger("retrain")
 POLL_S = 0.2
@@ -29,11 +30,10 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """Tokens of completion `place` since the last piece; `reason` once it has ended."""
+    """Tokens of completion `place` since the last piece, as a sample of their own; `reason` once it has ended."""
 
     place: int
-    tokens_T: Tokens
-    logprobs_T: Floats
+    sample: Sample
     reason: StopReason | None = None
 
 
@@ -96,22 +96,33 @@ class Batcher:
 
     `submit` is for any thread, `run` for the one that owns the policy. All generations that wait for the same model
     and temperature are one batch; others of the kind join while it runs, unless something else waits in front of them.
+    `use(model)` is called before each batch. With `entropy` the policy reports it of every token. `gather_s`: how long
+    the first of a batch waits for others, where none can join later. With `is_run` an error of the policy ends `run`.
     """
 
-    def __init__(self, source: Opened, models: Mapping[str, Path | None]) -> None:
-        self._source, self._models = source, models
+    def __init__(
+        self,
+        backend: Backend,
+        use: Callable[[str], None] = lambda model: None,
+        *,
+        entropy: bool = False,
+        gather_s: float = 0.0,
+        is_run: bool = False,
+    ) -> None:
+        self._backend, self._use = backend, use
+        self._entropy, self._gather_s, self._is_run = entropy, gather_s, is_run
         self._waiting: deque[Work] = deque()
         self._changed = threading.Condition()
         self._rows = 0
         self._is_closed = False
         self._is_over: Callable[[], bool] = lambda: False
         # where completions cannot be ended one by one, only those with the same limit are sampled together
-        self._streams = isinstance(source.backend, StreamsTokens)
+        self._streams = isinstance(backend, StreamsTokens)
 
     @property
     def can_rank(self) -> bool:
         """Whether the backend can say what else the policy could have written."""
-        return isinstance(self._source.backend, RanksTokens)
+        return isinstance(self._backend, RanksTokens)
 
     def submit(self, work: Work) -> None:
         """Let it wait for its turn; BusyError when too much does."""
@@ -134,7 +145,14 @@ class Batcher:
                     self._changed.wait(POLL_S)
                 first = self._waiting.popleft() if self._waiting else None
             if first is not None:
+                if self._gather_s and not self._streams:
+                    time.sleep(self._gather_s)
                 self._run_one(first)
+
+    def wake(self) -> None:
+        """Let `run` look at once whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Refuse what waits and what comes."""
@@ -148,16 +166,22 @@ class Batcher:
     def _run_one(self, first: Work) -> None:
         batch = [first]
         try:
-            self._source.use(self._models[first.model])
+            self._use(first.model)
             if isinstance(first, Ranking):
                 self._rank(first)
             elif isinstance(first, Generation):
                 batch += self._waiting_like(first, in_front=False)
                 self._generate([work for work in batch if isinstance(work, Generation)], batch)
         except RetrainError as error:
+            if self._is_run:
+                _fail(batch, _stopping())
+                raise
             LOG.error("%s", error)
             _fail(batch, Failure(message=error.problems[0].head if error.problems else str(error)))
         except Exception as error:  # one request that breaks something must not end the server
+            if self._is_run:
+                _fail(batch, _stopping())
+                raise
             LOG.exception("a request failed")
             _fail(batch, Failure(message=f"internal error: {type(error).__name__}"))
         except BaseException:
@@ -171,7 +195,7 @@ class Batcher:
                 self._rows -= sum(work.num_rows for work in batch)
 
     def _rank(self, work: Ranking) -> None:
-        backend = self._source.backend
+        backend = self._backend
         assert isinstance(backend, RanksTokens)
         if not work.is_cancelled:
             work.tell(backend.top_logprobs(work.rows, work.temperature, work.top))
@@ -180,9 +204,11 @@ class Batcher:
         """Sample for these and for those like them that arrive meanwhile; `batch` grows by them."""
         first = works[0]
         limit = NO_LIMIT if self._streams else first.max_tokens
-        params = SamplingParams(max_tokens=limit, temperature=first.temperature, greedy=first.greedy)
-        feed = _Feed(works, lambda: self._waiting_like(first, in_front=True), batch, self._is_over)
-        stream_from(self._source.backend, [work.request for work in works], params, feed)
+        params = SamplingParams(
+            max_tokens=limit, temperature=first.temperature, entropy=self._entropy, greedy=first.greedy
+        )
+        feed = _Feed(works, lambda: self._waiting_like(first, in_front=True), batch, self._is_over, is_run=self._is_run)
+        stream_from(self._backend, [work.request for work in works], params, feed)
 
     def _waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
         """Those that may be sampled together with it, now removed from the queue; `in_front`: from its front only."""
@@ -210,11 +236,16 @@ class _Feed:
         arrivals: Callable[[], list[Generation]],
         batch: list[Work],
         is_over: Callable[[], bool],
+        *,
+        is_run: bool,
     ) -> None:
         self._works, self._arrivals, self._batch, self._is_over = works, arrivals, batch, is_over
+        self._is_run = is_run
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
         work = self._works[request]
+        if self._is_run:  # what is trained must be finite; a server sends what it gets
+            check_sample(piece, "a call")
         if work.is_cancelled or place in work.ended or self._is_over():
             return False
         before = work.counts.get(place, 0)
@@ -223,7 +254,7 @@ class _Feed:
         work.counts[place] = before + min(room, len(piece.tokens_T))
         is_full = work.counts[place] >= work.max_tokens
         reason = piece.stop_reason if is_done and not cut else StopReason.LENGTH if is_full else None
-        work.tell(Piece(place=place, tokens_T=piece.tokens_T[:room], logprobs_T=piece.logprobs_T[:room], reason=reason))
+        work.tell(Piece(place=place, sample=first_tokens(piece, room), reason=reason))
         if reason is not None:
             work.ended.add(place)
         return reason is None
@@ -233,6 +264,20 @@ class _Feed:
         self._works.extend(arrived)
         self._batch.extend(arrived)
         return [work.request for work in arrived]
+
+
+def first_tokens(sample: Sample, count: int) -> Sample:
+    """A sample of which only the first `count` tokens are left."""
+    if len(sample.tokens_T) <= count:
+        return sample
+    entropies_T, engine_T = sample.entropies_T, sample.engine_logprobs_T
+    return replace(
+        sample,
+        tokens_T=sample.tokens_T[:count],
+        logprobs_T=sample.logprobs_T[:count],
+        entropies_T=None if entropies_T is None else entropies_T[:count],
+        engine_logprobs_T=None if engine_T is None else engine_T[:count],
+    )
 
 
 def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:

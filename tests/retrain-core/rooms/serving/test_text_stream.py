@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retrain.rooms.use.text_stream import TextStream
+from retrain.rooms.serving.text_stream import TextStream
 
 WORDS = st.text(alphabet="ab\n#é等🙂 ", max_size=40)
 

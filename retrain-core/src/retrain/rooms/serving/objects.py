@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrain.rooms.use.server.parse import RequestError
-from retrain.rooms.use.server.service import LEAST, Answer, Choice, Service, kept_tokens, top_dict
+from retrain.rooms.serving.parse import RequestError
+from retrain.rooms.serving.service import LEAST, Answer, Answers, Choice, kept_tokens, top_dict
 
 Json = dict[str, Any]
 ERROR_TYPES: Mapping[int, str] = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -29,7 +29,7 @@ def model_object(name: str, created: int, limit: int | None) -> Json:
 class Writer:
     """The objects of one answer, which share id and time."""
 
-    def __init__(self, service: Service, answer: Answer) -> None:
+    def __init__(self, service: Answers, answer: Answer) -> None:
         self._service, self._answer = service, answer
         kind, self._object = ("chatcmpl", "chat.completion") if answer.is_chat else ("cmpl", "text_completion")
         self._head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": answer.model}
@@ -59,8 +59,12 @@ class Writer:
         chunks = []
         for choice in self._answer.choices:
             if with_choices:
-                text = self._text(choice)
+                text = self._text(choice) if choice.message is None else choice.message
                 chunks.append(self.chunk(choice, text, slice(0, len(choice.tokens))))
+            if choice.calls:
+                called = [{"index": place, **call} for place, call in enumerate(choice.calls)]
+                delta = {"tool_calls": called}
+                chunks.append(self._chunk({"index": choice.index, "delta": delta, "logprobs": None}))
             body: Json = {"delta": {}} if self._answer.is_chat else {"text": ""}
             chunks.append(self._chunk({"index": choice.index, **body, "logprobs": None}, choice.reason))
         if self._answer.asked.include_usage:
@@ -70,7 +74,10 @@ class Writer:
     def _whole_choice(self, choice: Choice) -> Json:
         part = slice(0, len(choice.tokens))
         if self._answer.is_chat:
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            content, calls = (choice.text, ()) if choice.message is None else (choice.message, choice.calls)
+            message: Json = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                message |= {"content": content or None, "tool_calls": list(calls)}
             body: Json = {"message": message, "logprobs": self._chat(choice, part)}
         else:
             body = {"text": self._text(choice), "logprobs": self._plain(choice, part)}

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.types import SampleRequest, StopReason, Tokens
-from retrain.rooms.session.opened import Opened
-from retrain.rooms.session.streaming import TopLogprobs
-from retrain.rooms.text.chat import encode
-from retrain.rooms.text.context import context_length
-from retrain.rooms.text.token_text import token_texts
-from retrain.rooms.use.sample_command import sample_seed
-from retrain.rooms.use.server.batcher import (
+from retrain.kernel.types import Sample, SampleRequest, StopReason, Tokens
+from retrain.rooms.serving.batcher import (
     Batcher,
     BusyError,
     Event,
@@ -30,10 +25,17 @@ from retrain.rooms.use.server.batcher import (
     Work,
     ranked_row,
 )
-from retrain.rooms.use.server.parse import Asked, RequestError
-from retrain.rooms.use.text_stream import TextStream
+from retrain.rooms.serving.parse import Asked, RequestError
+from retrain.rooms.serving.text_stream import TextStream
+from retrain.rooms.session.opened import Opened
+from retrain.rooms.session.seed_sources import sample_seed
+from retrain.rooms.session.streaming import TopLogprobs
+from retrain.rooms.text.chat import encode
+from retrain.rooms.text.context import context_length
+from retrain.rooms.text.token_text import token_texts
 
 POLL_S = 0.5
+Json = dict[str, Any]
 LEAST = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
 GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
 
@@ -44,7 +46,11 @@ class DisconnectedError(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Choice:
-    """One completion of an answer, as far as it has come; `tops` are of prompt and completion, where asked for."""
+    """One completion of an answer, as far as it has come; `tops` are of prompt and completion, where asked for.
+
+    `pieces` are what the policy sampled, of which the first `len(tokens)` tokens belong to the completion. `message`
+    and `calls` are the text as a chat's client sees it, where tools were offered, once it is complete.
+    """
 
     index: int
     prompt: str
@@ -54,6 +60,9 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
     tops: TopLogprobs | None = None
+    pieces: list[Sample] = field(default_factory=list)
+    message: str | None = None
+    calls: Sequence[Json] = ()
 
     @property
     def text(self) -> str:
@@ -81,20 +90,156 @@ class Answer:
         return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
-class Service:
-    """Answers requests about the models of a server, from any number of threads.
+class Answers:
+    """Answers requests from any number of threads with what one batcher samples; `start` says what that is.
+
+    `models` are the names that requests may give, `limit` the length of a context. `takes_tools`: a chat may offer
+    tools, whose calls are read in the text.
+    """
+
+    takes_tools = False
+
+    def __init__(
+        self, tokenizer: Any, batcher: Batcher, *, models: Collection[str], limit: int | None, lock: threading.Lock
+    ) -> None:
+        self.models, self.limit = models, limit
+        self._tokenizer, self._batcher = tokenizer, batcher
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._tokenizer_lock = lock  # of the Rust library, which refuses two threads at once
+
+    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+        """Encode the prompts and queue their completions; RequestError where that is not possible.
+
+        `is_retry`: the client says that it has sent the same request before, and got no answer.
+        """
+        raise NotImplementedError
+
+    def finish(self, answer: Answer) -> None:
+        """The answer is complete, and its last bytes are about to be sent."""
+
+    def delivered(self, answer: Answer) -> None:
+        """All of it has been sent."""
+
+    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
+        """Each choice that has grown, with its new text and new tokens; its `reason` is set by its last one.
+
+        Where alternatives are asked for, they are there when this has ended. DisconnectedError when `is_alive` says no.
+        """
+        of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
+        left = len(answer.works) * answer.asked.n
+        while left:
+            work, event = self._next(answer, is_alive)
+            if isinstance(event, Failure):
+                raise RequestError(event.message, status=503 if event.is_stopping else 500)
+            assert isinstance(work, Generation)
+            assert isinstance(event, Piece)
+            choice = answer.choices[of_work[id(work)] + event.place]
+            if choice.reason is None:
+                yield self._take(work, choice, event)
+                left -= choice.reason is not None
+        for choice in answer.choices:
+            choice.reason = choice.reason or "length"  # nothing was to be sampled
+        if answer.asked.top or (answer.asked.echo and answer.asked.top is not None):
+            self._rank(answer, is_alive)
+
+    def cancel(self, answer: Answer) -> None:
+        """Save the work that nobody waits for any more."""
+        for work in answer.works:
+            work.is_cancelled = True
+
+    def _submit(self, answer: Answer) -> None:
+        """Queue its works; a refusal when there are too many."""
+        try:
+            for work in answer.works:
+                self._batcher.submit(work)
+        except BusyError:
+            self.cancel(answer)
+            message = "too many completions are under way; try again later"
+            raise RequestError(message, status=429, code="rate_limit_exceeded") from None
+
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token; together they are the text of all."""
+        with self._tokenizer_lock:
+            return token_texts(self._tokenizer, tokens)
+
+    def text_of(self, token: int) -> str:
+        """The text of a token by itself."""
+        with self._tokenizer_lock:
+            return str(self._tokenizer.decode([token]))
+
+    def is_end(self, token: int) -> bool:
+        """Whether it is special, and so no part of a text."""
+        return token in self._special
+
+    def _take(self, work: Generation, choice: Choice, piece: Piece) -> tuple[Choice, str, slice]:
+        before, text = len(choice.tokens), ""
+        with self._tokenizer_lock:
+            choice.pieces.append(piece.sample)
+            for token, logprob in zip(piece.sample.tokens_T.tolist(), piece.sample.logprobs_T.tolist(), strict=True):
+                choice.tokens.append(token)
+                choice.logprobs.append(logprob)
+                text += choice.stream.add(token)
+                if choice.stream.is_stopped:
+                    work.ended.add(piece.place)
+                    choice.reason = "stop"
+                    break
+            if choice.reason is None and piece.reason is not None:
+                text += choice.stream.finish()
+                is_stop = choice.stream.is_stopped or piece.reason is StopReason.EOS
+                choice.reason = "stop" if is_stop else "length"
+        return choice, text, slice(before, len(choice.tokens))
+
+    def _rank(self, answer: Answer, is_alive: Callable[[], bool]) -> None:
+        rows = [ranked_row(c.prompt_T, np.asarray(c.tokens, dtype=np.int64)) for c in answer.choices]
+        work = Ranking(
+            model=answer.model,
+            temperature=answer.temperature,
+            events=answer.events,
+            rows=rows,
+            top=answer.asked.top or 0,
+        )
+        self._batcher.submit(work)
+        try:
+            while True:
+                source, event = self._next(answer, is_alive)
+                if isinstance(event, Failure):
+                    raise RequestError(event.message, status=503 if event.is_stopping else 500)
+                if source is work and isinstance(event, list):
+                    break
+        finally:
+            work.is_cancelled = True
+        for choice, tops in zip(answer.choices, event, strict=True):
+            choice.tops = tops
+
+    def _next(self, answer: Answer, is_alive: Callable[[], bool]) -> tuple[Work, Event]:
+        while True:
+            try:
+                return answer.events.get(timeout=POLL_S)
+            except Empty:
+                if not is_alive():
+                    raise DisconnectedError from None
+
+    def _checked(self, ids: Sequence[int], param: str) -> Tokens:
+        if not ids or (self.limit is not None and len(ids) >= self.limit):
+            reads = f", and the model reads {self.limit} with its answer" if self.limit else ""
+            message = f"the {param} has {len(ids)} tokens{reads}"
+            raise RequestError(message, param=param, code="context_length_exceeded")
+        return np.asarray(ids, dtype=np.int64)
+
+
+class Service(Answers):
+    """Answers requests about the models of a server.
 
     `models` maps names to checkpoints, None for the base; the first is meant where a request names none.
     """
 
     def __init__(self, source: Opened, models: Mapping[str, Path | None], batcher: Batcher) -> None:
-        self.models, self._source, self._batcher = models, source, batcher
-        self.limit = context_length(source.config, source.plugins)
-        self._special = frozenset(source.tokenizer.all_special_ids)
-        self._tokenizer_lock = threading.Lock()  # of the Rust library, which refuses two threads at once
+        limit = context_length(source.config, source.plugins)
+        super().__init__(source.tokenizer, batcher, models=models, limit=limit, lock=threading.Lock())
+        self._source = source
 
-    def start(self, asked: Asked, *, is_chat: bool) -> Answer:
-        """Encode the prompts and queue their completions; RequestError where that is not possible."""
+    def start(self, asked: Asked, *, is_chat: bool, is_retry: bool = False) -> Answer:
+        """See `Answers.start`; what is asked for again is sampled again."""
         model = asked.model or next(iter(self.models))
         if model not in self.models:
             known = ", ".join(self.models)
@@ -140,102 +285,8 @@ class Service:
                     greedy=wanted == 0.0,
                 )
             )
-        try:
-            for work in answer.works:
-                self._batcher.submit(work)
-        except BusyError:
-            self.cancel(answer)
-            message = "too many completions are under way; try again later"
-            raise RequestError(message, status=429, code="rate_limit_exceeded") from None
+        self._submit(answer)
         return answer
-
-    def follow(self, answer: Answer, is_alive: Callable[[], bool]) -> Iterator[tuple[Choice, str, slice]]:
-        """Each choice that has grown, with its new text and new tokens; its `reason` is set by its last one.
-
-        Where alternatives are asked for, they are there when this has ended. DisconnectedError when `is_alive` says no.
-        """
-        of_work = {id(work): number * answer.asked.n for number, work in enumerate(answer.works)}
-        left = len(answer.works) * answer.asked.n
-        while left:
-            work, event = self._next(answer, is_alive)
-            if isinstance(event, Failure):
-                raise RequestError(event.message, status=503 if event.is_stopping else 500)
-            assert isinstance(work, Generation)
-            assert isinstance(event, Piece)
-            choice = answer.choices[of_work[id(work)] + event.place]
-            if choice.reason is None:
-                yield self._take(work, choice, event)
-                left -= choice.reason is not None
-        for choice in answer.choices:
-            choice.reason = choice.reason or "length"  # nothing was to be sampled
-        if answer.asked.top or (answer.asked.echo and answer.asked.top is not None):
-            self._rank(answer, is_alive)
-
-    def cancel(self, answer: Answer) -> None:
-        """Save the work that nobody waits for any more."""
-        for work in answer.works:
-            work.is_cancelled = True
-
-    def texts(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token; together they are the text of all."""
-        with self._tokenizer_lock:
-            return token_texts(self._source.tokenizer, tokens)
-
-    def text_of(self, token: int) -> str:
-        """The text of a token by itself."""
-        with self._tokenizer_lock:
-            return str(self._source.tokenizer.decode([token]))
-
-    def is_end(self, token: int) -> bool:
-        """Whether it is special, and so no part of a text."""
-        return token in self._special
-
-    def _take(self, work: Generation, choice: Choice, piece: Piece) -> tuple[Choice, str, slice]:
-        before, text = len(choice.tokens), ""
-        with self._tokenizer_lock:
-            for token, logprob in zip(piece.tokens_T.tolist(), piece.logprobs_T.tolist(), strict=True):
-                choice.tokens.append(token)
-                choice.logprobs.append(logprob)
-                text += choice.stream.add(token)
-                if choice.stream.is_stopped:
-                    work.ended.add(piece.place)
-                    choice.reason = "stop"
-                    break
-            if choice.reason is None and piece.reason is not None:
-                text += choice.stream.finish()
-                is_stop = choice.stream.is_stopped or piece.reason is StopReason.EOS
-                choice.reason = "stop" if is_stop else "length"
-        return choice, text, slice(before, len(choice.tokens))
-
-    def _rank(self, answer: Answer, is_alive: Callable[[], bool]) -> None:
-        rows = [ranked_row(c.prompt_T, np.asarray(c.tokens, dtype=np.int64)) for c in answer.choices]
-        work = Ranking(
-            model=answer.model,
-            temperature=answer.temperature,
-            events=answer.events,
-            rows=rows,
-            top=answer.asked.top or 0,
-        )
-        self._batcher.submit(work)
-        try:
-            while True:
-                source, event = self._next(answer, is_alive)
-                if isinstance(event, Failure):
-                    raise RequestError(event.message, status=503 if event.is_stopping else 500)
-                if source is work and isinstance(event, list):
-                    break
-        finally:
-            work.is_cancelled = True
-        for choice, tops in zip(answer.choices, event, strict=True):
-            choice.tops = tops
-
-    def _next(self, answer: Answer, is_alive: Callable[[], bool]) -> tuple[Work, Event]:
-        while True:
-            try:
-                return answer.events.get(timeout=POLL_S)
-            except Empty:
-                if not is_alive():
-                    raise DisconnectedError from None
 
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
         try:
@@ -245,7 +296,7 @@ class Service:
         return "", self._checked(ids, "messages")
 
     def _prompt(self, prompt: str | list[int]) -> tuple[str, Tokens]:
-        tokenizer = self._source.tokenizer
+        tokenizer = self._tokenizer
         if isinstance(prompt, list):
             if max(prompt) >= len(tokenizer) or min(prompt) < 0:
                 raise RequestError(f"token ids go from 0 to {len(tokenizer) - 1}", param="prompt")
@@ -256,15 +307,8 @@ class Service:
             raise RequestError(f"the tokenizer refuses the prompt: {type(error).__name__}", param="prompt") from None
         return prompt, self._checked(ids, "prompt")
 
-    def _checked(self, ids: Sequence[int], param: str) -> Tokens:
-        if not ids or (self.limit is not None and len(ids) >= self.limit):
-            reads = f", and the model reads {self.limit} with its answer" if self.limit else ""
-            message = f"the {param} has {len(ids)} tokens{reads}"
-            raise RequestError(message, param=param, code="context_length_exceeded")
-        return np.asarray(ids, dtype=np.int64)
 
-
-def top_dict(service: Service, choice: Choice, place: int) -> dict[str, float] | None:
+def top_dict(service: Answers, choice: Choice, place: int) -> dict[str, float] | None:
     """The likeliest tokens at a place of prompt and completion, by text; of equal texts the likelier counts."""
     tops = choice.tops
     if tops is None or place == 0:
