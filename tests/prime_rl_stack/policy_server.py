@@ -17,9 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+PEFT_PREFIX = "base_model.model."
 
 
 class Policy:
@@ -36,12 +38,19 @@ class Policy:
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
-        key = name.replace(".", "_")
+        """As vLLM, with or without PEFT's prefix; KeyError on an adapter that lacks a tensor of its modules."""
+        key, config = name.replace(".", "_"), LoraConfig.from_pretrained(folder)
+        tensors = load_file(Path(folder) / "adapter_model.safetensors")
+        tensors = {f"{PEFT_PREFIX}{name.removeprefix(PEFT_PREFIX)}": tensor for name, tensor in tensors.items()}
         if self.peft is None:
-            self.peft = PeftModel.from_pretrained(self.base, folder, adapter_name=key).eval()
+            self.peft = get_peft_model(self.base, config, adapter_name=key)
         else:
-            self.peft.load_adapter(folder, adapter_name=key)
-            self.peft.eval()
+            self.peft.add_adapter(key, config)
+        wanted = set(get_peft_model_state_dict(self.peft, adapter_name=key))
+        if wanted != set(tensors):
+            raise KeyError(f"tensors of the adapter that are missing or unknown: {sorted(wanted ^ set(tensors))[:4]}")
+        set_peft_model_state_dict(self.peft, tensors, adapter_name=key)
+        self.peft.eval()
         self.adapters.add(name)
 
     def unload(self, name: str) -> None:
@@ -150,7 +159,10 @@ class Handler(BaseHTTPRequestHandler):
         if path in ("/load_lora_adapter", "/v1/load_lora_adapter"):
             if body["lora_name"] in policy.adapters:
                 return 400, {"error": {"message": f"{body['lora_name']} has already been loaded"}}
-            policy.load(body["lora_name"], body["lora_path"])
+            try:
+                policy.load(body["lora_name"], body["lora_path"])
+            except KeyError as error:
+                return 400, {"error": {"message": str(error)}}
         elif path in ("/unload_lora_adapter", "/v1/unload_lora_adapter"):
             policy.unload(body["lora_name"])
         elif path == "/update_weights":

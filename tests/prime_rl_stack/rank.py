@@ -1,7 +1,8 @@
 """One data rank as a process: receives batches, checks them, and lays them into the trainer's inbox.
 
-`python rank.py RANK FOLDER --transport zmq --port 5555 --seq-len 64`. A rank that is started again goes on with the
-first step that is not in the inbox. Whatever breaks the wire ends up in `FOLDER/inbox/FAILED`.
+`python rank.py RANK FOLDER --transport zmq --port 5555 --seq-len 64`. Steps are counted from 1, and a rank waits for
+the file of its next one for ever. A rank that is started again goes on with the first step that is not in the inbox.
+Whatever breaks the wire ends up in `FOLDER/inbox/FAILED`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import zmq
 from tests.prime_rl_stack.wire_check import read
 
 POLL_S = 0.02
+FIRST_STEP = 1
 
 
 def main() -> None:
@@ -73,7 +75,7 @@ def _accept(payload: bytes, arguments: argparse.Namespace, inbox: Path, step: in
 
 
 def _next_step(inbox: Path, rank: int) -> int:
-    return len(list(inbox.glob(f"step_*_rank_{rank}.bin")))
+    return FIRST_STEP + len(list(inbox.glob(f"step_*_rank_{rank}.bin")))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.prime_rl_stack.wire_check import Row, read, rows_of
 
 POLL_S = 0.02
+PEFT_PREFIX = "base_model.model."
 
 
 def main() -> None:
@@ -40,14 +44,14 @@ def main() -> None:
     if not arguments.all_weights:
         model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=arguments.lr)
+    broadcast(model, arguments.folder, 0, is_slow=False)  # the policy that it starts with
     (arguments.folder / "TRAINER_READY").touch()
-    step = len(list((arguments.folder / "broadcasts").glob("step_*/STABLE")))
-    while True:
+    for step in count(1):
         train(model, optimizer, collect(arguments, step), step, arguments.folder)
-        step += 1
         while step >= arguments.silent_from and not (arguments.folder / "SPEAK").exists():
             time.sleep(POLL_S)
         broadcast(model, arguments.folder, step, is_slow=step == arguments.half_written)
+        shutil.rmtree(arguments.folder / "broadcasts" / f"step_{max(step - 2, 0)}", ignore_errors=True)
 
 
 def collect(arguments: argparse.Namespace, step: int) -> list[Row]:
@@ -83,7 +87,10 @@ def train(model: Any, optimizer: Any, rows: list[Row], step: int, folder: Path) 
 
 
 def broadcast(model: Any, folder: Path, step: int, *, is_slow: bool) -> None:
-    """Write the weights, and `STABLE` last. Slowly: half of the file first, for everybody to see."""
+    """Write the weights, and `STABLE` last; the names of an adapter's tensors are those of the model, not PEFT's.
+
+    Slowly: half of the file first, for everybody to see.
+    """
     target = folder / "broadcasts" / f"step_{step}"
     target.mkdir(parents=True)
     if is_slow:
@@ -91,6 +98,10 @@ def broadcast(model: Any, folder: Path, step: int, *, is_slow: bool) -> None:
         (target / "adapter_model.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
         time.sleep(1.0)
     model.save_pretrained(target)
+    adapter = target / "adapter_model.safetensors"
+    if adapter.exists():
+        tensors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in load_file(adapter).items()}
+        save_file(tensors, adapter, metadata={"format": "pt"})
     (target / "STABLE").touch()
 
 

@@ -45,9 +45,10 @@ def read(payload: bytes, *, seq_len: int) -> list[dict[str, Any]]:
 
 
 def rows_of(batch: dict[str, Any]) -> list[Row]:
-    """The packed samples of one micro-batch, in order."""
+    """The packed samples of one micro-batch, in order, without the padding."""
     rows, start = [], 0
-    for length in batch["sequence_lengths"]:
+    *lengths, last = batch["sequence_lengths"]
+    for length in [*lengths, last - batch["env_names"].count("")]:
         part = slice(start, start + length)
         rows.append(
             Row(
@@ -75,7 +76,10 @@ def _check(batch: dict[str, Any], seq_len: int) -> None:
         _require(len(batch[name]) == length, f"{name} has {len(batch[name])} entries for {length} tokens")
     lengths = batch["sequence_lengths"]
     _require(lengths == batch["seq_lens"] and sum(lengths) == length and min(lengths) > 0, "sequence lengths")
-    _require(batch["position_ids"] == [p for part in lengths for p in range(part)], "positions restart per sample")
+    padding = batch["env_names"].count("")
+    wanted = [position for part in [*lengths[:-1], lengths[-1] - padding, padding] for position in range(part)]
+    _require(batch["position_ids"] == wanted, "positions restart per sample, and in the padding at the end of the last")
+    _require(not any(batch["loss_mask"][length - padding :]), "no token of the padding counts")
     numbers = zip(batch["loss_mask"], batch["advantages"], batch["inference_logprobs"], strict=True)
     for is_trained, advantage, logprob in numbers:
         _require(isinstance(is_trained, bool), "loss_mask holds booleans")
@@ -85,7 +89,8 @@ def _check(batch: dict[str, Any], seq_len: int) -> None:
             _require(advantage == 0.0 and (logprob == 0.0 or is_filler(batch)), "zeros where nothing is trained")
     _require(all(isinstance(token, int) and token >= 0 for token in batch["input_ids"]), "token ids")
     _require(all(temperature > 0.0 for temperature in batch["temperatures"]), "temperatures")
-    _require(all(name and name != "all" for name in batch["env_names"]), "a name per token, never 'all'")
+    names = batch["env_names"][: length - padding]
+    _require(all(name and name != "all" for name in names), "a name per token but the padding, never 'all'")
     _require(all(batch[name] is None for name in FIELDS[9:]), "fields of features that are not used")
 
 

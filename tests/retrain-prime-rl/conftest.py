@@ -20,7 +20,14 @@ from retrain_prime_rl.transport import FileTransport, rank_files
 from retrain_prime_rl.wire import encode
 from tests.prime_rl_stack.stack import two_free_ports
 
-ADAPTER = save({"lora_A": np.ones((4, 8), np.float32)})
+# As the trainer writes it: names of the model's own modules, without PEFT's prefix.
+LAYER = "model.layers.0.self_attn.q_proj"
+ADAPTER = save(
+    {
+        f"{LAYER}.lora_A.weight": np.ones((4, 8), np.float32),
+        f"{LAYER}.lora_B.weight": np.ones((8, 4), np.float32),
+    }
+)
 
 
 def make_row(length: int, *, prompt: int | None = None, seed: int = 0, varying: bool = True) -> TrainRow:
@@ -126,7 +133,7 @@ def drawing() -> tuple[list[SampleRequest], SamplingParams]:
 def backend(tmp_path: Path) -> Callable[..., tuple[PrimeRlBackend, NotingEngine]]:
     """A backend over files, two ranks, and its engine; it does not wait unless told to."""
 
-    def make(next_step: int = 0, **options: object) -> tuple[PrimeRlBackend, NotingEngine]:
+    def make(sent: int = 0, **options: object) -> tuple[PrimeRlBackend, NotingEngine]:
         settings = PrimeRlOptions(**({"sync_wait_s": 0.0, "sync_poll_s": 0.01, "seq_len": 64} | options))
         engine = NotingEngine()
         made = PrimeRlBackend(
@@ -137,7 +144,7 @@ def backend(tmp_path: Path) -> Callable[..., tuple[PrimeRlBackend, NotingEngine]
             engine=engine,
             policy=RemotePolicy(model_path="m", stop_ids=frozenset({0}), context_limit=64),
             capabilities=CAPABILITIES,
-            next_step=next_step,
+            sent=sent,
         )
         return made, engine
 

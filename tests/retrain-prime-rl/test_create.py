@@ -39,7 +39,10 @@ def create(tmp_path: Path) -> Iterator[Callable[..., PrimeRlBackend]]:
             plugins = load_plugins(environ={})
             config, problems = load_config(file, tables=registered_tables(plugins))
             assert not problems
-            settings = {"output_dir": str(tmp_path / "out"), "sync_wait_s": 0, "sync_timeout": "stale"} | options
+            settings = {"output_dir": str(tmp_path / "run_1"), "sync_wait_s": 0, "sync_timeout": "stale"} | options
+            if options.get("wire") == "scalar":  # as its own orchestrator leaves it
+                (tmp_path / "run_1" / "control").mkdir(parents=True, exist_ok=True)
+                (tmp_path / "run_1" / "control" / "orch.toml").touch()
             context = PluginContext(
                 config=config,
                 seeds=Seeds(1),
@@ -59,7 +62,7 @@ def test_micro_batches_become_a_file_per_rank(create, make_batch, tmp_path):
     backend = create(data_world_size=2)
     assert backend.capabilities.preserves_token_advantages
     backend.train(make_batch([6, 9, 5]))
-    files = (tmp_path / "out" / "rollouts" / "step_0").iterdir()
+    files = (tmp_path / "run_1" / "rollouts" / "step_1").iterdir()
     assert sorted(file.name for file in files) == ["rank_0.bin", "rank_1.bin"]
 
 
@@ -67,7 +70,7 @@ def test_samples_of_the_older_wire_become_one_file(create, make_batch, tmp_path)
     backend = create(wire="scalar")
     assert not backend.capabilities.preserves_token_advantages
     backend.train(make_batch([6, 9, 5], varying=False))
-    (file,) = (tmp_path / "out" / "rollouts" / "step_0").iterdir()
+    (file,) = (tmp_path / "run_1" / "rollouts" / "step_0").iterdir()
     assert file.name == "rollouts.bin"
     samples, step = msgspec.msgpack.decode(file.read_bytes())
     assert (len(samples), step) == (3, 0)
@@ -81,7 +84,7 @@ def test_samples_of_the_older_wire_are_pushed_under_the_name_of_the_folder(creat
         make_batch([6], varying=False)
     )
     assert packer.poll(20_000)
-    assert packer.recv_multipart()[0] == b"out"
+    assert packer.recv_multipart()[0] == b"run_1"
     packer.close(linger=0)
     context.term()
 
@@ -89,7 +92,7 @@ def test_samples_of_the_older_wire_are_pushed_under_the_name_of_the_folder(creat
 def test_the_next_step_is_found_on_a_resume_and_refused_to_a_new_run(create, make_batch, tmp_path):
     for _ in range(2):
         create("[resume]\nfrom = 'earlier'\n").train(make_batch([6]))
-    assert (tmp_path / "out" / "rollouts" / "step_1").is_dir()
+    assert (tmp_path / "run_1" / "rollouts" / "step_2").is_dir()
     with pytest.raises(ConfigError, match="its trainer was sent 2 steps"):
         create()
 

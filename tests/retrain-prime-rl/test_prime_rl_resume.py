@@ -7,6 +7,7 @@ import logging
 import threading
 
 import pytest
+from safetensors.numpy import load_file
 
 from retrain.api import BackendError, ResumeError
 from retrain_prime_rl import steps
@@ -23,11 +24,13 @@ def test_save_and_load_go_on_with_the_trainer_where_it_is(sent, broadcast, backe
     saved = tmp_path / "saved"
     saved.mkdir()
     made.save(saved)
-    theirs = tmp_path / "broadcasts" / "step_2" / "adapter_model.safetensors"
-    assert (saved / "adapter_model.safetensors").read_bytes() == theirs.read_bytes()
+    theirs = load_file(tmp_path / "broadcasts" / "step_2" / "adapter_model.safetensors")
+    adapter = load_file(saved / "adapter_model.safetensors")
+    assert adapter.keys() == {f"base_model.model.{name}" for name in theirs}
+    assert all((adapter[f"base_model.model.{name}"] == tensor).all() for name, tensor in theirs.items())
     broadcast(tmp_path, 3)
     made.train(batch)  # after the checkpoint, and then the process dies
-    again, engine = backend(steps.find_next_step(tmp_path, rank_files(2), resumes=True))
+    again, engine = backend(steps.find_sent(tmp_path, rank_files(2), first=1, resumes=True))
     with caplog.at_level(logging.WARNING, "retrain"):
         again.load(saved)
     assert "1 steps ahead of this checkpoint" in caplog.text
@@ -35,7 +38,7 @@ def test_save_and_load_go_on_with_the_trainer_where_it_is(sent, broadcast, backe
     assert engine.loaded == [("adapter", "step_3", 3)]
     broadcast(tmp_path, 4)
     again.train(batch)
-    assert sent(tmp_path) == ["step_0", "step_1", "step_2", "step_3"]
+    assert sent(tmp_path) == ["step_4"]
 
 
 def test_a_resume_without_checkpoint_samples_from_the_trainers_weights(drawing, broadcast, backend, batch, tmp_path):
@@ -69,23 +72,23 @@ def test_a_step_that_left_unnoted_is_believed_by_its_weights(
     assert "has done 5 steps, but only 4 are recorded" in caplog.text
     broadcast(tmp_path, 6)
     made.train(batch)
-    assert sent(tmp_path) == ["step_5"]
-    assert json.loads((tmp_path / "retrain_steps.json").read_text()) == {"next_step": 6}
+    assert sent(tmp_path) == ["step_6"]
+    assert json.loads((tmp_path / "retrain_steps.json").read_text()) == {"steps_sent": 6}
 
 
 def test_first_step_wins_over_the_checkpoint(broadcast, backend, tmp_path):
     saved = tmp_path / "saved"
     saved.mkdir()
-    state = {"output_dir": str(tmp_path), "next_step": 9, "policy_version": 9, "stale_steps": 0}
+    state = {"output_dir": str(tmp_path), "steps_sent": 9, "policy_version": 9, "stale_steps": 0}
     (saved / STATE).write_text(json.dumps(state))
     broadcast(tmp_path, 4)
-    made, _ = backend(4, first_step=4)
+    made, _ = backend(4, first_step=5)
     made.load(saved)
     assert made.publish() == 4
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "{}", "[]", '{"next_step": 1, "output_dir": "/elsewhere", "stale_steps": 0}']
+    "text", [None, "", "{}", "[]", '{"steps_sent": 1, "output_dir": "/elsewhere", "stale_steps": 0}']
 )
 def test_a_state_that_does_not_fit_is_a_resume_error(backend, tmp_path, text):
     made, _ = backend()

@@ -27,6 +27,7 @@ from retrain.api import (
 )
 from retrain_prime_rl import steps
 from retrain_prime_rl.broadcasts import Broadcast, BroadcastStatus, wait_for
+from retrain_prime_rl.missing_weights import missing_weights
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.policy import RemotePolicy
 from retrain_prime_rl.transport import Transport
@@ -56,7 +57,7 @@ class PrimeRlBackend:
         engine: Engine,
         policy: RemotePolicy,
         capabilities: Capabilities,
-        next_step: int,
+        sent: int,
     ) -> None:
         self.capabilities = capabilities
         self._options = options
@@ -65,9 +66,9 @@ class PrimeRlBackend:
         self._encode = encode
         self._engine = engine
         self._policy = policy
-        self._next_step = next_step  # the trainer's count; steps of ours may be skipped or repeated
+        self._sent = sent  # steps of the trainer; those of ours may be skipped or repeated
         self._newest: Broadcast | None = None
-        self._has_polled = next_step == 0
+        self._has_polled = sent == 0
         self._stale_steps = 0
         self._is_closed = False
         self._measured: dict[str, float] = {}
@@ -96,13 +97,13 @@ class PrimeRlBackend:
         BackendError when it cannot be sent or, unless `sync_timeout` says otherwise, when the weights do not come.
         """
         self._refuse_closed()
-        step, started = self._next_step, time.perf_counter()
+        step, started = self._options.counts_from + self._sent, time.perf_counter()
         self._transport.send(step, self._encode(batch, step))
-        self._next_step = step + 1
-        steps.record(self._output_dir, self._next_step)
+        self._sent += 1
+        steps.record(self._output_dir, self._sent)
         sent, earlier = time.perf_counter(), self._measured if batch.update else {}
         self._newest = self._await_weights()
-        lag = self._next_step - (self._newest.step if self._newest else 0)
+        lag = self._sent - (self._newest.step if self._newest else 0)
         self._stale_steps += lag > 0
         self._measured = {
             # packing and sending, not training
@@ -150,13 +151,13 @@ class PrimeRlBackend:
         self._policy.save_adapter(folder)
 
     def save(self, folder: Path) -> None:
-        """Write the number of the next step, and a copy of the published adapter if there is one.
+        """Write how many steps the trainer was sent, and a copy of the published adapter if there is one.
 
         The trainer saves weights and optimizer itself.
         """
         state = {
             "output_dir": str(self._output_dir),
-            "next_step": self._next_step,
+            steps.SENT: self._sent,
             "policy_version": self._policy.version,
             "stale_steps": self._stale_steps,
         }
@@ -168,7 +169,7 @@ class PrimeRlBackend:
         """Continue from the trainer's current state: steps sent after the checkpoint remain in its weights."""
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            saved, output_dir, self._stale_steps = state["next_step"], state["output_dir"], state["stale_steps"]
+            saved, output_dir, self._stale_steps = state[steps.SENT], state["output_dir"], state["stale_steps"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
             raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
@@ -176,15 +177,22 @@ class PrimeRlBackend:
             what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self._output_dir}"
             raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="restore the old value"))
         if self._options.first_step < 0:
-            self._next_step = max(self._next_step, saved)
-        if self._next_step > saved:
-            surplus = self._next_step - saved
+            self._sent = max(self._sent, saved)
+        if self._sent > saved:
+            surplus = self._sent - saved
             LOG.warning("The trainer is %d steps ahead of this checkpoint: they stay in its weights.", surplus)
-        if self._next_step > 0:
+        if self._sent > 0:
             self._newest = self._await_weights()
 
     def close(self) -> None:
-        """Release sockets and connections."""
+        """Release sockets and connections; say what the trainer waits for, which nothing tells it to stop doing."""
+        if self._sent and not self._is_closed:
+            step = self._options.counts_from + self._sent
+            LOG.info(
+                "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it if no run goes on.",
+                self._sent,
+                step,
+            )
         self._is_closed = True
         self._engine.close()
         self._transport.close()
@@ -198,30 +206,28 @@ class PrimeRlBackend:
         options, self._has_polled = self._options, True
         status = wait_for(
             self._output_dir,
-            self._next_step,
+            self._sent,
             wait_s=options.sync_wait_s,
             poll_s=options.sync_poll_s,
             meanwhile=self._transport.serve_ranks,
         )
         newest = status.newest
-        if newest is None or newest.step < self._next_step:
+        if newest is None or newest.step < self._sent:
             self._report_missing(status)
-        elif newest.step > self._next_step:
+        elif newest.step > self._sent:
             # a step was sent just before this process was killed, before it could be recorded
-            LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self._next_step)
-            self._next_step = newest.step
-            steps.record(self._output_dir, self._next_step)
+            LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self._sent)
+            self._sent = newest.step
+            steps.record(self._output_dir, self._sent)
+        if newest is not None:
+            self._transport.forget(options.counts_from + steps.last_needless(self._output_dir, newest.step))
         return newest
 
     def _report_missing(self, status: BroadcastStatus) -> None:
-        wanted, has = self._next_step, status.newest.step if status.newest else 0
-        what = f"no weights with {wanted} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
-        why = "; ".join(status.faults) or f"the newest complete ones have {has}"
+        what = f"no weights with {self._sent} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
+        why, fix = missing_weights(self._output_dir, self._sent, self._options, status)
         if self._options.sync_timeout == "stale":
+            has = status.newest.step if status.newest else 0
             LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
             return
-        fix = (
-            "check the trainer's log; raise sync_wait_s if it is only slow, then resume the run "
-            f"(with first_step = {wanted - 1} if the trainer still waits for that step)"
-        )
         raise BackendError(Problem(where=str(self._output_dir / "broadcasts"), what=what, why=why, fix=fix))

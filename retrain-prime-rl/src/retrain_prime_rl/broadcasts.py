@@ -1,6 +1,7 @@
 """The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it contains `STABLE`.
 
-Step N is the policy after the trainer's first N optimizer steps.
+Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or that of the checkpoint
+it resumes from, when it starts, and removes step N - 2 after step N.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BROADCASTS, STABLE = "broadcasts", "STABLE"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -37,6 +39,12 @@ def numbered(folder: Path) -> dict[int, Path]:
     """The folders `step_<N>` in a folder, by number, in ascending order."""
     folders = {path.name.removeprefix("step_"): path for path in folder.glob("step_*") if path.is_dir()}
     return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
+
+
+def newest_stable(output_dir: Path) -> int:
+    """The highest number of a broadcast that is marked as complete, whatever its files hold; 0 without any."""
+    found = numbered(output_dir / BROADCASTS)
+    return max((step for step, folder in found.items() if (folder / STABLE).exists()), default=0)
 
 
 def newest_broadcast(output_dir: Path) -> BroadcastStatus:
@@ -71,6 +79,25 @@ def wait_for(
         time.sleep(min(poll_s, remaining_s))
 
 
+def put_back(output_dir: Path) -> int | None:
+    """The step that the trainer was put back to: it wrote a lower number after the highest; None if it was not."""
+    written = {
+        step: (folder / STABLE).stat().st_mtime_ns
+        for step, folder in numbered(output_dir / BROADCASTS).items()
+        if (folder / STABLE).exists()
+    }
+    newest = max(written, key=lambda step: (written[step], step), default=None)
+    return None if newest is None or newest == max(written) else newest
+
+
+def put_back_fix(step: int) -> str:
+    """What to do after the trainer was restarted from its checkpoint of `step`, and files of later steps are there."""
+    return (
+        "remove the files of later steps from rollouts/ and broadcasts/, and resume the run with "
+        f"first_step = {step + 1}; or restart the trainer from its latest checkpoint"
+    )
+
+
 def _fault(folder: Path, *, is_adapter: bool) -> str:
     """Why weights marked as complete cannot be used; empty when nothing is wrong."""
     try:
@@ -87,11 +114,17 @@ def _fault(folder: Path, *, is_adapter: bool) -> str:
 
 def _size_fault(file: Path) -> str:
     """How the size of a safetensors file differs from its header; empty if it does not. Tensors are not read."""
+    header, start = safetensors_header(file)
+    wanted, found = start + max((entry["data_offsets"][1] for entry in header.values()), default=0), file.stat().st_size
+    return "" if wanted == found else f"{file.name} has {found} bytes and should have {wanted}"
+
+
+def safetensors_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """The entries of a safetensors file by tensor, and where their data starts; ValueError if there are none."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 2 <= size <= MAX_HEADER_BYTES:
-            return f"{file.name} has no safetensors header"
+            raise ValueError(f"{file.name} has no safetensors header")
         header = json.loads(stream.read(size))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    wanted, found = 8 + size + max(ends, default=0), file.stat().st_size
-    return "" if wanted == found else f"{file.name} has {found} bytes and should have {wanted}"
+    header.pop("__metadata__", None)
+    return header, 8 + size

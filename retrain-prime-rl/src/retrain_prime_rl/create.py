@@ -30,18 +30,23 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
     output_dir.mkdir(parents=True, exist_ok=True)
     names = rank_files(options.data_world_size) if options.wire == "per_token" else (SCALAR_FILE,)
     resumes = bool(context.config.value("resume.from_", ""))
-    next_step = steps.find_next_step(output_dir, names, first_step=options.first_step, resumes=resumes)
+    if options.wire == "per_token":
+        steps.refuse_older_trainer(output_dir)
+    else:
+        steps.refuse_unseen_run(output_dir)
+    first = options.counts_from
+    sent = steps.find_sent(output_dir, names, first=first, first_step=options.first_step, resumes=resumes)
     path = model_path(context)
     policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
     where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, checks.ENGINE, where=where, search_paths=search_paths)
-    transport = _transport(options, output_dir, names, context, is_resumed=next_step > 0)
+    transport = _transport(options, output_dir, names, context, is_resumed=sent > 0)
     try:
         engine = found.target(context, policy)
     except BaseException:
         transport.close()
         raise
-    LOG.info("PRIME-RL: step %d next, over %s, in %s", next_step, options.transport, output_dir)
+    LOG.info("PRIME-RL: step %d next, over %s, in %s", first + sent, options.transport, output_dir)
     return PrimeRlBackend(
         options=options,
         output_dir=output_dir,
@@ -50,7 +55,7 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
         engine=engine,
         policy=policy,
         capabilities=_capabilities(options, found.traits),
-        next_step=next_step,
+        sent=sent,
     )
 
 

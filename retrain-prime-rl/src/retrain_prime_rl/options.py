@@ -19,7 +19,7 @@ class PrimeRlOptions(Table):
     )
     transport: Literal["filesystem", "zmq"] = key("filesystem", "How batches travel: filesystem or zmq.")
     wire: Literal["per_token", "scalar"] = key(
-        "per_token", "per_token: packed micro-batches of 0.8; scalar: samples with one advantage, before that."
+        "per_token", "per_token: PRIME-RL v0.8.1.dev3 or later; scalar: one advantage per sample, 0.4 and 0.5."
     )
     seq_len: int = key(2048, "Maximum tokens of a micro-batch; prompt and completion must fit together.", ge=2)
     data_world_size: int = key(1, "Data-parallel ranks of the trainer (per_token wire).", ge=1)
@@ -46,7 +46,14 @@ class PrimeRlOptions(Table):
     sync_timeout: Literal["error", "stale"] = key(
         "error", "If they do not arrive: stop, or continue with older weights and count the step."
     )
-    first_step: int = key(-1, "The trainer's next step; -1 = found from output_dir.", ge=-1, free_on_resume=True)
+    first_step: int = key(
+        -1, "The step that the trainer waits for, by its count; -1 = found from output_dir.", ge=-1, free_on_resume=True
+    )
+
+    @property
+    def counts_from(self) -> int:
+        """The number of the trainer's first step: 1, and 0 on the older wire."""
+        return 1 if self.wire == "per_token" else 0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,4 +61,6 @@ class PrimeRlOptions(Table):
             raise ValueError('strict_advantages = false would train on averages; use wire = "per_token" instead')
         if self.wire == "per_token" and self.seq_len % self.pad_to_multiple_of:
             raise ValueError(f"seq_len = {self.seq_len} {PADDING} = {self.pad_to_multiple_of}")
+        if self.first_step == 0 and self.counts_from:
+            raise ValueError("first_step = 0: the trainer counts its steps from 1")
         return self

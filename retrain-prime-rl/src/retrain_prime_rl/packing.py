@@ -11,7 +11,7 @@ import numpy as np
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
 from retrain_prime_rl.wire import MicroBatch
 
-PADDING_TOKEN = 0  # any id of the vocabulary: it is masked out of the loss
+PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +86,35 @@ def check_rows(batch: TrainBatch) -> None:
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
     lengths = [len(row.tokens_T) for row in rows]
-    padding = -sum(lengths) % layout.pad_to_multiple_of
-    lengths += [padding] if padding else []
     length = sum(lengths)
-    action_T = _joined([row.action_T for row in rows], padding)
-    return MicroBatch(
-        input_ids=_joined([row.tokens_T for row in rows], padding, PADDING_TOKEN).tolist(),
+    action_T = np.concatenate([row.action_T for row in rows])
+    packed = MicroBatch(
+        input_ids=np.concatenate([row.tokens_T for row in rows]).tolist(),
         loss_mask=action_T.tolist(),
-        advantages=np.where(action_T, _joined([row.advantages_T for row in rows], padding), 0.0).tolist(),
-        inference_logprobs=np.where(action_T, _joined([row.logprobs_T for row in rows], padding), 0.0).tolist(),
+        advantages=np.where(action_T, np.concatenate([row.advantages_T for row in rows]), 0.0).tolist(),
+        inference_logprobs=np.where(action_T, np.concatenate([row.logprobs_T for row in rows]), 0.0).tolist(),
         position_ids=np.concatenate([np.arange(part) for part in lengths]).tolist(),
         sequence_lengths=lengths,
         temperatures=[temperature] * length,
         env_names=[layout.env_name] * length,
         seq_lens=list(lengths),
     )
+    return _padded(packed, -length % layout.pad_to_multiple_of)
 
 
-def _joined(parts: Sequence[np.ndarray], padding: int, value: int = 0) -> np.ndarray:
-    return np.concatenate([*parts, np.full(padding, value, dtype=parts[0].dtype)])
+def _padded(batch: MicroBatch, padding: int) -> MicroBatch:
+    """As PRIME-RL pads: the last sequence grows, and positions restart in it; no token of the padding counts."""
+    if not padding:
+        return batch
+    *before, last = batch.sequence_lengths
+    return MicroBatch(
+        input_ids=batch.input_ids + [PADDING_TOKEN] * padding,
+        loss_mask=batch.loss_mask + [False] * padding,
+        advantages=batch.advantages + [0.0] * padding,
+        inference_logprobs=batch.inference_logprobs + [0.0] * padding,
+        position_ids=[*batch.position_ids, *range(padding)],
+        sequence_lengths=[*before, last + padding],
+        temperatures=batch.temperatures + [1.0] * padding,
+        env_names=batch.env_names + [""] * padding,
+        seq_lens=[*before, last + padding],
+    )

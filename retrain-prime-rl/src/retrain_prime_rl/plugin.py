@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from retrain.api import Capabilities, CheckpointMode, Determinism, MetricSpec, PluginSpec, hookimpl
 
@@ -74,8 +74,20 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
 
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
-    """Which loss is trained: the trainer's own file says it, and we cannot read that."""
-    return {"prime_rl_loss": LOSS} if config.backend.backend == NAME else {}
+    """What the trainer's own file, which we cannot read, must say, and which loss it trains."""
+    if config.backend.backend != NAME:
+        return {}
+    return {"prime_rl_loss": LOSS, "prime_rl_trainer": _trainer(config.backend.options)}
+
+
+def _trainer(options: Mapping[str, Any]) -> str:
+    """Keys of the trainer's TOML, from options that may not have been checked yet."""
+    transport = options.get("transport", "filesystem")
+    socket = f", port = {options.get('zmq_port', 5555)}" if transport == "zmq" else ""
+    return (
+        f'[rollout_transport] type = "{transport}"{socket} (its own default is zmq); [weight_broadcast] type = '
+        f'"filesystem"; output_dir and [model] seq_len as here; no max_steps, since a step without credit is not sent'
+    )
 
 
 @hookimpl

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.api import ActionRow, BackendError, Floats, PluginContext, Problem
-from retrain_prime_rl.broadcasts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Broadcast
+from retrain_prime_rl.adapter_files import copy_adapter
+from retrain_prime_rl.broadcasts import Broadcast
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,9 +23,9 @@ class RemotePolicy:
     weights: Broadcast | None = None
 
     def save_adapter(self, folder: Path) -> None:
-        """Copy the adapter that the trainer wrote; nothing before its first step, when the base model is the policy.
+        """Copy the adapter that the trainer wrote, under PEFT's names; nothing before its first step.
 
-        BackendError when the trainer writes full weights, or the adapter has been removed.
+        BackendError when the trainer writes full weights, the adapter has been removed, or would change nothing.
         """
         if self.weights is None:
             return
@@ -34,9 +34,8 @@ class RemotePolicy:
             fix = "set LoRA in the trainer's configuration, or take the weights from its own checkpoints"
             raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix))
         try:
-            for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-                shutil.copyfile(self.weights.folder / name, folder / name)
-        except OSError as error:
+            copy_adapter(self.weights.folder, folder, self.model_path)
+        except (OSError, ValueError) as error:
             what = f"the adapter of step {self.weights.step} cannot be copied: {error}"
             fix = "let the trainer keep more than one broadcast"
             raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error

@@ -86,6 +86,9 @@ class Publisher:
                 self._publish(number, self._payloads[number], time.monotonic())
                 rank.needs_resend = False
 
+    def forget(self, before: int) -> None:
+        """Nothing to do: what was sent is with the ranks."""
+
     def close(self) -> None:
         """Flush queued messages briefly, then release the ports."""
         if not self._context.closed:
@@ -123,7 +126,10 @@ class Publisher:
     def _refuse(self, missing: list[int], step: int) -> None:
         what = f"data ranks {', '.join(map(str, missing))} of the trainer are not ready for step {step}"
         why = f"waited {self._wait_s:g} s for {len(self._ranks)} ranks"
-        fix = "start the trainer with the same zmq port and data_world_size, or raise ready_wait_s"
+        fix = (
+            'start the trainer with [rollout_transport] type = "zmq" and this port, and as many data ranks as '
+            "data_world_size, or raise ready_wait_s; a trainer set to files waits for rollouts/ instead"
+        )
         raise BackendError(Problem(where=WHERE, what=what, why=why, fix=fix))
 
     def _publish(self, rank: int, payload: bytes, deadline: float) -> None:

@@ -60,6 +60,9 @@ class Pusher:
     def serve_ranks(self) -> None:
         """Nothing to do: the packer keeps what it has received."""
 
+    def forget(self, before: int) -> None:
+        """Nothing to do: what was sent is with the packer."""
+
     def close(self) -> None:
         """Flush queued messages briefly, then release the socket."""
         if not self._context.closed:

@@ -1,4 +1,8 @@
-"""The number of the trainer's next step: its steps are consecutive, even if ours are skipped or repeated."""
+"""How many steps the trainer has been sent: its steps are consecutive, even if ours are skipped or repeated.
+
+The trainer numbers its steps itself: from 1 on the per-token wire, from 0 on the older one (`first` here). Version N of
+the policy has N steps in it on both, so step number `first + N` makes version N + 1 of version N.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +12,87 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.api import ConfigError, Problem
-from retrain_prime_rl.broadcasts import BROADCASTS, STABLE, numbered
+from retrain_prime_rl.broadcasts import BROADCASTS, newest_stable, numbered, put_back, put_back_fix
 from retrain_prime_rl.transport import ROLLOUTS
 
 LEDGER = "retrain_steps.json"
+SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
+# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
+CHECKPOINTS = "checkpoints"
+OLD_RUNS = "run_*/control/orch.toml"
 
 
-def find_next_step(output_dir: Path, names: Sequence[str], *, first_step: int = -1, resumes: bool = False) -> int:
-    """The number of the next batch: one more than the highest ever sent to this folder.
+def find_sent(
+    output_dir: Path, names: Sequence[str], *, first: int, first_step: int = -1, resumes: bool = False
+) -> int:
+    """The number of steps sent to the trainer of this folder; the next one is number `first` plus that.
 
     Derived from the batch files, the broadcast weights, and the ledger, which records what was sent over a socket.
-    ConfigError when a new run would continue in the folder of another one, when a step lacks a file of `names`, or when
+    `first_step`, if it is given, is the number of the step that the trainer waits for. ConfigError when a new run would
+    continue in the folder of another one, when a step that the trainer has yet to read lacks a file of `names`, or when
     `first_step` is given and later steps exist.
     """
-    sent, returned = numbered(output_dir / ROLLOUTS), numbered(output_dir / BROADCASTS)
-    stable = [step for step, folder in returned.items() if (folder / STABLE).exists()]
+    files, version = numbered(output_dir / ROLLOUTS), newest_stable(output_dir)
     if first_step >= 0:
-        _refuse_later(first_step, sent, {step: returned[step] for step in returned if step > first_step})
-        return first_step
-    if sent:
-        _refuse_holes(sent[max(sent)], names)
-    found = max([0, _ledger(output_dir), *(step + 1 for step in sent), *stable])
+        _refuse_later(output_dir, first_step, version + first, files)
+        return first_step - first
+    if (step := put_back(output_dir)) is not None:
+        what = f"the trainer was put back to step {step}: it has written that step after all others"
+        raise ConfigError(Problem(where=str(output_dir / BROADCASTS), what=what, fix=put_back_fix(step)))
+    _refuse_holes(output_dir, files, names, version + first)
+    found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
         what = f"{output_dir} belongs to an earlier run: its trainer was sent {found} steps"
-        fix = f"empty it and restart the trainer, resume that run, or set first_step = {found} to keep its weights"
+        fix = (
+            "empty it and restart the trainer, resume that run, or set first_step = "
+            f"{found + first}, the step that the trainer waits for, to keep its weights"
+        )
         raise ConfigError(Problem(where=WHERE, what=what, why="a trainer would read the old batches", fix=fix))
     return found
 
 
-def record(output_dir: Path, next_step: int) -> None:
-    """Record what has been sent, so that a run over a socket can be resumed."""
+def record(output_dir: Path, sent: int) -> None:
+    """Record how many steps have been sent, so that a run over a socket can be resumed."""
     draft = output_dir / f".{LEDGER}.tmp"
-    draft.write_text(json.dumps({"next_step": next_step}), encoding="utf-8")
+    draft.write_text(json.dumps({SENT: sent}), encoding="utf-8")
     os.replace(draft, output_dir / LEDGER)
+
+
+def last_needless(output_dir: Path, version: int) -> int:
+    """How many of the first steps no trainer of this folder will read again, once it has written weights of `version`.
+
+    Restarted from its newest checkpoint, it reads the steps after that one again; the last step is always kept.
+    """
+    checkpoints = numbered(output_dir / CHECKPOINTS)
+    complete = [step for step, folder in checkpoints.items() if (folder / "trainer" / ".metadata").is_file()]
+    return max(0, min(version - 1, max(complete, default=version)))
+
+
+def refuse_older_trainer(output_dir: Path) -> None:
+    """ConfigError where a trainer of 0.8.0 or before is at work, whose packer does not read the per-token wire."""
+    found = next(iter(output_dir.glob(OLD_RUNS)), None)
+    if found is not None:
+        what = f"{found} is of PRIME-RL 0.8.0 or earlier, whose trainer does not read these batches"
+        fix = 'install PRIME-RL v0.8.1.dev3 or later; with 0.4 or 0.5 set wire = "scalar"'
+        raise ConfigError(Problem(where=WHERE, what=what, why="its packer stands before the trainer", fix=fix))
+
+
+def refuse_unseen_run(output_dir: Path) -> None:
+    """ConfigError where a trainer of PRIME-RL 0.4 or 0.5 (`wire = "scalar"`) would not look for batches."""
+    if output_dir / "control" / "orch.toml" not in output_dir.parent.glob(OLD_RUNS):
+        what = f"a trainer of PRIME-RL 0.4 or 0.5 does not look for batches in {output_dir}"
+        why = (
+            f"it reads {OLD_RUNS} in its own output_dir, an orchestrator's configuration, and takes batches from there"
+        )
+        fix = "set output_dir to such a folder run_NAME in the trainer's output_dir"
+        raise ConfigError(Problem(where=WHERE, what=what, why=why, fix=fix))
 
 
 def _ledger(output_dir: Path) -> int:
     file = output_dir / LEDGER
     try:
-        return int(json.loads(file.read_text(encoding="utf-8"))["next_step"])
+        return int(json.loads(file.read_text(encoding="utf-8"))[SENT])
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -56,17 +101,28 @@ def _ledger(output_dir: Path) -> int:
         raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
 
 
-def _refuse_holes(newest: Path, names: Sequence[str]) -> None:
-    missing = [name for name in names if not (newest / name).is_file()]
-    if missing:
-        what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
-        fix = "remove this folder, or set data_world_size and wire as they were when it was written"
-        raise ConfigError(Problem(where=str(newest), what=what, fix=fix))
+def _refuse_holes(output_dir: Path, files: dict[int, Path], names: Sequence[str], waits_for: int) -> None:
+    """All steps from the one that the trainer waits for must be there; those before it may have been removed."""
+    for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
+        folder = output_dir / ROLLOUTS / f"step_{step}"
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
+            fix = (
+                "remove this folder and those of later steps, or set data_world_size and wire as they were when "
+                "it was written"
+            )
+            raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
 
 
-def _refuse_later(first_step: int, sent: dict[int, Path], returned: dict[int, Path]) -> None:
-    later = [path for step, path in sent.items() if step >= first_step] + list(returned.values())
+def _refuse_later(output_dir: Path, first_step: int, waits_for: int, files: dict[int, Path]) -> None:
+    later = [path for step, path in files.items() if step >= first_step]
+    if waits_for > first_step:
+        later.append(output_dir / BROADCASTS)
     if later:
-        what = f"first_step = {first_step}, but {len(later)} folders of later steps exist, such as {later[0]}"
-        fix = "restart the trainer from its checkpoint of that step, then remove them"
+        what = f"first_step = {first_step}, but files of later steps exist, such as {later[0]}"
+        fix = (
+            f"leave first_step out if the trainer has gone on; otherwise restart it from its checkpoint of step "
+            f"{first_step - 1} and remove the files of later steps in rollouts/ and broadcasts/"
+        )
         raise ConfigError(Problem(where="[backend.options] first_step", what=what, fix=fix))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from retrain.api import BackendError, Problem
+from retrain_prime_rl.broadcasts import numbered
 
 ROLLOUTS = "rollouts"
 SCALAR_FILE = "rollouts.bin"
@@ -22,6 +23,9 @@ class Transport(Protocol):
 
     def serve_ranks(self) -> None:
         """Handle requests of the ranks; called repeatedly while waiting for the weights."""
+
+    def forget(self, before: int) -> None:
+        """The trainer will not read steps numbered below `before` again."""
 
     def close(self) -> None:
         """Release sockets; safe to call twice."""
@@ -56,6 +60,12 @@ class FileTransport:
 
     def serve_ranks(self) -> None:
         """Nothing to do: the files stay for ranks that start late or restart."""
+
+    def forget(self, before: int) -> None:
+        """Remove their folders: the trainer removes its own broadcasts, but no batches."""
+        for step, folder in numbered(self._rollouts).items():
+            if step < before:
+                shutil.rmtree(folder, ignore_errors=True)  # tried again after the next step
 
     def close(self) -> None:
         """Nothing to release."""
