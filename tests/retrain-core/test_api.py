@@ -11,8 +11,8 @@ from retrain import advantages, api
 API = """
 Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
 Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
-EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding Floats Found Group HealthMonitor Job Kind
-Launcher LoadedData LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring
+EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding Floats Found Group HealthMonitor Job KeepsVersions
+Kind Launcher LoadedData LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring
 MemoryEstimate MemoryModel MemoryPhase Message MetricSpec ModelExport Needs NonFiniteError Observation
 OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress PlanningDetector PluginContext PluginError
 PluginSpec Plugins Policy Problem Publishing RanksTokens Recorder Reply ReportPlot ReportSection ResumeError

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Config
+from retrain.rooms.session.table import StalenessKeys
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
 from tests.sampled_rows import sampled_rows
@@ -26,6 +27,10 @@ STOP = (500, 501)
 
 class Model(schema.ModelTable, ModelKeys):
     """`[model]` with the key that this distribution adds."""
+
+
+class Training(schema.TrainingTable, StalenessKeys):
+    """The table `[training]`, as this module needs it."""
 
 
 class Lora(schema.LoraTable, LoraKeys):
@@ -94,6 +99,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
         adapter: str | Path = "",
         quantize: str = "none",
         lora: dict[str, bool] | None = None,
+        max_staleness: int = -1,
     ) -> PluginContext:
         tables: dict[str, BaseModel] = {
             "model": Model.model_validate(
@@ -101,7 +107,7 @@ def make_context(model_folder: Path) -> Callable[..., PluginContext]:
             ),
             "backend": schema.BackendTable(backend="local", devices=devices),
             "lora": Lora.model_validate({"alpha": alpha} | (lora or {})),
-            "training": schema.TrainingTable(lr=lr, weight_decay=weight_decay),
+            "training": Training(lr=lr, weight_decay=weight_decay, max_staleness=max_staleness),
             "optimizer": schema.OptimizerTable(grad_clip_norm=clip),
             "inference": Inference(**(inference or {})),
         }

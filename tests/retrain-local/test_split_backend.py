@@ -17,12 +17,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from retrain.api import (
+    BackendError,
     ConfigError,
     Kind,
+    OverlapsTraining,
     PluginContext,
     PluginSpec,
     SampleRequest,
-    SamplesAhead,
     SamplingParams,
     TrainBatch,
 )
@@ -60,9 +61,10 @@ def stepped(backend: LocalBackend, requests: Sequence[SampleRequest], roll: Roll
 
 
 def test_only_split_devices_sample_ahead(make_backend: MakeBackend, split: LocalBackend) -> None:
-    assert isinstance(split, SamplesAhead)
-    assert split.samples_ahead
-    assert not make_backend().samples_ahead
+    assert isinstance(split, OverlapsTraining)
+    assert split.overlaps_training
+    assert not make_backend().overlaps_training
+    assert not make_backend(devices="cpu,cpu", max_staleness=0).overlaps_training
 
 
 def plain_gradient(batch: TrainBatch, model: Any) -> dict[str, Tensor]:
@@ -152,6 +154,35 @@ def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
     assert second.publish() == 2
     assert drawn(second, requests) == versions[2]
     assert (tmp_path / LIMITS_FILE).exists() == (devices.count("cpu") > 2)
+
+
+def test_the_last_policies_are_kept_to_sample_from_and_saved(
+    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
+) -> None:
+    def ahead() -> LocalBackend:
+        return make_backend(devices="cpu,cpu", max_staleness=2)
+
+    first, second = ahead(), ahead()
+    for step in range(4):
+        first.use_version(max(0, step - 2))
+        assert first.publish() == step
+        batch = roll(first, requests, step=step)
+        assert {version for version, *_ in drawn(first, requests)} == {max(0, step - 2)}
+        first.train(batch)
+    first.publish()
+    first.save(tmp_path)
+    second.load(tmp_path)
+    assert second.publish() == 4
+    kept = []
+    for version in (2, 3, 4):
+        for backend in (first, second):
+            backend.use_version(version)
+        assert drawn(first, requests) == drawn(second, requests)
+        kept.append(drawn(first, requests))
+    assert [found[0][0] for found in kept] == [2, 3, 4]
+    assert len({logprobs for ((_, _, logprobs), *_) in kept}) == 3
+    with pytest.raises(BackendError, match="policy version 1 is not kept, only 2, 3, 4"):
+        second.use_version(1)
 
 
 def test_what_is_trained_is_not_saved_twice(split: LocalBackend, tmp_path: Path) -> None:

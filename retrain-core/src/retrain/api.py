@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from retrain.rooms.session.records.checkpoints import locate_adapter
     from retrain.rooms.session.report_parts import ReportPlot, ReportSection
     from retrain.rooms.session.steps.logprob_gap import LogprobRow
-    from retrain.rooms.session.steps.overlapped import OverlapsTraining, SamplesAhead
+    from retrain.rooms.session.steps.overlapped import KeepsVersions, OverlapsTraining, SamplesAhead
     from retrain.rooms.session.streaming import (
         Feed,
         RanksTokens,
@@ -132,6 +132,7 @@ __all__ = [
     "Group",
     "HealthMonitor",
     "Job",
+    "KeepsVersions",
     "Kind",
     "Launcher",
     "LoadedData",

@@ -40,7 +40,7 @@ from retrain.api import (
 )
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.capabilities import CAPABILITIES
-from retrain_local.devices import Devices, choose_devices, working_on
+from retrain_local.devices import Devices, choose_devices, steps_ahead, working_on
 from retrain_local.locate import find_model
 from retrain_local.memory import MemoryLimits
 from retrain_local.model import checkpoint
@@ -121,7 +121,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         threads=threads,
         training_threads=training_threads(threads, pair.total, devices.trainer),
         capabilities=_capabilities(found, devices, is_full=pair.files is not None),
-        samples_ahead=devices.is_split,
+        ahead=steps_ahead(config, devices),
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
     return backend
@@ -153,7 +153,7 @@ class FreesCache(Protocol):
 
 
 class LocalBackend:
-    """The model, its sampler and its trainer in one process; a `retrain.api.SamplesAhead` on split devices.
+    """The model, its sampler and its trainer in one process; a `retrain.api.KeepsVersions` on split devices.
 
     The same seed on the same machine gives bit-identical tokens and adapters if the engine can guarantee that, which
     `capabilities` declare.
@@ -171,10 +171,11 @@ class LocalBackend:
         threads: int,
         training_threads: int | None = None,
         capabilities: Capabilities = CAPABILITIES,
-        samples_ahead: bool = False,
+        ahead: int = 0,
     ) -> None:
         self.capabilities = capabilities
-        self.samples_ahead = samples_ahead
+        self.overlaps_training = ahead > 0
+        self._ahead = ahead  # [training] max_staleness
         self._pair: Pair | None = pair
         self._trainer: Trainer | None = trainer
         self._policies = tuple(policies)
@@ -182,7 +183,8 @@ class LocalBackend:
         self._device = pair.trained.device
         self._threads, self._training_threads = threads, training_threads or threads
         self._version = 0
-        self._history = PublishedHistory(pair) if samples_ahead else None
+        self._in_use: int | None = None  # version that `sample` uses
+        self._history = PublishedHistory(pair, ahead) if ahead else None
         self._beginning: Mapping[str, torch.Tensor] | None = None
         self._shown = 0  # version of the last weights from elsewhere
 
@@ -233,12 +235,21 @@ class LocalBackend:
             return trainer.reference_logprobs(rows, temperature)
 
     def publish(self) -> int:
-        """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it."""
+        """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it.
+
+        Where sampling is more than one step ahead, only keep a copy of it for `use_version`.
+        """
         pair, _ = self._open()
         if self._history:
             self._history.record(pair, self._version)
-        self._hand_over(None, self._version)
+        if self._ahead <= 1:
+            self._hand_over(None, self._version)
         return self._version
+
+    def use_version(self, version: int) -> None:
+        """See `retrain.api.KeepsVersions`."""
+        if self._history and version != self._in_use:
+            self._hand_over(self._history.find(version), version)
 
     def metrics(self) -> Mapping[str, float]:
         """The engine's measurements since the last call."""
@@ -250,11 +261,10 @@ class LocalBackend:
         checkpoint.save_adapter(pair, folder)
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer moments, step count and limits; on split devices also the adapter sampled from."""
+        """Write adapter, optimizer moments, step count and limits; with overlap also the adapters sampled from."""
         pair, trainer = self._open()
-        before = self._history.previous if self._history else None
-        if before is not None and before.version == self._version:
-            before = None
+        kept = self._history.kept if self._history else ()
+        before = [each for each in kept if each.version != self._version]
         first, *others = (policy.limits for policy in self._policies)
         checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before)
         if others:
@@ -264,7 +274,7 @@ class LocalBackend:
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, and publish it.
 
-        Split devices sample from the previous adapter until the next `publish`.
+        With overlap it samples from the adapter before it until the next `publish` or `use_version`.
         """
         pair, trainer = self._open()
         loaded = checkpoint.load_state(pair, trainer.optimizer, folder, self._policies[0].limits)
@@ -277,9 +287,9 @@ class LocalBackend:
             for policy, limits in zip(self._policies[1:], others, strict=False):
                 policy.limits.restore(limits)
         self._history.record(pair, self._version)
-        before = loaded.published or self._history.latest
+        before = loaded.published or self._history.kept[-1:]
         self._history.reset(before)
-        self._hand_over(before, before.version)
+        self._hand_over(before[-1], before[-1].version)
 
     def sample_from(self, folder: Path | None) -> None:
         """Sample from the adapter, or whole model, in `folder`; None = what training began with.
@@ -309,13 +319,14 @@ class LocalBackend:
     def _is_short(self, pair: Pair) -> bool:
         """Whether the memory that sampling holds leaves too little for training."""
         trained, limits = pair.trained, self._policies[0].limits
-        return not self.samples_ahead and is_short(trained.shape, trained.dtype, self._device, limits)
+        return not self.overlaps_training and is_short(trained.shape, trained.dtype, self._device, limits)
 
     def _hand_over(self, published: Published | None, version: int) -> None:
         """Give the samplers the trained adapter, or the one passed in."""
         pair, _ = self._open()
         with working_on(self._device, self._threads):
             pair.publish(published.adapter if published else None)
+        self._in_use = version
         for policy in self._policies:
             policy.version = version
         if isinstance(self._engine, Publishing):

@@ -15,4 +15,5 @@ CAPABILITIES = Capabilities(
     all_weights=True,
     losses=frozenset(),  # all are registered, as those of a plugin are
     loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
+    max_staleness=64,  # on split devices
 )

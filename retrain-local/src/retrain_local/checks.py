@@ -35,6 +35,7 @@ NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why n
 }
 BEYOND_LORA = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
 SERVED_KINDS = {"rslora": (ENGINE, "vllm"), "dora": (ENGINE,)}  # engines that scale as asked
+TWO = {True: "cpu,cpu", False: "gpu:0,gpu:1"}  # by whether they are CPUs
 ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
 
 
@@ -109,6 +110,19 @@ def quantize_problems(config: Config) -> list[Problem]:
         what, why = f"dtype = 'fp8' does not go with quantize = {kind!r}", "the matrices would be quantised twice"
         found.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix='use "auto" or "bf16"'))
     return found
+
+
+def staleness_problems(config: Config) -> list[Problem]:
+    """Sampling ahead on one device, which can only do one thing at a time."""
+    most = config.value("training.max_staleness", -1)
+    if most < 1 or "," in config.backend.devices:
+        return []
+    what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
+    why, fix = (
+        "one device samples and trains in turn",
+        f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}"',
+    )
+    return [Problem(where=config.place("training.max_staleness"), what=what, why=why, fix=f"{fix}, or remove it")]
 
 
 def foreign_keys(config: Config) -> list[Problem]:

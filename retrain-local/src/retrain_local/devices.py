@@ -33,6 +33,12 @@ class Devices:
     is_split: bool = False
 
 
+def steps_ahead(config: Config, devices: Devices) -> int:
+    """`[training] max_staleness`, or what it is by default: one step on split devices, none on one."""
+    most: int = config.value("training.max_staleness", -1)
+    return int(devices.is_split) if most < 0 else most
+
+
 def choose_devices(config: Config) -> Devices:
     """Devices named by `cpu`, `gpu:N` or a comma-separated list of one of them.
 

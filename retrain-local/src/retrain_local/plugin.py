@@ -182,13 +182,14 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
         full_problems,
         problems_of,
         quantize_problems,
+        staleness_problems,
         start_problems,
     )
 
     if config.backend.backend != "local":
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
-    kinds = [*quantize_problems(config), *adapter_kind_problems(config)]
+    kinds = [*quantize_problems(config), *adapter_kind_problems(config), *staleness_problems(config)]
     return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
 
 

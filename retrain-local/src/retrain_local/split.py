@@ -39,10 +39,15 @@ class SamplingCancelledError(BaseException):
 class Cancellation(threading.Event):
     """Set when sampling is cancelled."""
 
+    def __init__(self, check_stop: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._check_stop = check_stop
+
     def check(self) -> None:
-        """Raise if it is set; passed to engines as `check_stop` of their context."""
+        """Raise if it is set, or if the run is to stop; passed to engines as `check_stop` of their context."""
         if self.is_set():
             raise SamplingCancelledError
+        self._check_stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,7 +152,7 @@ def create_engine(context: PluginContext, found: Found, policies: Sequence[Local
     if len(policies) == 1:
         engine: Engine = found.target(context, policies[0])
         return engine
-    cancellation = Cancellation()
+    cancellation = Cancellation(context.check_stop)
     engines = []
     for policy in policies:
         on_device = partial(working_on, policy.device, threads)

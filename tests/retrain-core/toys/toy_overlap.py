@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 from toy_parts import CAPABILITIES, Options, ToyBackend
@@ -67,6 +68,35 @@ class OverlappedBackend(ToyBackend):
         self.sampler.version, self.sampler.logits_V = published
 
 
+class BufferedBackend(OverlappedBackend):
+    """Keeps the last policies that it published, and samples from the one that it is told to."""
+
+    capabilities = replace(CAPABILITIES, max_staleness=8)
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.most = context.config.value("training.max_staleness", -1)
+        self.kept = {0: self.logits_V.copy()}
+
+    def publish(self):
+        if self.most < 2:
+            return super().publish()
+        self.kept[self.trained] = self.logits_V.copy()
+        self.kept = dict(list(self.kept.items())[-self.most - 1 :])
+        return self.trained
+
+    def use_version(self, version):
+        self._draw_from((version, self.kept[version]))
+
+    def save(self, folder):
+        super().save(folder)
+        (folder / "kept.json").write_text(json.dumps([[v, logits_V.tolist()] for v, logits_V in self.kept.items()]))
+
+    def load(self, folder):
+        super().load(folder)
+        self.kept = {version: np.array(logits) for version, logits in json.loads((folder / "kept.json").read_text())}
+
+
 class Wordy:
     """The more words the better, so that every group teaches something."""
 
@@ -119,6 +149,8 @@ def retrain_register_backends(register):
     register(
         PluginSpec(name="toy_overlap", summary="Two.", factory=OverlappedBackend, params=Options, traits=CAPABILITIES)
     )
+    traits = BufferedBackend.capabilities
+    register(PluginSpec(name="toy_buffered", summary="Many.", factory=BufferedBackend, params=Options, traits=traits))
 
 
 @hookimpl

@@ -159,21 +159,24 @@ def test_prepacked_matrices_change_no_logit(
         assert size(own(packed)) < 0.5 * size(own(plain))  # no plain copy stays beside the prepacked one
 
 
-def test_the_published_adapter_is_saved_beside_the_trained_one(
+def test_the_published_adapters_are_saved_beside_the_trained_one(
     model_folder: Path, make_pair: MakePair, shaken: Shaken, tmp_path: Path
 ) -> None:
     def optimizer(pair: Pair) -> AdamW:
         return AdamW(pair.parameters.values(), lr=0.1, betas=(0.9, 0.99), eps=1e-8, decay=0.0)
 
     first, second = make_pair(model_folder, seed=1), make_pair(model_folder, seed=2)
-    older = {name: tensor.clone() for name, tensor in first.adapter.items()}
-    shaken(first)
-    save_state(first, optimizer(first), 5, tmp_path, published=Published(adapter=older, version=4))
+    older = []
+    for version in (2, 3, 4):
+        adapter = {name: tensor.clone() for name, tensor in first.adapter.items()}
+        older.append(Published(adapter=adapter, version=version))
+        shaken(first)
+    save_state(first, optimizer(first), 5, tmp_path, published=older)
     loaded = load_state(second, optimizer(second), tmp_path)
     assert loaded.version == 5
-    assert loaded.published is not None
-    assert loaded.published.version == 4
-    assert all(torch.equal(loaded.published.adapter[name], tensor) for name, tensor in older.items())
+    assert [each.version for each in loaded.published] == [2, 3, 4]
+    for ours, theirs in zip(loaded.published, older, strict=True):
+        assert all(torch.equal(ours.adapter[name], tensor) for name, tensor in theirs.adapter.items())
     assert all(torch.equal(first.adapter[name], tensor) for name, tensor in second.adapter.items())
 
 

@@ -64,7 +64,8 @@ class Capabilities:
     `regularisers` are those of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`, `clip_cov` it has,
     `losses` those it applies by itself (registered ones that name it in their `LossTraits` come on top; without either,
     it is told elsewhere which), and `loss_keys` those of `dual_clip`, `aggregation` and `is_bounds` that it heeds.
-    `all_weights`: it can train without an adapter, as `[model] lora_rank = 0` asks for.
+    `all_weights`: it can train without an adapter, as `[model] lora_rank = 0` asks for. `max_staleness` is the largest
+    that it can do on some devices, 0 where it samples and trains in turn.
     """
 
     reports_sync_loss: bool
@@ -77,6 +78,7 @@ class Capabilities:
     losses: frozenset[str] = frozenset({"importance_sampling"})
     all_weights: bool = False
     loss_keys: frozenset[str] = frozenset()
+    max_staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

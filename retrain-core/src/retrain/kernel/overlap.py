@@ -1,11 +1,12 @@
 """How sampling and training follow each other: here in turn, so that everything is on-policy.
 
-Where the backend can do both at once, `Parts.overlap` is a subclass that samples the next step while one trains.
+Where the backend can do both at once, `Parts.overlap` is a subclass that samples coming steps while one trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from retrain.kernel.contracts.backend import Backend, Measuring
@@ -23,6 +24,7 @@ class Planned:
     cursor: int
     batch_size: int
     round: int = 0
+    is_announced: bool = True  # to hooks, with its phases; False in another thread than the run's
 
     @property
     def label(self) -> str:
@@ -56,11 +58,10 @@ def measured(backend: Backend) -> Mapping[str, float]:
 class Serial:
     """Sampling and training take turns. `batch_size` is the number of prompts already sampled for the next step: 0."""
 
-    is_on = False
     batch_size = 0
 
     def __init__(self, backend: Backend, train: Train, sample: Sample) -> None:
-        self._backend, self._train, self._sample = backend, train, sample
+        self._backend, self._train, self._sample, self._version = backend, train, sample, 0
 
     def collect(self, planned: Planned, clock: Clock) -> Sampled:
         """Sample the step's scored groups now."""
@@ -70,25 +71,28 @@ class Serial:
         """Train, then publish the trained policy."""
         with clock.timed("train"):
             report = self._train(batch)
-            self._backend.publish()
+            self._version = self._backend.publish()
         return report
 
     def metrics(self) -> Mapping[str, float]:
-        """What the backend measured in this step; read after training and around an evaluation.
-
-        A resumed run does not repeat the evaluation before its first step, yet its line must be the same.
-        """
+        """What the backend measured in this step."""
         return measured(self._backend)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Mapping[str, float]]:
+        """For the time of one: yields what the step measured; what is measured meanwhile belongs to no step."""
+        yield self.metrics()
+        self.metrics()
 
     def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:
         """Nothing is stale."""
         return {}
 
-    def times(self, clock: Clock) -> dict[str, float]:
-        """Timing fields of the step's line."""
+    def finish(self, clock: Clock, *, has_trained: bool) -> dict[str, float]:
+        """Note that the step is over, trained or not; returns the timing fields of its line."""
         return clock.fields()
 
-    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool, is_sampled: bool) -> None:
+    def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool) -> None:
         """Publish the policy of the checkpoint, if the run continues from one."""
         if is_restored:
             self._backend.publish()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from retrain.kernel.informative import num_correct
 from retrain.kernel.types import Group
 
-FORMER_NAMES = {"is_ahead": "is_overlapped"}  # in checkpoints of earlier versions
+UNKNOWN = -1  # of checkpoints that only say whether the next step was sampled with an earlier version
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Progress:
 
     `step` is the next step. `unfinished` holds the fields of a step whose optimizer step is done but whose line in
     `metrics.jsonl` still awaits its evaluation. `has_first_eval`: the evaluation before training has its line.
-    `is_overlapped`: the next step's completions were sampled during the last update, with the policy before it.
+    `versions`: policies before the current one that the coming steps are sampled with, the oldest first.
     """
 
     step: int = 0
@@ -30,7 +30,7 @@ class Progress:
     bad_steps_in_a_row: int = 0
     unfinished: dict[str, Any] | None = None
     has_first_eval: bool = False
-    is_overlapped: bool = False
+    versions: list[int] = field(default_factory=list)
 
     def count(self, groups: Sequence[Group]) -> None:
         """Add a step's completions to the totals."""
@@ -48,8 +48,8 @@ class Progress:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Progress:
         """The counters that `as_state` returned, in this version or an earlier one."""
-        known = {FORMER_NAMES.get(name, name): value for name, value in state.items()}
-        return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
+        known = {"versions": [UNKNOWN] * any(map(state.get, ("is_ahead", "is_overlapped")))} | dict(state)
+        return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
 
 
 class Clock:

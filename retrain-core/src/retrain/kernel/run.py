@@ -58,8 +58,7 @@ class Trainer:
                 self._finish(run.parts.warm_up.take(progress.step, run.parts.backend.train))
             is_restored = True  # here, too, the sampler has an older policy
         first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
-        upcoming = partial(self.step.upcoming, first, cursor)
-        self.step.overlap.start(Clock(), upcoming, is_restored=is_restored, is_sampled=progress.is_overlapped)
+        self.step.overlap.start(Clock(), partial(self.step.upcoming, first, cursor), is_restored=is_restored)
         if progress.unfinished is not None:
             self._finish(progress.unfinished)
         elif progress.step == 0 and run.parts.evaluation and not progress.has_first_eval:
@@ -72,9 +71,8 @@ class Trainer:
             batch_size = self.step.batch_size(progress.step)
             try:
                 self._finish(self.step.take(progress.step, batch_size))
-            except OutOfMemoryError:
-                is_trained = progress.unfinished is not None  # then it was the evaluation that failed
-                if is_trained or not self.step.backs_off(progress.step, batch_size):
+            except OutOfMemoryError:  # an unfinished step is trained: its evaluation has failed
+                if progress.unfinished is not None or not self.step.backs_off(progress.step, batch_size):
                     raise
 
     def _finish(self, line: Fields) -> None:
@@ -106,9 +104,8 @@ class Trainer:
     def _evaluate(self, evaluation: Evaluation, step: int) -> Fields:
         """The fields of an evaluation of the current policy."""
         self.run.enter(step, "eval")
-        of_step = self.step.overlap.metrics()  # up to here, so they join the step's line
-        found = evaluation.measure(step, self.run.parts.backend, self.run.records.path / FAILURES)
-        self.step.overlap.metrics()  # of the evaluation, which belongs to no step: discard
+        with self.step.overlap.evaluation() as of_step:
+            found = evaluation.measure(step, self.run.parts.backend, self.run.records.path / FAILURES)
         return {"step": step, **of_step, **found}
 
     def _rejected_too_often(self, line: Mapping[str, Any]) -> RetrainError | None:

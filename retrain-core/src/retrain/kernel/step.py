@@ -50,12 +50,11 @@ class Step:
             if getattr(parts.rollouts, "has_verifier", True):
                 progress.count([group for group in groups if not group.round])
             progress.example_idx += len(sampled.prompts)
-            progress.is_overlapped = self.overlap.is_on and report is not None
             line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")
             for extra in run.notify("retrain_extra_metrics", groups=view, credit=credit, report=report):
                 line = merge_fields(line, extra or {}, source="a plugin")
             parts.algorithm.observe(step, shaped, credit)
-            line |= staleness | self.overlap.times(clock)
+            line |= staleness | self.overlap.finish(clock, has_trained=report is not None)
             line |= {"rejected": rejected} if rejected else {}
             line = self._pace(line, batch_size, has_trained=report is not None)
             run.enter(step, "recording")
@@ -68,12 +67,13 @@ class Step:
         """A scored group of completions for every prompt; scoring overlaps sampling where the backend allows it."""
         run, group_size = self.run, self.run.parts.config.training.group_size
         prompts = run.parts.prompts.draw(planned.cursor, planned.batch_size)
-        run.enter(planned.step, "sampling")
+        enter = run.enter if planned.is_announced else lambda step, phase: None
+        enter(planned.step, "sampling")
         try:
             with run.parts.rollouts.batch(planned.label, run.records.path / FAILURES) as batch:
                 with clock.timed("sample"):
                     completions_PG = batch.sample(prompts, group_size, Streams(seeds=run.parts.seeds, purpose="sample"))
-                run.enter(planned.step, "scoring")
+                enter(planned.step, "scoring")
                 with clock.timed("score"):
                     scores_PG = batch.scores()
                 metrics = batch.metrics()
@@ -104,14 +104,10 @@ class Step:
         pacer, group_size = self.run.parts.pacer, self.run.parts.config.training.group_size
         pacer.observe(PaceView(step=step, batch_size=batch_size, group_size=group_size, out_of_memory=True))
         self.overlap.drop()
-        self.run.progress.is_overlapped = False
         return self.batch_size(step) < batch_size
 
     def _train(self, step: int, credit: Credit, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
-        """The backend's report and "", or None and why the step was rejected ("" when there was nothing to train).
-
-        With overlap, the next step is sampled meanwhile, from position `cursor` of the prompts on.
-        """
+        """The report and "", or None and why there is none; the prompts of the next step begin at `cursor`."""
         if not credit.rows:
             return None, ""
         batch = TrainBatch(
@@ -166,7 +162,7 @@ class Step:
         run = self.run
         with run.stops.shield():
             run.progress.example_idx += len(sampled.prompts)
-            run.progress.is_overlapped = False
+            self.overlap.finish(clock, has_trained=False)
             line: Fields = {"step": planned.step, **run.parts.algorithm.labels, "loss": None}
             line |= {"rejected": error.problems[0].what} | clock.fields()
             line = self._pace(line, planned.batch_size, has_trained=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from retrain_local.model.pair import Pair
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
-PUBLISHED_FILE = "published_adapter.safetensors"
+PUBLISHED_FILE, EARLIER_FILE = "published_adapter.safetensors", "published_adapter_v{}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 FORMAT = 1
 
@@ -43,30 +43,42 @@ class Published:
 
 
 class PublishedHistory:
-    """Copies, in CPU memory, of the adapter published last (`latest`) and of the one before it (`previous`).
+    """Copies, in CPU memory, of the adapter published last and of the `earlier` ones before it; the oldest first.
 
-    With overlap a step trains on completions sampled from `previous` while those of the next step are sampled from
-    `latest`. A resumed run samples the former again, so `previous` is part of a checkpoint.
+    With overlap a step trains on completions sampled from an earlier adapter, while coming steps are sampled from later
+    ones. A resumed run samples them again, so the earlier adapters are part of a checkpoint.
     """
 
-    def __init__(self, pair: Pair) -> None:
-        self.latest = self.previous = Published(adapter=_copied(pair.adapter), version=0)
+    def __init__(self, pair: Pair, earlier: int = 1) -> None:
+        self._most = earlier + 1
+        self.kept: tuple[Published, ...] = (Published(adapter=_copied(pair.adapter), version=0),)
 
     def record(self, pair: Pair, version: int) -> None:
         """Note that the trained adapter was published as `version`."""
-        self.previous, self.latest = self.latest, Published(adapter=_copied(pair.adapter), version=version)
+        others = (each for each in self.kept if each.version != version)
+        self.kept = (*others, Published(adapter=_copied(pair.adapter), version=version))[-self._most :]
 
-    def reset(self, published: Published) -> None:
-        """Start again from what a resumed run published."""
-        self.previous = self.latest = published
+    def reset(self, published: Sequence[Published]) -> None:
+        """Start again from what an interrupted run had published."""
+        self.kept = tuple(published)[-self._most :]
+
+    def find(self, version: int) -> Published:
+        """The adapter published as `version`; BackendError when it is not kept."""
+        for each in self.kept:
+            if each.version == version:
+                return each
+        what = f"policy version {version} is not kept, only {', '.join(str(each.version) for each in self.kept)}"
+        raise BackendError(
+            Problem(where="sampling", what=what, fix="resume with the [training] max_staleness of the run")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loaded:
-    """Number of optimizer steps in the trained adapter; `published` is None when the sampler used the same."""
+    """Number of optimizer steps in the trained adapter, and the adapters published before it, the oldest first."""
 
     version: int
-    published: Published | None
+    published: tuple[Published, ...]
 
 
 def save_adapter(pair: Pair, folder: Path) -> None:
@@ -85,9 +97,9 @@ def save_state(
     version: int,
     folder: Path,
     limits: MemoryLimits | None = None,
-    published: Published | None = None,
+    published: Sequence[Published] = (),
 ) -> None:
-    """Write all that a resume needs: adapter, AdamW moments by parameter name, step count and limits."""
+    """Write all that a resume needs: adapter, AdamW moments by parameter name, step count, limits, older adapters."""
     save_adapter(pair, folder)
     moments = {
         f"{name}.{moment}": optimizer.state[p][moment]
@@ -100,9 +112,14 @@ def save_state(
     save_tensors(moments, folder / OPTIMIZER_FILE)
     limited = asdict(limits or MemoryLimits())
     state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
-    if published is not None:
-        save_tensors(published.adapter, folder / PUBLISHED_FILE)
-        state["published_version"] = published.version
+    if published:
+        *earlier, last = published
+        save_tensors(last.adapter, folder / PUBLISHED_FILE)
+        state["published_version"] = last.version
+        for each in earlier:
+            save_tensors(each.adapter, folder / EARLIER_FILE.format(each.version))
+        if earlier:
+            state["earlier_versions"] = [each.version for each in earlier]
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
@@ -113,14 +130,16 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
     """
     weights_file = ADAPTER_FILE if pair.files is None else pair.files.weights_file
     adapter, moments, state = _read(folder, weights_file)
-    targets, published = file_names(pair.parameters), None
+    targets, published = file_names(pair.parameters), list[Published]()
     _check_fit(targets, adapter, folder / weights_file)
     wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
     if moments:
         _check_fit(wanted, moments, folder / OPTIMIZER_FILE)
-    if "published_version" in state:
-        published = Published(adapter=_read_published(folder), version=int(state["published_version"]))
-        _check_fit(targets, published.adapter, folder / PUBLISHED_FILE)
+    files = {EARLIER_FILE.format(version): version for version in state.get("earlier_versions", ())}
+    for name, version in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
+        if version is not None:
+            published.append(Published(adapter=_read_published(folder / name), version=int(version)))
+            _check_fit(targets, published[-1].adapter, folder / name)
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(adapter[name])
@@ -130,7 +149,7 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
         optimizer.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in loaded.items()}
     if limits is not None:
         limits.restore(state.get("memory_limits", {}))
-    return Loaded(version=int(state["policy_version"]), published=published)
+    return Loaded(version=int(state["policy_version"]), published=tuple(published))
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:
@@ -177,11 +196,11 @@ def _read(folder: Path, weights_file: str) -> tuple[dict[str, Tensor], dict[str,
         raise _unusable(folder, f"{type(error).__name__}: {error}") from error
 
 
-def _read_published(folder: Path) -> dict[str, Tensor]:
+def _read_published(file: Path) -> dict[str, Tensor]:
     try:
-        tensors: dict[str, Tensor] = load_file(folder / PUBLISHED_FILE)
+        tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise _unusable(folder, f"{type(error).__name__}: {error}") from error
+        raise _unusable(file.parent, f"{type(error).__name__}: {error}") from error
     return tensors
 
 

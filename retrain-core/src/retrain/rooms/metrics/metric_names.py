@@ -155,10 +155,10 @@ EVALUATION = (
 )
 TIMES = (
     ("step_time_s", "Time of the step without evaluation and checkpoint.", "s", ""),
-    ("sample_time_s", "Part of it spent sampling, while scoring runs alongside.", "s", ""),
-    ("score_time_s", "Part of it spent waiting for scores after sampling.", "s", ""),
+    ("sample_time_s", "Part of it spent sampling, while scoring runs alongside; see max_staleness.", "s", ""),
+    ("score_time_s", "Part of it spent waiting for scores after sampling; see max_staleness.", "s", ""),
     ("train_time_s", "Part of it spent in the optimizer step.", "s", ""),
-    ("overlap_time_s", "Part of it in which sampling (for the next step) and training overlapped.", "s", IN_TURN),
+    ("overlap_time_s", "Part of it in which sampling (for coming steps) and training overlapped.", "s", IN_TURN),
     ("sampler_idle_time_s", "Part of it without sampling.", "s", IN_TURN),
     ("trainer_idle_time_s", "Part of it without training.", "s", IN_TURN),
 )

@@ -39,9 +39,9 @@ from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
 from retrain.rooms.session.steps.check_loss import check_loss
 from retrain.rooms.session.steps.controls import controlled_algorithm, controlled_sampling
-from retrain.rooms.session.steps.overlapped import arrangement
 from retrain.rooms.session.steps.selection import selection
 from retrain.rooms.session.steps.shaping import NamedShaper
+from retrain.rooms.session.steps.staleness import arrangement, staleness_problems
 from retrain.rooms.session.steps.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
@@ -95,6 +95,7 @@ def check(
     problems += mode_problems(config, plugins) + _check_trained(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
+    problems += staleness_problems(config, declared_capabilities(config, plugins))
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
         problems += found or ()
     try:
@@ -209,7 +210,7 @@ def assemble(
         backend=backend,
         pacer=pacer,
         train=Updates(config, backend, seeds, stops).train,
-        overlap=arrangement(backend),
+        overlap=arrangement(config, backend),
         select=lambda sample: select(control(sample)),
         shapers=tuple(map(NamedShaper, shapers)),
         warm_up=warm_up,

@@ -29,6 +29,8 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
     summary = "Several optimizer steps per step."
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
+    summary = "Sampling ahead of training."
+    register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:StalenessKeys", traits=extends))
     summary = "The course of the learning rate."
     register(PluginSpec(name="optimizer", summary=summary, factory=f"{TABLES}:ScheduleKeys", traits=extends))
     summary = "Runs that show what a gain is worth."
@@ -70,6 +72,10 @@ def retrain_explain(config: Config) -> dict[str, str]:
         if zone
         else {}
     )
+    if config.value("training.max_staleness", -1) != -1:
+        from retrain.rooms.session.steps.staleness import meaning
+
+        rows |= {"staleness": meaning(config)}
     if control := config.value("training.control", ""):
         from retrain.rooms.session.steps.controls import MEANINGS, Control
 

@@ -35,6 +35,14 @@ class UpdateKeys(Table):
     epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
 
 
+class StalenessKeys(Table):
+    """How far sampling runs ahead of training."""
+
+    max_staleness: int = key(
+        -1, "Steps that sampling is ahead of training; 0 = in turn; -1 = 1 on split devices, else 0.", ge=-1, le=64
+    )
+
+
 class ScheduleKeys(Table):
     """The course of the learning rate."""
 
