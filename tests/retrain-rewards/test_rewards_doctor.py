@@ -16,7 +16,7 @@ from retrain_rewards.doctor import diagnose
 from retrain_rewards.tables import EnvironmentTable, RewardTable
 from tests.judge_server import serving
 
-EXTRAS = {"retrain-rewards[judge]", "retrain-rewards[reasoning-gym]", "retrain-rewards[verifiers]"}
+EXTRAS = {f"retrain-rewards[{name}]" for name in ("judge", "mcp", "openenv", "reasoning-gym", "verifiers")}
 
 
 def found(
@@ -55,6 +55,14 @@ def test_without_a_configuration_the_extras_are_shown_and_none_is_needed() -> No
                 "environment": {"provider": "verifiers", "id": "a/b"},
             },
             {"retrain-rewards[verifiers]"},  # it brings tasks and scoring of its own
+        ),
+        (
+            {"source": "reasoning_gym", "environment": {"provider": "mcp"}},
+            {"retrain-rewards[mcp]", "retrain-rewards[reasoning-gym]"},  # it plays those tasks
+        ),
+        (
+            {"environment": {"provider": "openenv", "args": {"url": "http://127.0.0.1:9"}}},
+            {"retrain-rewards[openenv]", "environment"},
         ),
     ],
 )

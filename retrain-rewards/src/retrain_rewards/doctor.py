@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from retrain.api import Config, Diagnosis, diagnose_extra, diagnose_server
 from retrain_rewards.code.sandbox import FIX, find_sandbox
@@ -15,14 +16,17 @@ READ_PATHS = ("files", "hub", "math", "gsm8k", "dapo-math", "deepscaler", "count
 
 
 def diagnose(config: Config | None) -> list[Diagnosis]:
-    """The three extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
+    """The extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
     if config is None:
         return [*_extras(judges=False, source="", provider=""), _sandbox(needed=False, unsafe=False)]
     provider = config.value("environment.provider", "")
-    source = "" if provider else config.data.source
-    rewards = () if provider else reward_names(config)
+    brings_tasks = provider not in ("", "mcp")  # mcp plays the tasks of [data]
+    source = "" if brings_tasks else config.data.source
+    rewards = () if brings_tasks else reward_names(config)
     judges = "judge" in rewards
     found = _extras(judges=judges, source=source, provider=provider)
+    if url := _server_url(config, provider):
+        found.append(diagnose_server("environment", url, needed=True))
     found.append(_sandbox(needed="code" in rewards, unsafe=config.value("reward.unsafe", False)))
     if judges:
         found += _judge(config)
@@ -37,8 +41,15 @@ def _extras(*, judges: bool, source: str, provider: str) -> list[Diagnosis]:
         "judge": ("reward 'judge'", judges),
         "reasoning-gym": ("data source 'reasoning_gym'", source == "reasoning_gym"),
         "verifiers": ("environments of the verifiers library", provider == "verifiers"),
+        "mcp": ("environment 'mcp'", provider == "mcp"),
+        "openenv": ("environment 'openenv'", provider == "openenv"),
     }
     return [diagnose_extra(NAME, extra, purpose=purpose, needed=needed) for extra, (purpose, needed) in wanted.items()]
+
+
+def _server_url(config: Config, provider: str) -> str:
+    arguments: dict[str, Any] = config.value("environment.args", {})
+    return str(arguments.get("url", "")) if provider == "openenv" else ""
 
 
 def _sandbox(*, needed: bool, unsafe: bool) -> Diagnosis:

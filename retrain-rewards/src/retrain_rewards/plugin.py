@@ -87,14 +87,15 @@ def retrain_register_data_sources(register: Register) -> None:
 
 @hookimpl
 def retrain_register_environments(register: Register) -> None:
-    """`verifiers`."""
-    register(
-        PluginSpec(
-            name="verifiers",
-            summary="environments of the verifiers library and the Prime Hub, classic and v1",
-            factory="retrain_rewards.verifiers.environment:make_verifiers",
-        )
+    """`verifiers`, `mcp`, `openenv`."""
+    environments = (
+        ("verifiers", "environments of the verifiers library and the Prime Hub, classic and v1", "verifiers", None),
+        ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", {"plays_data": True}),
+        ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv_client", None),
     )
+    for name, summary, folder, traits in environments:
+        factory = f"retrain_rewards.{folder}.environment:make_{name}"
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
 @hookimpl

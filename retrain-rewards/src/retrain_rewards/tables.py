@@ -89,7 +89,9 @@ class RewardTable(Table):
 class EnvironmentTable(Table):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
 
-    provider: str = key("", "Environment provider: verifiers or a plugin; empty = none.", names=Kind.ENVIRONMENT)
+    provider: str = key(
+        "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
+    )
     id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
     args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.")
     max_turns: int = key(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
@@ -106,6 +108,8 @@ class EnvironmentTable(Table):
             raise ValueError('provider "verifiers" needs one, for example "primeintellect/gsm8k"')
         if id_ and not provider:
             raise ValueError('is read by no provider: set provider = "verifiers", or remove it')
+        if id_ and provider in ("mcp", "openenv"):
+            raise ValueError(f"is not read by provider {provider!r}, whose servers are in args: remove it")
         return id_
 
     @field_validator("args", mode="before", json_schema_input_type=dict[str, Any] | str)

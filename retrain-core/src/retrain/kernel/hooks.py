@@ -74,7 +74,7 @@ def retrain_register_data_sources(register: Register) -> None:
 
 @hookspec
 def retrain_register_environments(register: Register) -> None:
-    """Offer an `[environment] provider`: `factory(context) -> Environment`, multi-turn or with its own rubric."""
+    """Offer an `[environment] provider`: `factory(context) -> Environment`. Traits `plays_data`: tasks of `[data]`."""
 
 
 @hookspec

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.kernel.types import Example, Outcome, StopReason
+from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
 from retrain.rooms.tasks.environment_process import EnvironmentProcess, with_current_methods
+from retrain.rooms.tasks.scoring.build import brings_tasks
 from retrain.rooms.tasks.scoring.verdict import verdict
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
-from retrain.testing.toy_tasks import HOSTILE
+from retrain.testing.toy_tasks import HOSTILE, TOYS
 
 MAX_TURNS = 128
 GROUP_SIZE = 2
@@ -32,8 +33,16 @@ class _Played:
 
 
 def gives_tasks(bench: Bench) -> None:
-    """`load` returns LoadedData with tasks of plain data, each with a unique id."""
+    """`load` returns LoadedData with tasks of plain data, each with a unique id; none if it plays those of `[data]`."""
     data = bench.build().load()
+    if not brings_tasks(bench.config, bench.plugins):
+        expect(
+            not data.examples,
+            f"load() gave {len(data.examples)} examples, and the registration says that it plays those of [data]",
+            why="a run takes its tasks from one of the two",
+            fix="return LoadedData(examples=()), or leave the traits out",
+        )
+        return
     expect_examples(data)
     expect_unique_ids(data)
     expect_plain_examples(data.examples)
@@ -45,7 +54,8 @@ def plays_in_a_process_of_its_own(bench: Bench) -> None:
         bench.build(), name=bench.name, timeout_s=TIMEOUT_S, memory_gb=bench.config.scoring.memory_gb
     )
     bench.closing(process.close)
-    _expect_results(_play(process, process.load().examples[:1] * GROUP_SIZE, HARMLESS), GROUP_SIZE)
+    examples = process.load().examples or TOYS
+    _expect_results(_play(process, examples[:1] * GROUP_SIZE, HARMLESS), GROUP_SIZE)
 
 
 def plays_episodes_side_by_side(bench: Bench) -> None:
@@ -101,7 +111,7 @@ def drops_what_was_left_open(bench: Bench) -> None:
 def _loaded(bench: Bench) -> tuple[Any, Sequence[Example]]:
     """The environment as another process would receive it, and its tasks."""
     environment = with_current_methods(pickle.loads(pickle.dumps(bench.build())))
-    return environment, environment.load().examples
+    return environment, environment.load().examples or TOYS
 
 
 def _play(
@@ -143,7 +153,9 @@ def _expect_results(played: _Played, count: int, *, failures: bool = False) -> N
         fix="return one EpisodeResult for every example that reset() was given, in that order",
     )
     for number, result in enumerate(played.results):
-        score = verdict(result.score) if isinstance(result, EpisodeResult) else None
+        score = None
+        if isinstance(result, EpisodeResult):
+            score = verdict(result.score if result.answer is None else Score.no_verdict("[reward] judges the answer"))
         expect(
             score is not None and (failures or score.outcome is not Outcome.FAILED),
             f"episode {number} ended with {result!r:.300}",

@@ -7,8 +7,8 @@ from typing import Any
 
 from verifiers.legacy.clients.openai_chat_completions_client import OpenAIChatCompletionsClient, OpenAIChatResponse
 
-from retrain_rewards.verifiers.episode import Episode
-from retrain_rewards.verifiers.messages import text_of
+from retrain_rewards.episodes.episode import Episode
+from retrain_rewards.episodes.messages import text_of
 
 
 class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the library has no stubs

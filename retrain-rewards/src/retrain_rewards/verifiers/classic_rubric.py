@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.legacy.rubrics.rubric import Rubric
 
-from retrain_rewards.verifiers.episode_loop import reason_of
+from retrain_rewards.episodes.loop import reason_of
 
 KEY = "retrain_failures"  # in the library's state of an episode
 # Log messages of the library's mathematical rubric when its verifier, not the answer, is at fault; it then scores 0.0.

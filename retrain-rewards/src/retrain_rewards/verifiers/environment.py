@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
-from retrain_rewards.verifiers.episode import Episode
-from retrain_rewards.verifiers.episode_loop import EpisodeLoop, reason_of
+from retrain_rewards.episodes.episode import Episode
+from retrain_rewards.episodes.loop import EpisodeLoop, reason_of
 from retrain_rewards.verifiers.locate import check_library, find_module
 from retrain_rewards.verifiers.settings import Settings
 

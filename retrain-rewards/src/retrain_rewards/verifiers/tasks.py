@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.api import Example, LoadedData, Message
-from retrain_rewards.verifiers.messages import UnsupportedContentError, plain_data, plain_messages
+from retrain_rewards.episodes.messages import UnsupportedContentError, plain_data, plain_messages
 from retrain_rewards.verifiers.settings import Settings
 
 ID_BYTES = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 from verifiers.v1.clients import Client
 
-from retrain_rewards.verifiers.episode import Episode, TurnLimitError
+from retrain_rewards.episodes.episode import Episode, TurnLimitError
 
 
 class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs

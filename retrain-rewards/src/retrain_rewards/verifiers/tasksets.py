@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from retrain.api import LoadedData, Score
-from retrain_rewards.verifiers.episode import MODEL, Episode, score_of
-from retrain_rewards.verifiers.episode_loop import reason_of
+from retrain_rewards.episodes.episode import MODEL, Episode, score_of
+from retrain_rewards.episodes.loop import reason_of
 from retrain_rewards.verifiers.locate import library_version
 from retrain_rewards.verifiers.settings import Settings
 from retrain_rewards.verifiers.tasks import Tasks

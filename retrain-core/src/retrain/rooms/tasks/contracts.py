@@ -67,12 +67,20 @@ class Action:
     stop_reason: StopReason
 
 
+NEITHER = Score.failed("the environment gave neither a score nor an answer")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResult:
-    """How an episode went: its score, and whether the turn limit ended it."""
+    """How an episode went: its score or its answer, and whether the turn limit ended it.
 
-    score: Score
+    `answer` takes the place of the score in an environment that plays the tasks of `[data]`: the text that the rewards
+    of the run judge.
+    """
+
+    score: Score = NEITHER
     hit_turn_limit: bool = False
+    answer: str | None = None
 
 
 Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `reset`, `step` and `results`
@@ -80,6 +88,9 @@ Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `r
 
 class Environment(Protocol):
     """Tasks with an interaction and a verifier of their own; many episodes are played side by side.
+
+    With `traits={"plays_data": True}` in its spec it brings neither: `load` gives no examples, the tasks are those of
+    `[data]`, and each result has the answer that `[reward]` judges, unless the episode failed.
 
     The environment is built in the run's process and sent, pickled, to a process that can be killed: hold plain data,
     and make what is heavy in `load`, which is called there first. Arguments and return values are plain data (JSON).
@@ -107,7 +118,7 @@ class Environment(Protocol):
 
 
 class Player(Protocol):
-    """An environment that plays the tasks of `[data]`, which `[reward]` judges: its spec has the trait `plays_data`."""
+    """An environment with the trait `plays_data` that makes the rollouts by itself, instead of step by step."""
 
     def start(self) -> None:
         """Try what can be tried before the model loads; ConfigError or PluginError says what is wrong."""

@@ -17,6 +17,8 @@ from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, Sam
 from retrain.rooms.tasks.contracts import Action, EpisodeResult, Observation
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.rollout import draw_samples
+from retrain.rooms.tasks.scoring.batch import ScoringBatch
+from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.scoring.verdict import part_means
 from retrain.rooms.text.transcript import Transcript
 
@@ -25,11 +27,12 @@ CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Rollouts that are episodes of an environment, which also scores them."""
+    """Rollouts that are episodes of an environment, scored by it, or by `scoring` where it gives answers instead."""
 
     backend: Backend
     tokenizer: Any
     environment: EnvironmentProcess
+    scoring: ScoringService | None = None
     params: SamplingParams
     config: Config
     context_length: int | None = None
@@ -38,11 +41,17 @@ class Episodes:
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
         """See `Rollouts.batch`; episodes that are left open are dropped by the next batch."""
-        yield _EpisodeBatch(self)
+        if self.scoring is None:
+            yield _EpisodeBatch(self)
+            return
+        with self.scoring.batch(label, failures) as answers:
+            yield _EpisodeBatch(self, answers)
 
     def close(self) -> None:
-        """End the environment's process."""
+        """End the environment's process, and those of the rewards."""
         self.environment.close()
+        if self.scoring is not None:
+            self.scoring.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +71,12 @@ class _Episode:
 
 
 class _EpisodeBatch:
-    def __init__(self, owner: Episodes) -> None:
+    def __init__(self, owner: Episodes, answers: ScoringBatch | None = None) -> None:
         self._owner = owner
+        self._answers = answers
         self._groups: list[list[_Episode]] = []
         self._results: list[EpisodeResult] = []
+        self._scores: list[Score] = []
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner = self._owner
@@ -82,14 +93,17 @@ class _EpisodeBatch:
             observations = owner.environment.step(actions)
         owner.progress.add(owner.progress.total - owner.progress.done)
         self._results = list(owner.environment.results())
+        self._scores = [result.score for result in self._results]
         self._check_results(episodes)
         results = iter(self._results)
         return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
 
     def scores(self) -> list[tuple[Score, ...]]:
-        found = [result.score for result in self._results]
-        self._check_budget(found)
-        scores = iter(found)
+        answered = {n: r.answer for n, r in enumerate(self._results) if self._answers and r.answer is not None}
+        self._check_budget([score for n, score in enumerate(self._scores) if n not in answered])
+        if self._answers is not None:
+            self._score_answers(self._answers, answered)
+        scores = iter(self._scores)
         return [tuple(next(scores) for _ in group) for group in self._groups]
 
     def metrics(self) -> Mapping[str, float]:
@@ -99,8 +113,16 @@ class _EpisodeBatch:
             "turns_mean": sum(len(e.transcript.stops) for e in episodes) / total,
             "turn_limit_rate": sum(result.hit_turn_limit for result in self._results) / total,
             "rewritten_history_count": sum(len(e.transcript.starts) - 1 for e in episodes),
-            **part_means(result.score for result in self._results),
+            **(part_means(self._scores) if self._answers is None else self._answers.metrics()),
         }
+
+    def _score_answers(self, batch: ScoringBatch, answered: Mapping[int, str]) -> None:
+        """Have the rewards judge every answer; an episode that failed has none."""
+        episodes = [episode for group in self._groups for episode in group]
+        tickets = {number: batch.submit(episodes[number].prompt.example, text) for number, text in answered.items()}
+        found = batch.collect()
+        for number, ticket in tickets.items():
+            self._scores[number] = found[ticket]
 
     def _take_in(
         self, episodes: Sequence[_Episode], observations: Mapping[int, Observation]
@@ -151,8 +173,10 @@ class _EpisodeBatch:
     def _check_budget(self, scores: Sequence[Score]) -> None:
         failed = [score for score in scores if score.outcome is Outcome.FAILED]
         allowed = self._owner.config.scoring.max_failed_frac
-        if len(failed) > allowed * len(scores):
-            what = f"the environment failed on {len(failed)} of {len(scores)} episodes; first: {failed[0].detail}"
+        if len(failed) > allowed * len(self._results):
+            what = (
+                f"the environment failed on {len(failed)} of {len(self._results)} episodes; first: {failed[0].detail}"
+            )
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
             raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
 

@@ -6,18 +6,19 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
-from retrain.rooms.tasks.contracts import LoadedData, Verifier
+from retrain.rooms.tasks.contracts import Environment, LoadedData, Player, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
 from retrain.rooms.tasks.scoring.build import brings_tasks, build_rewards, comparing_rewards, load_data
 from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.verifiers import EnvironmentVerifier, RewardVerifier
+from retrain.rooms.tasks.verifiers import EnvironmentPlayer, EnvironmentVerifier, RewardVerifier
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 
@@ -61,7 +62,7 @@ def _from_source(context: PluginContext) -> Tasks:
     config = context.config
     data = load_data(config, context)
     service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
-    player = build_part(Kind.ENVIRONMENT, provider, PROVIDER, context) if (provider := _provider(config)) else None
+    player = _player(context) if _provider(config) else None
     verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):
         tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
@@ -70,17 +71,32 @@ def _from_source(context: PluginContext) -> Tasks:
 
 
 def _from_environment(context: PluginContext) -> Tasks:
-    config = context.config
-    provider = _provider(config)
-    environment = EnvironmentProcess(
-        build_part(Kind.ENVIRONMENT, provider, PROVIDER, context),
-        name=str(config.value("environment.id", "") or provider),
-        timeout_s=config.value("environment.timeout_s", 60.0),
-        memory_gb=config.scoring.memory_gb,
-    )
+    environment = _in_a_process(_built_environment(context), context.config)
     verifier = EnvironmentVerifier(environment)
     with closed_on_error(verifier):
         return _tasks(environment.load(), verifier, context, is_environment=True)
+
+
+def _player(context: PluginContext) -> Player:
+    """What plays the tasks of `[data]`: a part that makes rollouts itself, or an environment of episodes."""
+    built = _built_environment(context)
+    if hasattr(built, "rollouts"):
+        player: Player = built
+        return player
+    return EnvironmentPlayer(_in_a_process(built, context.config))
+
+
+def _built_environment(context: PluginContext) -> Any:
+    return build_part(Kind.ENVIRONMENT, _provider(context.config), PROVIDER, context)
+
+
+def _in_a_process(environment: Environment, config: Config) -> EnvironmentProcess:
+    return EnvironmentProcess(
+        environment,
+        name=str(config.value("environment.id", "") or _provider(config)),
+        timeout_s=config.value("environment.timeout_s", 60.0),
+        memory_gb=config.scoring.memory_gb,
+    )
 
 
 def _provider(config: Config) -> str:

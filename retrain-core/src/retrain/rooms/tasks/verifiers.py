@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from retrain.kernel.contracts.backend import Backend
@@ -15,7 +17,9 @@ from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
 from retrain.rooms.tasks.scoring.build import judges
 from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.text.terminal_text import printable
 
+LOG = logging.getLogger("retrain")
 MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it stands
 
 
@@ -67,6 +71,37 @@ class RewardVerifier:
             self.player.close()
 
 
+class EnvironmentPlayer:
+    """An environment in a process of its own as the player of the tasks of `[data]`; see `Player`."""
+
+    def __init__(self, environment: EnvironmentProcess) -> None:
+        self.environment = environment
+        self._is_loaded = False
+
+    def start(self) -> None:
+        """Start the process, and have the environment load what it needs; its notes go to the log."""
+        if not self._is_loaded:
+            for note in self.environment.load().notes:
+                LOG.info("%s", printable(note))
+        self._is_loaded = True
+
+    def rollouts(
+        self,
+        backend: Backend,
+        scoring: ScoringService,
+        context: PluginContext,
+        params: SamplingParams,
+        context_length: int | None,
+    ) -> Rollouts:
+        """One episode per rollout, whose answer the rewards judge."""
+        self.start()
+        return _episodes(self.environment, backend, context, params, context_length, scoring)
+
+    def close(self) -> None:
+        """End the environment's process."""
+        self.environment.close()
+
+
 class EnvironmentVerifier:
     """An environment in a process of its own, which started when its tasks were loaded; see `Verifier`."""
 
@@ -83,10 +118,10 @@ class EnvironmentVerifier:
         """Play one episode per text, in which the policy says that text every turn, up to `MAX_TURNS`."""
         started = time.perf_counter()
         observations = self.environment.reset([example for example, _ in pairs])
-        for _ in range(MAX_TURNS):
-            if not observations:
-                break
-            actions = {number: Action(text=pairs[number][1], stop_reason=StopReason.EOS) for number in observations}
+        turns = Counter[int]()
+        while playing := [number for number in observations if turns[number] < MAX_TURNS]:
+            turns.update(playing)
+            actions = {number: Action(text=pairs[number][1], stop_reason=StopReason.EOS) for number in playing}
             observations = self.environment.step(actions)
         results = self.environment.results()
         seconds = (time.perf_counter() - started) / max(len(pairs), 1)
@@ -96,16 +131,28 @@ class EnvironmentVerifier:
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
         """One episode per rollout."""
-        return Episodes(
-            backend=backend,
-            tokenizer=context.tokenizer,
-            environment=self.environment,
-            params=params,
-            config=context.config,
-            context_length=context_length,
-            progress=context.sampling_progress,
-        )
+        return _episodes(self.environment, backend, context, params, context_length)
 
     def close(self) -> None:
         """End the environment's process."""
         self.environment.close()
+
+
+def _episodes(
+    environment: EnvironmentProcess,
+    backend: Backend,
+    context: PluginContext,
+    params: SamplingParams,
+    context_length: int | None,
+    scoring: ScoringService | None = None,
+) -> Episodes:
+    return Episodes(
+        backend=backend,
+        tokenizer=context.tokenizer,
+        environment=environment,
+        scoring=scoring,
+        params=params,
+        config=context.config,
+        context_length=context_length,
+        progress=context.sampling_progress,
+    )

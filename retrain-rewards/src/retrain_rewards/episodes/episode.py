@@ -21,7 +21,7 @@ from retrain.api import (
     ToolCall,
     parse_tool_calls,
 )
-from retrain_rewards.verifiers.messages import plain_messages
+from retrain_rewards.episodes.messages import plain_messages
 
 MODEL = "policy"  # the name under which environments know the model
 

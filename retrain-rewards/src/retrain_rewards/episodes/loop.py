@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from retrain.api import Action, Example, Observation
-from retrain_rewards.verifiers.episode import Episode
+from retrain_rewards.episodes.episode import Episode
 
 Result = TypeVar("Result")
 GRACE_S = 1.0  # for an episode that was cut to clean up after itself
@@ -21,18 +21,20 @@ class EpisodeLoop:
 
     Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
     depend on the actions alone. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
-    others continue. Code that blocks the loop cannot be cut here, only by killing the process around it.
+    others continue. With `at_once` no more than so many are open: the next one starts when another is over. Code that
+    blocks the loop cannot be cut here, only by killing the process around it.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, at_once: int = 0) -> None:
         self.timeout_s = timeout_s
+        self.at_once = at_once
         self.episodes: list[Episode] = []
         self._play: Callable[[Episode], Awaitable[None]] | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(_Executor())
         self._changed = asyncio.Event()
         self._score_until = 0.0
-        threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
+        threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the loop, from another thread."""
@@ -65,10 +67,6 @@ class EpisodeLoop:
     async def _step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
         for number in sorted(actions):
             self.episodes[number].act(actions[number])
-        for episode in self.episodes:
-            if episode.task is None:
-                episode.task = asyncio.create_task(self._guarded(episode))
-                episode.task.add_done_callback(lambda _: self._changed.set())
         await self._settled(self._loop.time() + self.timeout_s)
         return {each.number: seen for each in self.episodes if (seen := each.observation) is not None}
 
@@ -76,6 +74,8 @@ class EpisodeLoop:
         now = self._loop.time()
         self._score_until = now + self.timeout_s
         for episode in self.episodes:
+            if episode.task is None:
+                episode.failure = "it was not started: those before it took all the time"
             episode.close()
         await self._settled(now + self.timeout_s / 2)
 
@@ -89,13 +89,25 @@ class EpisodeLoop:
             episode.failure = episode.failure or reason_of(error)
 
     async def _settled(self, deadline: float) -> None:
-        while any(episode.task is not None and episode.is_busy for episode in self.episodes):
+        while self._start_more(deadline) or any(map(_is_at_work, self.episodes)):
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                await self._cut([episode for episode in self.episodes if episode.is_busy])
+                await self._cut([episode for episode in self.episodes if _is_at_work(episode)])
+
+    def _start_more(self, deadline: float) -> bool:
+        """Start the episodes that there is room and time for; whether there were any."""
+        if self._loop.time() >= deadline:
+            return False
+        waiting = [episode for episode in self.episodes if episode.task is None and not episode.failure]
+        num_open = sum(episode.task is not None and not episode.is_over for episode in self.episodes)
+        room = max(self.at_once - num_open, 0) if self.at_once else len(waiting)
+        for episode in waiting[:room]:
+            episode.task = asyncio.create_task(self._guarded(episode))
+            episode.task.add_done_callback(lambda _: self._changed.set())
+        return bool(waiting[:room])
 
     async def _cut(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
@@ -126,6 +138,10 @@ class EpisodeLoop:
             await asyncio.wait(late, timeout=GRACE_S)
         too_late = f"scoring took longer than timeout_s = {self.timeout_s:g} s"
         return [too_late if task in late else task.result() for task in tasks]
+
+
+def _is_at_work(episode: Episode) -> bool:
+    return episode.task is not None and episode.is_busy
 
 
 def reason_of(error: BaseException) -> str:

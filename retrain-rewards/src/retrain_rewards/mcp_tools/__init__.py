@@ -1,0 +1,1 @@
+"""The environment `mcp`: the tasks of `[data]`, with the tools of servers that speak the Model Context Protocol."""
