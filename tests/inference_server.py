@@ -57,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def do_GET(self) -> None:
+        self.hang()
         if self.path == "/v1/models":
             self.reply({"data": self.server.entries()})
         elif self.path == "/health":
@@ -64,7 +65,13 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.error(404, "Not Found")
 
+    def hang(self) -> None:
+        """Nothing happens while the server hangs."""
+        while self.server.hangs and not self.server.released.wait(0.01):
+            continue
+
     def do_POST(self) -> None:
+        self.hang()
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
         with server.lock:
@@ -78,6 +85,10 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/unload_lora_adapter":
             known = server.adapters.pop(asked["lora_name"], None)
             self.text("Success") if known is not None else self.error(404, "The lora adapter cannot be found.")
+        elif self.path == "/control":  # ours: a test in another process switches faults on
+            for name, value in asked.items():
+                setattr(server, name, value)
+            self.reply({})
         elif self.path.partition("?")[0] in ("/pause", "/resume", "/update_weights"):
             if "weight_dir" in asked:
                 server.base = server.model.load(Path(asked["weight_dir"]))
@@ -93,7 +104,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.error(400, f"The lora adapter '{name}' has already been loaded.")
                 return
             try:
-                server.adapters[name] = server.model.load(Path(asked["lora_path"]))
+                loaded = server.model.load(Path(asked["lora_path"]))
+                is_stale = server.is_stale and len(server.adapters) > 0
+                server.adapters[name] = list(server.adapters.values())[-1] if is_stale else loaded
             except (OSError, ValueError, KeyError) as error:
                 self.error(404, f"Loading lora {name} failed: No adapter found for {asked['lora_path']} ({error})")
                 return
@@ -168,6 +181,8 @@ class InferenceServer(ThreadingHTTPServer):
         self.latency_s = 0.0
         self.processed = True
         self.deaf = self.ignores_n = False
+        self.hangs = False
+        self.is_stale = False  # new names get the weights of the last one
         self.key = ""
         self.texts: dict[int, str] = {}  # of tokens, for log-probabilities of given ones
         self.model_name = BASE

@@ -27,13 +27,17 @@ ROOT = Path(__file__).parents[1]
 class TinyModel:
     """A causal language model on the CPU; an adapter is a copy of it with PEFT's matrices merged in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, noise: float = 0.0) -> None:
+        """`noise` is added to the weights of the last layer: another model, under the same name."""
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
         self.root = str(folder)
         self._base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        if noise:
+            head = self._base.get_output_embeddings().weight.data
+            head += noise * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
         self.vocabulary = int(self._base.get_input_embeddings().num_embeddings)
         self.context_limit = int(self._base.config.max_position_embeddings)
         self._lock = threading.Lock()
@@ -64,10 +68,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--raw", action="store_true", help="log-probabilities before temperature")
+    parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--fault", default="")
     parser.add_argument("--every", type=int, default=0)
     options = parser.parse_args()
-    server = InferenceServer(TinyModel(options.model), port=options.port, processed=not options.raw)
+    server = InferenceServer(
+        TinyModel(options.model, noise=options.noise), port=options.port, processed=not options.raw
+    )
     server.model_name = str(options.model)
     if options.every:
         server.always = every(options.every, options.fault)
@@ -99,10 +106,15 @@ FAULTS = {
 }
 
 
+def launch(model: Path, *arguments: str, port: int) -> subprocess.Popen[str]:
+    """Start one without waiting for it; its first line has the port."""
+    command = [sys.executable, "-m", "tests.tiny_server", "--model", str(model), "--port", str(port), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
 def start(model: Path, *arguments: str, port: int = 0) -> tuple[subprocess.Popen[str], int]:
     """Start one; returns when it listens, with its port."""
-    command = [sys.executable, "-m", "tests.tiny_server", "--model", str(model), "--port", str(port), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = launch(model, *arguments, port=port)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("port "), "the server did not start"

@@ -149,7 +149,7 @@ def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
 def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, mlx_url, tmp_path) -> None:
     backend, engine = make_backend()
     perturb(backend, 4)
-    adapter = str(engine._caller.dialect._adapters[engine._adapters.current.name])
+    adapter = str(engine._caller.dialect._adapters[engine._adapters.current.key])
     asked = {"prompt": "1 + 2 =", "logprobs": True, "top_logprobs": 5, "temperature": 1.0, "adapters": adapter}
 
     def tops(model: str, **changes: Any) -> dict[int, float]:
@@ -158,7 +158,8 @@ def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, 
 
     assert tops("default_model") == tops(str(exact_model), adapters=None)
     assert tops(str(exact_model)) != tops(str(exact_model), adapters=None)
-    body = engine._caller.completion(np.asarray([5, 6]), seed=1, max_tokens=2, temperature=1.0).body
+    (server,) = engine._caller.servers
+    body = engine._caller.completion(np.asarray([5, 6]), seed=1, max_tokens=2, temperature=1.0, server=server).body
     assert body is not None
     assert body["model"] == str(exact_model)
 

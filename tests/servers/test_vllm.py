@@ -152,26 +152,26 @@ def test_a_stale_prefix_cache_is_what_in_place_would_give_and_the_probe_sees_it(
 ) -> None:
     train_a_step(backend, 0)
     adapters = backend._engine._adapters  # type: ignore[attr-defined]
-    adapters.verify(adapters.caller.servers)
+    comparison, (server,) = adapters.comparison, adapters.comparison.caller.servers
+    comparison.require_trainers(server, adapters.current)
     fixed = adapters.current
-    for step in range(1, 4):
-        train_a_step(backend, step)
-    shutil.copytree(adapters.current.folder, fixed.folder, dirs_exist_ok=True)
-    adapters.versions.append(fixed)
-    body = {"lora_name": fixed.name, "lora_path": str(fixed.folder)}
-    refused = httpx.post(f"{processed}/v1/load_lora_adapter", json=body, timeout=60.0)
-    if refused.status_code == 400:  # the same name twice: refused, and the old weights go on serving
+    with adapters.using():  # so that it stays loaded
+        for step in range(1, 4):
+            train_a_step(backend, step)
+        shutil.copytree(adapters.current.folder, fixed.folder, dirs_exist_ok=True)
+        body = {"lora_name": fixed.key, "lora_path": str(fixed.folder)}
+        refused = httpx.post(f"{processed}/v1/load_lora_adapter", json=body, timeout=60.0)
+        if refused.status_code == 400:  # the same name twice: refused, and the old weights go on serving
+            with pytest.raises(BackendError, match="does not sample from policy version"):
+                comparison.require_trainers(server, fixed)
+        in_place = httpx.post(f"{processed}/v1/load_lora_adapter", json={**body, "load_inplace": True}, timeout=60.0)
+        assert in_place.status_code == 200
+        short, long = comparison.probes
+        gaps = [comparison.with_trainer([server], fixed, [each])[server] for each in (short, long)]
+        assert gaps[0].max < EXACT
+        assert gaps[1].max > 100 * EXACT
         with pytest.raises(BackendError, match="does not sample from policy version"):
-            adapters.verify(adapters.caller.servers)
-    in_place = httpx.post(f"{processed}/v1/load_lora_adapter", json={**body, "load_inplace": True}, timeout=60.0)
-    assert in_place.status_code == 200
-    short, long = adapters.probes
-    servers = adapters.caller.servers
-    (short_gap,), (long_gap,) = (adapters.measure(servers, [prompt]).values() for prompt in (short, long))
-    assert short_gap.max < EXACT
-    assert long_gap.max > 100 * EXACT
-    with pytest.raises(BackendError, match="does not sample from policy version"):
-        adapters.verify(servers)
+            comparison.require_trainers(server, fixed)
 
 
 def test_what_the_server_refuses(processed: str) -> None:

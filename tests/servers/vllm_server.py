@@ -35,32 +35,47 @@ def python() -> str:
 def vllm_serving(model: Path, log: Path, *options: str, takes_adapters: bool = True) -> Iterator[str]:
     """The URL of a server that runs for the duration of the block; what it says goes into a file."""
     options = (*(ADAPTERS if takes_adapters else ()), *options)
+    port = free_port()
+    process, url = launch(model, log, port, *options), f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url, process, log)
+        yield url
+    finally:
+        end(process, signal.SIGTERM, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def launch(model: Path, log: Path, port: int, *options: str) -> subprocess.Popen[bytes]:
+    """Start a server without waiting for it."""
     command = [python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
-    with log.open("w", encoding="utf-8") as stream:
-        process = subprocess.Popen(
+    with log.open("a", encoding="utf-8") as stream:
+        return subprocess.Popen(
             [*command, "--port", str(port), *OPTIONS, *options],
             env={**os.environ, **ENVIRONMENT},
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(url, process, log)
-        yield url
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):  # its engine is a process of its own
-            try:
-                os.killpg(process.pid, number)
-                process.wait(20)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def end(process: subprocess.Popen[bytes], *signals: int) -> None:
+    """Send signals, the next one where the last did not do; the server's engine is a process of its own."""
+    for number in signals:
+        try:
+            os.killpg(process.pid, number)
+            process.wait(20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the server answers; AssertionError when it ends before."""
     limit = time.monotonic() + START_S
     while time.monotonic() < limit:
         if process.poll() is not None:

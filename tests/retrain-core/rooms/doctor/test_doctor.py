@@ -17,6 +17,8 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.doctor.reach import diagnose_reach
+from tests.inference_server import serving
+from tests.toy_policy import ToyModel
 
 Command = Callable[..., Any]
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
@@ -393,6 +395,16 @@ def test_the_servers_of_engine_and_backend_are_asked(plugins: Plugins) -> None:
     assert found["inference server"].is_fatal
     assert found["training service"].is_fatal
     assert found["model"].status == "ok"
+
+
+def test_each_server_of_a_fleet_is_asked_and_one_is_enough(plugins: Plugins) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, serving(ToyModel()) as server:
+        away = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        silent.close()
+        tables = {"inference": Served(url=f"{server.url}, {away}"), "model": ModelTable(model="builtin:tiny")}
+        found = diagnose_reach(Config(tables=tables), plugins)
+    servers = [(each.status, each.detail.split()[0]) for each in found if each.name == "inference server"]
+    assert servers == [("ok", server.url), ("warn", away)]
 
 
 def test_a_file_that_trains_nothing_asks_for_no_training_parts(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:

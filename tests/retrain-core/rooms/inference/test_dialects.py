@@ -194,5 +194,6 @@ def test_a_login_in_a_bad_url_is_not_shown() -> None:
 
 def test_numbers_of_several_servers_are_kept_apart(make_engine, server) -> None:
     engine = make_engine(server)
-    gaps = engine._adapters.measure(engine._caller.servers, [np.arange(3, 30)])
+    adapters = engine._adapters
+    gaps = adapters.comparison.with_trainer(engine._caller.servers, adapters.current, [np.arange(3, 30)])
     assert list(gaps) == list(engine._caller.servers)

@@ -74,6 +74,7 @@ def test_servers_go_on_after_weights_that_could_not_be_read(make_engine, server,
     shutil.rmtree(folder)
     with pytest.raises(BackendError, match="the weights of version 1"):
         engine.load_weights(folder, policy.version)
+    engine.close()
     paths = [path for path, _ in server.requests if not path.startswith("/v1")]
     assert paths[0] == "/pause?mode=keep&clear_cache=false"
     assert paths[-1] == "/resume"

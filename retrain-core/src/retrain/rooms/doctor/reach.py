@@ -29,10 +29,17 @@ def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
         return [_hub()]
     found = [_model(config, plugins)]
     for path, name in SERVERS.items():
-        if url := config.value(path, ""):
-            found.append(diagnose_server(name, url, needed=True))
+        urls = [url.strip() for url in config.value(path, "").split(",") if url.strip()]
+        found += _fleet([diagnose_server(name, url, needed=True) for url in urls])
     parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
     return [*found, *([_wandb_key()] if (Kind.RECORDER, "wandb") in parts else [])]
+
+
+def _fleet(servers: list[Diagnosis]) -> list[Diagnosis]:
+    """A run can begin when one of its servers answers; the others are used once they do."""
+    if all(found.status != "ok" for found in servers):
+        return servers
+    return [found if found.status == "ok" else replace(found, status="warn") for found in servers]
 
 
 def _hub() -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Keeps the servers at the published policy: each version is an adapter with a name that was never used before.
+"""The policy versions that the servers are given, each as an adapter with a name that was never used before.
 
 A server caches keys and values by the adapter's name, so new weights under an old name would be mixed with what the old
 weights computed (0.9 nats off in vLLM, and only for prompts longer than a cache block); and loading an existing name is
@@ -8,70 +8,53 @@ refused while the old weights keep serving.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from retrain.kernel.errors import BackendError, Problem, RetrainError
-from retrain.kernel.types import Floats, Tokens
-from retrain.rooms.inference.caller import Caller
-from retrain.rooms.inference.client import Call, RefusedError
-from retrain.rooms.inference.policy import Policy
+from retrain.kernel.errors import BackendError, Problem
+from retrain.rooms.inference.client import RefusedError
+from retrain.rooms.inference.comparison import Comparison, OtherPolicyError, PolicyVersion
+from retrain.rooms.inference.keeper import Keeper
 from retrain.rooms.inference.pool import Server
-from retrain.rooms.inference.probes import PROBE_TOKENS
-from retrain.rooms.session.steps.logprob_gap import LogprobGap, LogprobRow
+from retrain.rooms.session.steps.logprob_gap import LogprobGap
 
-LOG = logging.getLogger("retrain")
-NOT_FOUND = 404
-REPAIR_EVERY_S = 1.0  # requests that failed before a repair must not trigger another
-FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
+POLL_S = 0.005
+SLOWER_S = 1.0  # than the first server, and at least as long as it took: what `publish` grants the others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """One version on the servers; `name` is empty, and `folder` unused, where the base model itself is the policy.
-
-    `cache_salt` separates the cached keys and values of different weights under the same name.
-    """
-
-    name: str
-    version: int
-    folder: Path = Path()
-    cache_salt: str = ""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
 class Adapters:
-    """The versions that the servers hold, the newest last.
+    """The versions on the servers, the newest last: `keep_versions` of them, and those that `using` holds.
 
-    After each load a few tokens are sampled from the prompts `probes`, with the same requests that rollouts send, and
-    their log-probabilities compared with the trainer's at `probe_temperature`: the temperature of the distribution that
-    the server reports.
+    A version is published once one server was compared with the trainer. The others are compared with that server,
+    which needs no trainer, so they may follow while the next completions are sampled and the trainer works.
     """
 
-    caller: Caller
-    policy: Policy
-    folder: Path
-    keep_versions: int
-    max_gap: float
-    temperature: float
-    probe_temperature: float
-    probes: Sequence[Tokens]
-    versions: list[Loaded] = field(default_factory=list)
-    limit: float = 0.0  # for the mean gap; 0 until calibrated
-    last_gap: LogprobGap | None = None
-    _token: str = field(default_factory=lambda: secrets.token_hex(4))
-    _serial: int = 0
-    _reloaded_at: dict[Server, float] = field(default_factory=dict)  # times of the client's loop
-    _locks: dict[Server, asyncio.Lock] = field(default_factory=dict)
+    def __init__(self, comparison: Comparison, *, folder: Path, keep_versions: int, retry_s: float) -> None:
+        self.comparison = comparison
+        self.folder = folder
+        self.versions: tuple[PolicyVersion, ...] = ()
+        self.last_gap: LogprobGap | None = None
+        self._keep_versions = keep_versions
+        self._retry_s = retry_s
+        self._uses: Counter[str] = Counter()
+        self._lock = threading.Lock()  # `using` and `publish` may run in different threads
+        self._token = secrets.token_hex(4)
+        self._serial = 0
+        self._is_closed = False
+        self.keepers = {
+            server: Keeper(server=server, comparison=comparison, wanted=lambda: self.versions)
+            for server in comparison.caller.servers
+        }
 
     @classmethod
     def folder_for(cls, adapter_dir: str) -> Path:
@@ -89,165 +72,196 @@ class Adapters:
             raise BackendError(Problem(where=str(adapter_dir or tempfile.gettempdir()), what=what, fix=fix)) from error
 
     @property
-    def current(self) -> Loaded:
-        """The version that `sample` uses."""
-        return self.versions[-1]
+    def current(self) -> PolicyVersion:
+        """The version that `sample` uses: the newest that a server was shown to have."""
+        return next(version for version in reversed(self.versions) if version.shown is not None)
 
-    def publish(self, *, verified: bool = True) -> None:
-        """Bring every server to the policy's version; `verified=False` leaves the probe to the caller."""
-        version = self.policy.version
-        name = self._new_name(version)
-        folder = self.folder / name
+    @property
+    def num_serving(self) -> int:
+        """Number of servers that can be asked for the current version."""
+        return len(self.comparison.caller.client.pool.serving(self.current.key))
+
+    @property
+    def num_reloads(self) -> int:
+        """How often a server was given back what it had lost."""
+        return sum(keeper.reloads for keeper in self.keepers.values())
+
+    @contextmanager
+    def using(self) -> Iterator[PolicyVersion]:
+        """The current version, kept on the servers for the duration of the block."""
+        with self._lock:
+            version = self.current
+            self._uses[version.key] += 1
+        try:
+            yield version
+        finally:
+            with self._lock:
+                self._uses[version.key] -= 1
+            self._retire()
+
+    def start(self, measure: Callable[[PolicyVersion], LogprobGap | None]) -> None:
+        """Give the policy to the servers that are there; `measure` compares all of them with the trainer, or raises."""
+        version, servers, call = self._written(), self.comparison.caller.present, self.comparison.caller.client.call
+        self.versions = (version,)
+        call(self._load_on(servers, version))
+        gap = measure(version)
+        version.shown = call(self.comparison.shown(servers[0], version))
+        if gap is not None:
+            self.comparison.calibrate(gap)
+        call(self._start_keepers(servers, version))
+
+    @contextmanager
+    def loaded(self, version: PolicyVersion) -> Iterator[None]:
+        """Have a version on the servers that are there for the duration of the block, before `start` has ended."""
+        servers, call = self.comparison.caller.present, self.comparison.caller.client.call
+        try:
+            call(self._load_on(servers, version))
+            yield
+        finally:
+            for server in servers:
+                call(self.keepers[server].unload(version.key))
+
+    def publish(self) -> None:
+        """Bring the servers to the policy's version; BackendError when none can be shown to have it."""
+        self._introduce(self._written())
+
+    def publish_foreign(self, folder: Path, version: int) -> None:
+        """As `publish`, for an adapter that another process wrote."""
+        self._introduce(PolicyVersion(version=version, key=self._new_key(version), folder=folder, is_foreign=True))
+
+    def publish_weights(self, folder: Path, version: int) -> None:
+        """As `publish`, for all weights, of which a server has one version at a time; nothing may be sampled then."""
+        if any(self._uses.values()):
+            what = f"the weights of version {version} cannot replace those that completions are being sampled from"
+            raise BackendError(Problem(where="sampling", what=what, fix="publish after sample has returned"))
+        key, before = self._new_key(version), self.versions
+        # the name stays the same, and the server still caches keys and values of the old weights under it
+        loaded = PolicyVersion(version=version, key=key, folder=folder, is_whole=True, cache_salt=f"{key}-")
+        self.versions = ()
+        self._introduce(loaded)
+        self._remove(before)
+
+    def close(self) -> None:
+        """Unload every adapter, where that is still possible, and remove the files."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.comparison.caller.client.call(self._stop_keepers())
+        self.versions = ()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _written(self) -> PolicyVersion:
+        """The policy as an adapter in a new folder, or the base model where that is the policy."""
+        version = self.comparison.policy.version
+        key = self._new_key(version)
+        folder = self.folder / key
         try:
             folder.mkdir()
-            self.policy.save_adapter(folder)
+            self.comparison.policy.save_adapter(folder)
         except (OSError, SafetensorError) as error:
             what = f"the adapter of version {version} cannot be written: {getattr(error, 'strerror', None) or error}"
             fix = "free space there, or set [inference] adapter_dir"
             raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
-        if not any(folder.iterdir()):  # the base model is the policy
-            folder.rmdir()
-            self.versions.append(Loaded(name="", version=version))
-        else:
-            self.load(Loaded(name=name, version=version, folder=folder))
-        if verified:
-            self.verify(self.caller.servers)
-        self._unload_old()
+        if any(folder.iterdir()):
+            return PolicyVersion(version=version, key=key, folder=folder)
+        folder.rmdir()
+        return PolicyVersion(version=version, key=key, is_base=True)
 
-    def publish_foreign(self, folder: Path, version: int) -> None:
-        """As `publish`, for an adapter that another process wrote."""
-        self.load(Loaded(name=self._new_name(version), version=version, folder=folder), is_foreign=True)
-        self.verify(self.caller.servers)
-        self._unload_old()
-
-    def load(self, adapter: Loaded, *, is_foreign: bool = False) -> None:
-        """Load an adapter on every server and use it from now on.
-
-        One that another process wrote (`is_foreign`) may not have reached the server's disk yet, so a 404 is retried,
-        with and without `/v1`, a prefix that PRIME-RL's server does not use.
-        """
-        label = f"loading the adapter of version {adapter.version}"
+    def _introduce(self, version: PolicyVersion) -> None:
+        """Have the keepers load a version, compare the first server that has it, and wait a little for the others."""
+        started = time.monotonic()
+        self.versions += (version,)
+        self._wake()
         try:
-            calls = [self._load_call(adapter, server, label) for server in self.caller.servers]
-            if is_foreign:
-                calls = [replace(call, path=call.path.removeprefix("/v1"), fallback_path=call.path) for call in calls]
-            self.caller.client.results(calls)
-        except RefusedError as error:
-            raise self._not_loaded(error, adapter) from error
-        self.versions.append(adapter)
+            self._await_first(version, started + self._retry_s + SLOWER_S)
+        except BaseException:
+            self.versions = tuple(each for each in self.versions if each is not version)
+            raise
+        self._retire()
+        now = time.monotonic()
+        deadline = now + max(SLOWER_S, now - started)
+        while time.monotonic() < deadline and not all(map(_is_settled, self.keepers.values())):
+            time.sleep(POLL_S)
 
-    def drop_current(self) -> None:
-        """Unload the newest adapter and return to the one before it."""
-        self._unload(self.versions.pop())
+    def _await_first(self, version: PolicyVersion, deadline: float) -> None:
+        """Take what the first server shows that is compared with the trainer; BackendError when there is none."""
+        client, compared = self.comparison.caller.client, dict[Server, tuple[int, str]]()
+        while version.shown is None:
+            for server, keeper in self.keepers.items():
+                name = server.names.get(version.key)
+                if name is None or compared.get(server) == (server.losses, name):
+                    continue
+                compared[server] = (server.losses, name)
+                try:
+                    self.last_gap = self.comparison.require_trainers(server, version)
+                    version.shown = client.call(self.comparison.shown(server, version, once=True))
+                except OtherPolicyError as error:
+                    client.do(keeper.reject, version, error)
+                except BackendError as error:
+                    del compared[server]
+                    if isinstance(error, RefusedError):
+                        client.do(client.pool.lose, server, error.problems[0].what)
+                else:
+                    client.do(keeper.accept, version)
+                    return
+            errors = [keeper.error for keeper in self.keepers.values() if keeper.server.is_rejected and keeper.error]
+            if len(errors) == len(self.keepers):
+                raise BackendError(*(problem for error in errors for problem in error.problems))
+            if time.monotonic() >= deadline:
+                raise self._not_taken(version)
+            time.sleep(POLL_S)
 
-    async def restore(self, server: Server, status: int) -> bool:
-        """Load the current adapter again on a server that lost it in a restart.
+    def _not_taken(self, version: PolicyVersion) -> BackendError:
+        loaded = "weights" if version.is_whole else "adapter"
+        what = f"no server has taken the {loaded} of version {version.version}, from {version.folder}"
+        why = f"[inference] retry_s = {self._retry_s:g} ended the wait; {self.comparison.caller.client.pool.failures()}"
+        fix = "start the servers, or correct [inference] url; then resume the run"
+        return BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
 
-        Runs in the client's loop. The server is compared with the trainer before its completions are trained on.
-        """
-        adapter = self.current
-        if status != NOT_FOUND or not adapter.name:
-            return False
-        async with self._locks.setdefault(server, asyncio.Lock()):  # requests fail together; one repairs
-            now = asyncio.get_running_loop().time()
-            if now - self._reloaded_at.get(server, -math.inf) > REPAIR_EVERY_S:
-                label = f"loading the adapter of version {adapter.version} again"
-                await self.caller.client.send(self._load_call(adapter, server, label))
-                LOG.warning("%s had lost the adapter of version %d; loaded again.", server.name, adapter.version)
-                self._reloaded_at[server] = asyncio.get_running_loop().time()
-        return True
+    def _retire(self) -> None:
+        """Give up the versions that are neither among the newest nor in use; the keepers unload them."""
+        with self._lock:
+            kept = self.versions[-self._keep_versions :]
+            retired = [v for v in self.versions if v not in kept and not self._uses[v.key]]
+            self.versions = tuple(version for version in self.versions if version not in retired)
+        self._wake()
+        self._remove(retired)
 
-    def verify_reloaded(self) -> None:
-        """Compare the servers that lost the adapter since the last call."""
-        servers = tuple(self._reloaded_at)
-        self._reloaded_at.clear()
-        if servers:
-            self.verify(servers)
+    def _remove(self, versions: Sequence[PolicyVersion]) -> None:
+        for version in versions:
+            if version.folder.parent == self.folder:
+                shutil.rmtree(version.folder, ignore_errors=True)
 
-    def verify(self, servers: Sequence[Server]) -> None:
-        """BackendError unless these servers sample from the published policy, where the trainer is here to compare."""
-        gaps = self.measure(servers, self.probes)
-        for server, gap in gaps.items():
-            limit = self.limit or self.max_gap
-            if not gap.mean <= limit:  # NaN too
-                raise self._stale(server, gap, limit)
-        if gaps:
-            self.last_gap = max(gaps.values(), key=lambda gap: gap.mean)
-
-    def measure(self, servers: Sequence[Server], prompts: Sequence[Tokens]) -> dict[Server, LogprobGap]:
-        """The gap of each server on completions of these prompts; empty when the trainer is not in this process."""
-        pairs = [(server, prompt_T, seed) for server in servers for seed, prompt_T in enumerate(prompts)]
-        calls = [
-            self.caller.completion(
-                prompt_T,
-                seed=seed,
-                max_tokens=PROBE_TOKENS,
-                temperature=self.temperature,
-                adapter=self.current.name,
-                cache_salt=self.current.cache_salt,
-                server=server,
-                repair=self.restore,
-                label="the probe of the policy",
-            )
-            for server, prompt_T, seed in pairs
-        ]
-        completions = self.caller.client.results(calls)
-        rows = [LogprobRow.of(pair[1], found.tokens_T) for pair, found in zip(pairs, completions, strict=True)]
-        trained = self.policy.logprobs(rows, self.probe_temperature)
-        if trained is None:
-            return {}
-        differences: dict[Server, list[Floats]] = {server: [] for server in servers}
-        for (server, *_), found, row, all_T in zip(pairs, completions, rows, trained, strict=True):
-            differences[server].append(all_T[row.action_T] - found.logprobs_T)
-        return {server: LogprobGap.of(found) for server, found in differences.items()}
-
-    def calibrate(self, gap: LogprobGap) -> None:
-        """Take the handshake's gap as the noise of this engine, by which later probes are judged."""
-        self.limit = min(self.max_gap, max(FLOOR_GAP, NOISE_FACTOR * gap.mean))
-
-    def close(self) -> None:
-        """Unload every adapter, where that is still possible, and remove the files."""
-        for adapter in self.versions:
-            self._unload(adapter)
-        self.versions.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _new_name(self, version: int) -> str:
+    def _new_key(self, version: int) -> str:
         self._serial += 1
         return f"retrain-{self._token}-{self._serial}-v{version}"
 
-    def _unload_old(self) -> None:
-        while len(self.versions) > self.keep_versions:
-            self._unload(self.versions.pop(0))
+    def _wake(self) -> None:
+        def wake() -> None:
+            for server in self.keepers:
+                server.changed.set()
 
-    def _unload(self, adapter: Loaded) -> None:
-        if adapter.name:
-            request = self.caller.dialect.unload_adapter(adapter.name)
-            for server in self.caller.servers:
-                with suppress(RetrainError):  # a restarted server no longer has it
-                    call = self.caller.admin_call(request, server, "unloading an adapter")
-                    self.caller.client.results([replace(call, once=True)])
-        if adapter.folder.parent == self.folder:
-            shutil.rmtree(adapter.folder, ignore_errors=True)
+        self.comparison.caller.client.do(wake)
 
-    def _load_call(self, adapter: Loaded, server: Server, label: str) -> Call[None]:
-        request = self.caller.dialect.load_adapter(adapter.name, adapter.folder)
-        # the name is new, so "already loaded" means that an earlier answer to this request was lost
-        return replace(self.caller.admin_call(request, server, label), is_done=lambda message: "already" in message)
+    async def _load_on(self, servers: Sequence[Server], version: PolicyVersion) -> None:
+        await asyncio.gather(*(self.keepers[server].load(version) for server in servers))
 
-    def _not_loaded(self, error: RefusedError, adapter: Loaded) -> BackendError:
-        problem = error.problems[0]
-        exists = adapter.folder.exists()
-        why = f"the server must be able to read {adapter.folder}" if exists else f"{adapter.folder} is gone"
-        hint = self.caller.dialect.adapter_hint
-        fix = f"start the server with {hint}; on another machine, set [inference] adapter_dir"
-        return BackendError(Problem(where=problem.where, what=problem.what, why=why, fix=fix))
+    async def _start_keepers(self, servers: Sequence[Server], version: PolicyVersion) -> None:
+        self.comparison.caller.client.pool.is_watched = True
+        for server in servers:
+            self.keepers[server].accept(version)
+        await asyncio.gather(*(keeper.start() for keeper in self.keepers.values()))
 
-    def _stale(self, server: Server, gap: LogprobGap, limit: float) -> BackendError:
-        what = (
-            f"the server does not sample from policy version {self.current.version}: its log-probabilities are "
-            f"{gap.mean:.2g} nats from the trainer's (mean of {gap.num_tokens} tokens, max {gap.max:.2g})"
-        )
-        why = f"at most {limit:.2g} was expected, from the start of the run and [inference] max_gap"
-        fix = "restart the server; if its precision is the reason, raise [inference] max_gap"
-        return BackendError(Problem(where=server.name, what=what, why=why, fix=fix))
+    async def _stop_keepers(self) -> None:
+        async def end(keeper: Keeper) -> None:
+            await keeper.stop()
+            for key in [] if keeper.server.is_dead else list(keeper.server.names):
+                with suppress(BackendError):
+                    await keeper.unload(key)
+
+        await asyncio.gather(*map(end, self.keepers.values()))
+
+
+def _is_settled(keeper: Keeper) -> bool:
+    """Whether nothing is to be expected of the server in the next moments."""
+    server = keeper.server
+    return keeper.is_settled() or server.is_dead or server.is_rejected or server.failing_since < math.inf

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats, StopReason, Tokens
-from retrain.rooms.inference.client import BadAnswerError
+from retrain.rooms.inference.client import BadAnswerError, OtherModelError
 
 ROUNDING = 1e-3  # nats by which rounding may lift a log-probability above 0
 LENGTH_REASONS = frozenset({"length", "max_tokens"})
@@ -67,7 +67,7 @@ def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
     """The completion; BadAnswerError unless every part of it matches the request."""
     expected = request.adapter or request.model
     if raw.model is not None and raw.model != expected:
-        raise BadAnswerError(f"asked {expected!r}, and {raw.model!r} answered")
+        raise OtherModelError(f"asked {expected!r}, and {raw.model!r} answered")
     if raw.prompt is not None and list(raw.prompt) != request.prompt_T:
         raise BadAnswerError("the server read another prompt than it was sent")
     tokens_T = _tokens(raw, request)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,11 @@ class Caller:
         """All servers."""
         return self.client.pool.servers
 
+    @property
+    def present(self) -> tuple[Server, ...]:
+        """The servers that have answered so far."""
+        return tuple(server for server in self.servers if server.url in self.served)
+
     def completion(
         self,
         prompt_T: Tokens,
@@ -43,48 +47,53 @@ class Caller:
         seed: int,
         max_tokens: int,
         temperature: float,
+        key: str = "",
         adapter: str = "",
         server: Server | None = None,
-        repair: Callable[[Server, int], Awaitable[bool]] | None = None,
         top: int = 0,
         cache_salt: str = "",
         label: str = "a completion",
     ) -> Call[Completion]:
-        """The call for one completion of at most `max_tokens`, fewer where the context has no room for them."""
-        room = max_tokens if self.context_limit is None else min(max_tokens, self.context_limit - len(prompt_T))
-        first = (server or self.servers[0]).url
-        request = CompletionRequest(
-            prompt_T=prompt_T.tolist(),
-            seed=seed,
-            max_tokens=room,
-            temperature=temperature,
-            model=self.served[first].name,
-            adapter=adapter,
-            stop_ids=self.stop_ids,
-            vocabulary=self.vocabulary,
-            top=top,
-            cache_salt=cache_salt,
-        )
-        path, body = self.dialect.completion(request)
+        """The call for one completion of at most `max_tokens`, fewer where the context has no room for them.
 
-        def read(answer: Any) -> Completion:
-            return checked(self.dialect.parse_completion(answer, request), request)
-
-        return Call(path=path, body=body, read=read, server=server, repair=repair, label=label)
-
-    def send_everywhere(self, requests: Sequence[HttpRequest], label: str) -> None:
-        """Send administrative requests to all servers, each after all have answered the previous one.
-
-        Files that a request names may not have reached the server's disk yet, so a 404 is retried.
+        Either from the policy version `key`, by any server that holds it, or from an `adapter` of one `server`, empty
+        for the base model.
         """
-        for request in requests:
-            calls = [self.admin_call(request, server, label) for server in self.servers]
-            self.client.results([replace(call, fallback_path=call.path) for call in calls])
+        room = max_tokens if self.context_limit is None else min(max_tokens, self.context_limit - len(prompt_T))
+        prompt = prompt_T.tolist()
+
+        def addressed(server: Server) -> Call[Completion]:
+            request = CompletionRequest(
+                prompt_T=prompt,
+                seed=seed,
+                max_tokens=room,
+                temperature=temperature,
+                model=self.served[server.url].name,
+                adapter=server.names[key] if key else adapter,
+                stop_ids=self.stop_ids,
+                vocabulary=self.vocabulary,
+                top=top,
+                cache_salt=cache_salt,
+            )
+            path, body = self.dialect.completion(request)
+
+            def read(answer: Any) -> Completion:
+                return checked(self.dialect.parse_completion(answer, request), request)
+
+            return Call(path=path, body=body, read=read, server=server, label=label)
+
+        if server is not None:
+            return addressed(server)
+        return Call(path="", read=_unread, key=key, addressed=addressed, label=label)
 
     def admin_call(self, request: HttpRequest, server: Server, label: str) -> Call[None]:
         """An administrative request to one server; its answer is ignored."""
         path, body = request
         return Call(path=path, body=body, read=lambda answer: None, server=server, label=label, ignores_answer=True)
+
+
+def _unread(answer: Any) -> Completion:
+    raise AssertionError("the call was sent without a server")
 
 
 def vocabulary_of(policy: Policy, tokenizer: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams
 from retrain.rooms.inference import handshake
-from retrain.rooms.inference.adapters import Adapters, Loaded
+from retrain.rooms.inference.adapters import Adapters
 from retrain.rooms.inference.answers import Completion
 from retrain.rooms.inference.caller import Caller, vocabulary_of
 from retrain.rooms.inference.client import Call, Client
+from retrain.rooms.inference.comparison import Comparison, PolicyVersion
 from retrain.rooms.inference.dialect import Dialect
 from retrain.rooms.inference.policy import Policy
+from retrain.rooms.inference.pool import Server
 from retrain.rooms.inference.probes import probe_prompts, write_probe_adapter
 from retrain.rooms.inference.recompute import Behaviour
 from retrain.rooms.inference.table import InferenceTable, Settings
@@ -61,16 +63,16 @@ def _connected(
         dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
     )
     is_same = temperature == 1.0 or after_temperature is not False
-    adapters = Adapters(
+    comparison = Comparison(
         caller=caller,
         policy=policy,
-        folder=Adapters.folder_for(table.adapter_dir),
-        keep_versions=table.keep_versions,
         max_gap=table.max_gap,
         temperature=temperature,
         probe_temperature=temperature if is_same else 1.0,
         probes=(probes[0], probes[-1]),
     )
+    folder = Adapters.folder_for(table.adapter_dir)
+    adapters = Adapters(comparison, folder=folder, keep_versions=table.keep_versions, retry_s=table.retry_s)
     recomputes = table.logprobs == "trainer"
     behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
     engine = ServerEngine(context, table, caller, adapters, behaviour)
@@ -85,8 +87,8 @@ def _connected(
 class ServerEngine:
     """Samples each completion with its own request, so each has its own seed and is delivered as soon as it finishes.
 
-    The servers hold `policy.version` whenever `sample` runs; a completion that could have come from another policy is
-    an error, never a sample.
+    A request goes only to servers that hold the version that is current when `sample` begins, which is on them until
+    `sample` ends; `publish` may bring the next one meanwhile, from another thread.
     """
 
     delivers_early = True
@@ -99,13 +101,23 @@ class ServerEngine:
         self._caller = caller
         self._adapters = adapters
         self._behaviour = behaviour
-        self._retries_reported = 0
+        self._reported = self._counts()
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
         """One list per request, one sample per seed; BackendError when a server fails despite retries."""
-        current = self._require_current()
+        self._require_current()
+        with self._adapters.using() as current:
+            return self._sample(requests, params, deliver, current)
+
+    def _sample(
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        deliver: Deliver | None,
+        current: PolicyVersion,
+    ) -> list[list[Sample]]:
         slots = [(group, index) for group, request in enumerate(requests) for index in range(len(request.seeds_G))]
         calls = [self._call(requests[group], index, group, params, current) for group, index in slots]
         samples: list[list[Sample | None]] = [[None] * len(request.seeds_G) for request in requests]
@@ -117,11 +129,13 @@ class ServerEngine:
                 samples[group][index] = sample
                 if deliver is not None:
                     deliver(group, index, sample)
-        self._adapters.verify_reloaded()
         return [[sample for sample in group if sample is not None] for group in samples]
 
     def publish(self) -> None:
-        """Bring every server to the policy's version; BackendError when one cannot be shown to have it."""
+        """Bring the servers to the policy's version; BackendError when none can be shown to have it.
+
+        One that is slow or away gets no request for this version until it has it.
+        """
         self._adapters.publish()
 
     def load_adapter(self, folder: Path, version: int) -> None:
@@ -130,27 +144,20 @@ class ServerEngine:
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replace all weights of every server by those in a folder, and sample from them as `version`."""
-        *requests, resume = self._caller.dialect.load_weights(folder)
-        label = f"loading the weights of version {version}"
-        try:
-            self._caller.send_everywhere(requests, label)
-        finally:
-            self._caller.send_everywhere([resume], label)  # the servers must not stay paused after a failure
-        # the name stays the same, and the server still caches keys and values of the old weights under it
-        salt = f"{secrets.token_hex(4)}-v{version}-"
-        self._adapters.versions[:] = [Loaded(name="", version=version, cache_salt=salt)]
-        self._adapters.verify(self._caller.servers)
+        self._adapters.publish_weights(folder, version)
 
     def addresses(self) -> Sequence[tuple[str, str]]:
         """See `retrain.api.ServedElsewhere`; the name is that of the published adapter, where there is one."""
-        adapter, served = self._require_current().name, self._caller.served
-        return [(f"{server.url}/v1", adapter or served[server.url].name) for server in self._caller.servers]
+        key, served = self._require_current().key, self._caller.served
+        holders = self._caller.client.pool.serving(key)
+        return [(f"{server.url}/v1", server.names[key] or served[server.url].name) for server in holders]
 
     def metrics(self) -> Mapping[str, float]:
-        """The gap of the last probe, the gap of recomputed log-probabilities, and the number of retries."""
-        retries = self._caller.client.retries
-        fields: dict[str, float] = {"inference_retries": retries - self._retries_reported, **self._behaviour.metrics()}
-        self._retries_reported = retries
+        """The gap of the last probe, that of recomputed log-probabilities, and how the servers fared."""
+        counts = self._counts()
+        fields = {name: float(counts[name] - before) for name, before in self._reported.items()}
+        self._reported = counts
+        fields |= {"inference_servers": float(self._adapters.num_serving), **self._behaviour.metrics()}
         if self._adapters.last_gap is not None:
             fields["probe_gap_mean"] = self._adapters.last_gap.mean
             fields["probe_gap_max"] = self._adapters.last_gap.max
@@ -164,23 +171,30 @@ class ServerEngine:
     def start(self, *, is_same: bool) -> None:
         """Give the servers the policy for the first time, check that they sample from it, and log what they are."""
         caller, adapters = self._caller, self._adapters
-        adapters.publish(verified=False)
-        probe = adapters.folder / "probe"
-        if adapters.current.name and write_probe_adapter(adapters.current.folder, probe):
-            self._require_adapters(probe)
-        prompts = probe_prompts(self._context.tokenizer, caller.context_limit)
-        gaps = adapters.measure(caller.servers, prompts)
-        for server in caller.servers:
-            model, gap = caller.served[server.url], gaps.get(server)
-            if gap is None and not handshake.is_named(model, adapters.policy):
-                expected = adapters.policy.model_path
-                what = f"the server has {model.name!r}, not {expected!r}, and no trainer is here to compare it with"
-                raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {expected}"))
-            if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
-                raise self._gap_too_large(server.name, model.name, gap)
-            LOG.info("%s at %s: %s", caller.dialect.name, server.name, self._description(model.name, gap, is_same))
-        if gaps:
-            adapters.calibrate(max(gaps.values(), key=lambda gap: gap.mean))
+
+        def measure(version: PolicyVersion) -> LogprobGap | None:
+            probe = adapters.folder / "probe"
+            if not version.is_base and write_probe_adapter(version.folder, probe):
+                self._require_adapters(probe, version.version)
+            prompts = probe_prompts(self._context.tokenizer, caller.context_limit)
+            gaps = adapters.comparison.with_trainer(caller.present, version, prompts)
+            for server in caller.present:
+                self._require_model(server, gaps.get(server))
+                description = self._description(caller.served[server.url].name, gaps.get(server), is_same)
+                LOG.info("%s at %s: %s", caller.dialect.name, server.name, description)
+            return max(gaps.values(), key=lambda gap: gap.mean, default=None)
+
+        adapters.start(measure)
+
+    def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
+        model, policy = self._caller.served[server.url], self._adapters.comparison.policy
+        if gap is None and not handshake.is_named(model, policy):
+            what = (
+                f"the server has {model.name!r}, not {policy.model_path!r}, and no trainer is here to compare it with"
+            )
+            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
+        if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
+            raise self._gap_too_large(server.name, model.name, gap)
 
     def _description(self, model: str, gap: LogprobGap | None, is_same: bool) -> str:
         limit = self._caller.context_limit
@@ -190,28 +204,37 @@ class ServerEngine:
         )
         return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {compared}"
 
-    def _require_adapters(self, folder: Path) -> None:
+    def _require_adapters(self, folder: Path, version: int) -> None:
+        """Load an adapter that cannot be missed, and see whether it is."""
         adapters, caller = self._adapters, self._caller
-        current = adapters.current
-        name = f"{current.name}-probe"
-        adapters.load(Loaded(name=name, version=current.version, folder=folder))
-        try:
-            for server in caller.servers:
-                handshake.require_adapters(caller, server, adapters.probes[0], name)
-        finally:
-            adapters.drop_current()
+        probe = PolicyVersion(version=version, key=f"retrain-probe-{adapters.folder.name}", folder=folder)
+        with adapters.loaded(probe):
+            for server in caller.present:
+                handshake.require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
+        shutil.rmtree(folder, ignore_errors=True)
 
-    def _require_current(self) -> Loaded:
+    def _require_current(self) -> PolicyVersion:
         if not self._adapters.versions:
-            raise BackendError(Problem(where="sampling", what="the engine is closed", fix="create another one"))
-        current, published = self._adapters.current, self._adapters.policy.version
+            raise BackendError(
+                Problem(where="sampling", what="the engine is closed, or without a policy", fix="create another one")
+            )
+        current, published = self._adapters.current, self._adapters.comparison.policy.version
         if current.version != published:
             what = f"the servers have policy version {current.version}, and version {published} was published"
             raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
         return current
 
+    def _counts(self) -> dict[str, int]:
+        """What has happened since the start, by the name of the metric."""
+        client = self._caller.client
+        return {
+            "inference_retries": client.retries,
+            "inference_moved": client.pool.moved,
+            "inference_reloads": self._adapters.num_reloads,
+        }
+
     def _call(
-        self, request: SampleRequest, index: int, group: int, params: SamplingParams, current: Loaded
+        self, request: SampleRequest, index: int, group: int, params: SamplingParams, current: PolicyVersion
     ) -> Call[Completion]:
         prompt_T, seed = np.asarray(request.prompt_T, dtype=np.int64), request.seeds_G[index]
         self._require_prompt(prompt_T, group)
@@ -220,8 +243,7 @@ class ServerEngine:
             seed=seed,
             max_tokens=params.max_tokens,
             temperature=0.0 if params.greedy else params.temperature,
-            adapter=current.name,
-            repair=self._adapters.restore,
+            key=current.key,
             cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),
             label=f"completion {index} of prompt {group}",
         )

@@ -16,27 +16,41 @@ from retrain.rooms.inference.client import Call, Client, RefusedError
 from retrain.rooms.inference.dialect import Dialect, ServedModel
 from retrain.rooms.inference.policy import Policy
 from retrain.rooms.inference.pool import Server
+from retrain.rooms.inference.probes import TOP
 
 LOG = logging.getLogger("retrain")
 PROBE_TEMPERATURE = 0.7
-TOP = 5  # number of likeliest tokens that are compared
+
 SAME = 2e-3  # nats between two answers of one server about one distribution
 OTHER = 1e-2
 BAD_REQUEST, UNPROCESSABLE = 400, 422  # from a server that does not know the fields of the request
 
 
 def find_models(client: Client, dialect: Dialect, policy: Policy) -> dict[str, ServedModel]:
-    """The base model of every server, by URL; ConfigError where there is none, or several and none with its name."""
+    """The base model of every server that answers, by URL; ConfigError where there is none of the policy's name.
+
+    BackendError when no server answers; one that does not is used once it does.
+    """
+    servers = client.pool.servers
+    outcomes = client.outcomes([models_call(dialect, server) for server in servers])
+    found = {server: models for server, models in zip(servers, outcomes, strict=True) if isinstance(models, list)}
+    failed = {server: error for server, error in zip(servers, outcomes, strict=True) if isinstance(error, BackendError)}
+    for error in failed.values():
+        if isinstance(error, RefusedError) or not found:
+            raise error
+    for server, error in failed.items():
+        LOG.warning("%s is used once it answers: %s.", server.name, error.problems[0].what)
+    return {server.url: pick_model(server, models, policy, dialect) for server, models in found.items()}
+
+
+def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
+    """The call for the list of models, which also shows whether the server is there."""
     path, body = dialect.models()
-    calls = [
-        Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
-        for server in client.pool.servers
-    ]
-    found = dict(zip(client.pool.servers, client.results(calls), strict=True))
-    return {server.url: _pick(server, models, policy, dialect) for server, models in found.items()}
+    return Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
 
 
-def _pick(server: Server, models: list[ServedModel], policy: Policy, dialect: Dialect) -> ServedModel:
+def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialect: Dialect) -> ServedModel:
+    """The policy's base model among those of a server; ConfigError where there is none."""
     expected = policy.model_path
     named = [model for model in models if expected in (model.name, model.root)]
     similar = [model for model in models if Path(model.root or model.name).name == Path(expected).name]
@@ -58,7 +72,7 @@ def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
     servers disagree.
     """
     answers: list[bool | None] = []
-    for server in caller.servers:
+    for server in caller.present:
         raw, warm = (_sample(caller, server, prompt_T, temperature) for temperature in (1.0, PROBE_TEMPERATURE))
         answers.append(_after_temperature(raw.tops, warm.tops))
     if len(set(answers)) > 1:

@@ -13,7 +13,7 @@ from typing import Any
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.rooms.inference.answers import CompletionRequest, RawCompletion
-from retrain.rooms.inference.client import BadAnswerError
+from retrain.rooms.inference.client import BadAnswerError, OtherModelError
 from retrain.rooms.inference.dialect import CommonRoutes, HttpRequest, ServedModel
 from retrain.rooms.inference.engine import ServerEngine, create
 from retrain.rooms.inference.mlx_adapter import convert
@@ -96,7 +96,7 @@ class MLX(CommonRoutes):
             content = (choice.get("logprobs") or {}).get("content")
             reason = choice.get("finish_reason")
             if answer.get("model") != self._model_path:
-                raise BadAnswerError(f"asked {self._model_path!r}, and {answer.get('model')!r} answered")
+                raise OtherModelError(f"asked {self._model_path!r}, and {answer.get('model')!r} answered")
             if num_read != len(request.prompt_T):
                 raise BadAnswerError(
                     f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"

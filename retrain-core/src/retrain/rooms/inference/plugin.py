@@ -31,6 +31,9 @@ PROBED = "Mean |log p of the server - log p of the trainer| on the prompts of th
 RECOMPUTED = "Mean |log p of the trainer - log p of the server| over the step's recomputed tokens."
 METRICS = (
     ("inference_retries", "Requests that were retried.", "requests", NO_SERVER),
+    ("inference_moved", "Requests that were asked again on another server.", "requests", NO_SERVER),
+    ("inference_servers", "Servers that had the newest policy when the line was written.", "", NO_SERVER),
+    ("inference_reloads", "Times that a server was given back a policy that it had lost.", "", NO_SERVER),
     ("probe_gap_mean", PROBED, "nats", NO_PROBE),
     ("probe_gap_max", "Largest such gap.", "nats", NO_PROBE),
     ("engine_gap_mean", RECOMPUTED, "nats", NOT_RECOMPUTED),

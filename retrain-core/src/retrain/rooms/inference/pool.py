@@ -1,16 +1,29 @@
-"""Several servers share the load: the least loaded gets the next request, a failing one is left alone for a while."""
+"""The servers of an engine: which of them gets the next request, and what is known of each.
+
+The one that can be expected to answer first is next. One that fails is left alone for a while, one that has not
+answered for `DEAD_AFTER_S` is dead until it answers again, and a request for a policy version goes only to servers that
+have been shown to hold it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+LOG = logging.getLogger("retrain")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+DEAD_AFTER_S = 10.0
+NEW_SHARE = 0.1  # of the latest answer in the average of their durations
+
+
+class NoServerError(Exception):
+    """No server can take the request; the text has each server's last failure."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -18,15 +31,28 @@ class Server:
     """One server. `name` is its URL without a login, fit for messages. Times are those of the event loop.
 
     `room` is how many requests it accepts at a time, learnt from its refusals: each one halves it, and every `room`
-    answers add one.
+    answers add one. `names` are the policy versions that were loaded on it, under the names they have there; `held`
+    are those of them that it was shown to sample from. `losses` counts how often it lost them.
     """
 
     url: str
     name: str
     load: int = 0
     room: float = math.inf
+    answer_s: float = 0.0  # how long an answer takes, on average; 0 = not known
     failures: int = 0  # in a row
     backoff_until: float = 0.0
+    failure: str = ""  # the last one
+    failing_since: float = math.inf
+    answered_at: float = -math.inf
+    is_dead: bool = False
+    is_rejected: bool = False  # it answers, and wrongly
+    names: dict[str, str] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    has_weights: bool = False  # other ones than it starts with, under the same name
+    losses: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # its keeper has something to do
+    limits: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight that may move
 
     @classmethod
     def at(cls, url: str) -> Server:
@@ -34,26 +60,44 @@ class Server:
         parts = urlsplit(url)
         return cls(url=url, name=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
+    def serves(self, key: str) -> bool:
+        """Whether it can be asked for a policy version; an empty key stands for requests that need none."""
+        return not self.is_dead and (not key or key in self.held)
+
 
 class Pool:
-    """The servers of an engine, used from one event loop; `max_concurrent` requests in flight over all of them."""
+    """The servers of an engine, used from one event loop; `max_concurrent` requests in flight over all of them.
 
-    def __init__(self, urls: Sequence[str], *, max_concurrent: int) -> None:
+    `moved` counts the requests that were asked again on another server.
+    """
+
+    def __init__(self, urls: Sequence[str], *, max_concurrent: int, retry_s: float = math.inf) -> None:
         self.servers = tuple(Server.at(url) for url in urls)
+        self.moved = 0
+        self.is_watched = False  # by keepers, which notice that a dead server is back
+        self._retry_s = retry_s
         self._slots = asyncio.Semaphore(max_concurrent)
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def slot(self, pinned: Server | None = None) -> AsyncIterator[Server]:
-        """A slot for the duration of the block: on `pinned`, or on the least loaded server that is not backing off."""
-        async with self._slots:
-            server = pinned or await self._choose()
+    async def slot(self, pinned: Server | None = None, key: str = "") -> AsyncIterator[Server]:
+        """A slot for the duration of the block: on `pinned`, or on the server that will probably answer first.
+
+        NoServerError when no server could be asked for `retry_s`. Pinned requests find out whether servers work, so
+        they do not queue behind those that wait for one.
+        """
+        async with nullcontext() if pinned else self._slots:
+            server = pinned or await self._choose(key)
             server.load += 1
             try:
                 yield server
             finally:
                 server.load -= 1
-                self._freed.set()
+                self.notify()
+
+    def notify(self) -> None:
+        """Let the requests that wait for a server look again."""
+        self._freed.set()
 
     def back_off(self, server: Server, *, at_least_s: float = 0.0) -> None:
         """Send nothing to a server after a failure, for twice as long each time in a row.
@@ -73,22 +117,78 @@ class Pool:
         if asyncio.get_running_loop().time() >= server.backoff_until:
             server.room = max(1.0, min(server.room, server.load) / 2)
 
-    def answered(self, server: Server) -> None:
-        """The server answered a request."""
-        server.failures, server.backoff_until = 0, 0.0
-        server.room += 1.0 / server.room
+    def answered(self, server: Server, *, took_s: float | None = None, has_sampled: bool = True) -> None:
+        """The server answered a request, with `has_sampled=False` one that says nothing about sampling."""
+        now = asyncio.get_running_loop().time()
+        server.answered_at, server.failing_since = now, math.inf
+        server.is_dead = False
+        if has_sampled:
+            server.failures, server.backoff_until = 0, 0.0
+            server.room += 1.0 / server.room
+        if took_s is not None:
+            share = NEW_SHARE if server.answer_s else 1.0
+            server.answer_s += share * (took_s - server.answer_s)
 
-    async def _choose(self) -> Server:
+    def failed(self, server: Server, text: str) -> None:
+        """The server could not be reached, or answered that it does not work: dead, after `DEAD_AFTER_S` of it.
+
+        Requests in flight on a dead server end, so that others can be asked, if there are others.
+        """
+        now = asyncio.get_running_loop().time()
+        server.failure, server.failing_since = text, min(server.failing_since, now)
+        server.is_rejected = False  # it may be started anew
+        if server.has_weights:  # then it would answer as before, with the weights that it starts with
+            self.lose(server, text)
+        if server.is_dead or not self.is_watched or now - server.failing_since < DEAD_AFTER_S:
+            return
+        server.is_dead = True
+        self.lose(server, text)  # it will probably be started anew
+        LOG.warning("%s has not answered for %.0f s: %s.", server.name, now - server.failing_since, text)
+        if any(not other.is_dead for other in self.servers):
+            for limit in [limit for limit in server.limits if not limit.expired()]:
+                limit.reschedule(now)
+        self.notify()
+
+    def lose(self, server: Server, why: str) -> None:
+        """The server no longer has the versions that it had; its keeper brings them back."""
+        if not server.names:
+            return  # known
+        server.names.clear()
+        server.held.clear()
+        server.losses += 1
+        server.failure = why
+        server.changed.set()
+
+    def serving(self, key: str) -> list[Server]:
+        """The servers that can be asked for a version."""
+        return [server for server in self.servers if server.serves(key)]
+
+    def failures(self) -> str:
+        """The last failure of each server."""
+        return "; ".join(f"{server.name}: {server.failure or 'no failure so far'}" for server in self.servers)
+
+    async def _choose(self, key: str) -> Server:
+        loop, alone_since = asyncio.get_running_loop(), math.inf
         while True:
-            now = asyncio.get_running_loop().time()
-            ready = [server for server in self.servers if server.backoff_until <= now and server.load < server.room]
+            now, serving = loop.time(), self.serving(key)
+            ready = [server for server in serving if server.backoff_until <= now and server.load < server.room]
             if ready:
-                return min(ready, key=lambda server: server.load)
-            waits_s = [server.backoff_until - now for server in self.servers if server.backoff_until > now]
+                return self._fastest(ready)
+            alone_since = math.inf if serving else min(alone_since, now)
+            if now - alone_since >= self._retry_s or all(server.is_rejected for server in self.servers):
+                raise NoServerError(self.failures())
+            waits_s = [server.backoff_until - now for server in serving if server.backoff_until > now]
+            if not serving:
+                waits_s.append(alone_since + self._retry_s - now)
             self._freed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(jittered(min(waits_s)) if waits_s else None):
+                async with asyncio.timeout(jittered(min(waits_s)) if waits_s and min(waits_s) < math.inf else None):
                     await self._freed.wait()
+
+    def _fastest(self, ready: Sequence[Server]) -> Server:
+        """The server that will probably answer first: its answers take longer the more it has to do."""
+        unknown_s = min((server.answer_s for server in ready if server.answer_s), default=1.0)
+        return min(ready, key=lambda server: (server.load + 1) * (server.answer_s or unknown_s))
 
 
 def jittered(pause_s: float) -> float:

@@ -19,6 +19,7 @@ PROBE_TEXT = (
 )
 NUM_PROBES, SHORTEST, LONGEST = 8, 8, 420  # one prompt longer than the blocks in which servers cache keys and values
 PROBE_TOKENS = 16
+TOP = 5  # number of likeliest tokens that are compared
 WEIGHTS = "adapter_model.safetensors"
 PROBE_STD = 0.3  # standard deviation of the probe adapter's weights
 

@@ -1,0 +1,152 @@
+"""A fleet of servers in processes of their own, and somebody who kills, stops, slows and confuses them at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from tests.servers import vllm_server
+from tests.tiny_server import launch, start
+
+PROCESSED = ("--logprobs-mode", "processed_logprobs")
+
+
+class Member(Protocol):
+    """One server of the fleet; `faults` are the names of the methods that may befall it."""
+
+    url: str
+    faults: Sequence[str]
+
+    def mend(self) -> None:
+        """Undo what befell it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class StandIn:
+    """`tests.tiny_server` around the model."""
+
+    faults = ("kill", "stop", "slow", "stale", "other_model")
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._process, self._port = start(model)
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def kill(self) -> None:
+        """As `kill -9`, in the middle of whatever it does; it comes back empty."""
+        self.close()
+
+    def stop(self) -> None:
+        """It takes connections and answers nothing."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def slow(self) -> None:
+        """Each answer takes two seconds more."""
+        self._control(latency_s=2.0)
+
+    def stale(self) -> None:
+        """New adapters get the weights of the one before."""
+        self._control(is_stale=True)
+
+    def other_model(self) -> None:
+        """It comes back with other weights under the name of the model."""
+        self.close()
+        self._process = launch(self._model, "--noise", "0.05", port=self._port)
+
+    def mend(self) -> None:
+        """See `Member.mend`."""
+        if self._process.poll() is None and not self._is_another():
+            os.kill(self._process.pid, signal.SIGCONT)
+            self._control(latency_s=0.0, is_stale=False)
+            return
+        self.close()
+        self._process = launch(self._model, port=self._port)
+
+    def close(self) -> None:
+        """See `Member.close`."""
+        self._process.kill()
+        self._process.wait()
+
+    def _is_another(self) -> bool:
+        return "--noise" in self._process.args  # type: ignore[operator]
+
+    def _control(self, **settings: object) -> None:
+        with suppress(httpx.HTTPError):
+            httpx.post(f"{self.url}/control", json=settings, timeout=5.0, trust_env=False)
+
+
+class RealVllm:
+    """A real vLLM; a restart takes it half a minute and more."""
+
+    faults = ("kill", "stop")
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model, self._log, self._port = model, folder / "vllm.log", vllm_server.free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._process = self._launched()
+        vllm_server.wait_for(self.url, self._process, self._log)
+
+    def kill(self) -> None:
+        """As `kill -9`, its engine too."""
+        self.close()
+
+    def stop(self) -> None:
+        """Its front end takes connections and answers nothing."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def mend(self) -> None:
+        """See `Member.mend`."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGCONT)
+        else:
+            self._process = self._launched()
+
+    def close(self) -> None:
+        """See `Member.close`."""
+        vllm_server.end(self._process, signal.SIGKILL)
+
+    def _launched(self) -> subprocess.Popen[bytes]:
+        return vllm_server.launch(self._model, self._log, self._port, *vllm_server.ADAPTERS, *PROCESSED)
+
+
+@contextmanager
+def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
+    """Faults at random for the duration of the block, never on all members at once; yields how many of each so far."""
+    stream, over, counts = random.Random(seed), threading.Event(), Counter[str]()
+    broken: dict[Member, float] = {}  # until when
+
+    def trouble() -> None:
+        while not over.wait(stream.uniform(0.5, 3.0)):
+            for member in [member for member, until in broken.items() if until < time.monotonic()]:
+                del broken[member]
+                member.mend()
+            well = [member for member in members if member not in broken]
+            if len(well) > 1:
+                member = stream.choice(well)
+                fault = stream.choice(member.faults)
+                broken[member] = time.monotonic() + stream.uniform(0.5, 15.0)
+                getattr(member, fault)()
+                counts[f"{fault} {type(member).__name__}"] += 1
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        over.set()
+        thread.join()
+        for member in broken:
+            member.mend()
