@@ -182,6 +182,13 @@ def server_vllm(session: nox.Session) -> None:
     _test_with_server(session, "RETRAIN_VLLM_PYTHON", python, "test_vllm.py")
 
 
+@nox.session(name="server-slurm", default=False)
+def server_slurm(session: nox.Session) -> None:
+    """Start Debian's Slurm (munge, slurmctld, slurmd, slurm-client) as root and run launcher slurm's tests with it."""
+    _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS[:-1])
+    session.run("pytest", "-m", "server", "tests/retrain-core/rooms/campaign/slurm", *session.posargs)
+
+
 @nox.session(name="server-tinker", default=False)
 def server_tinker(session: nox.Session) -> None:
     """Install SkyRL-tx in a virtualenv of its own, start it, and run backend tinker's tests against it."""

@@ -14,7 +14,17 @@ from typing import Any
 from retrain.rooms.session.records.checkpoints import STATE, SUMS
 
 # Hold times, processes, or sizes of what holds times.
-TIMED = ("run.json", ".lock", "heartbeat.json", "stdout.log", "stderr.log", "trainer_state.json", STATE, SUMS)
+TIMED = (
+    "run.json",
+    ".lock",
+    "heartbeat.json",
+    "stdout.log",
+    "stderr.log",
+    "slurm.json",
+    "trainer_state.json",
+    STATE,
+    SUMS,
+)
 
 
 def manifest(folder: str | Path = "out") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from retrain import advantages, api
 API = """
 Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
 Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
-EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding Floats Found Group HealthMonitor Job
+EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats Found Group HealthMonitor Job
 KeepsVersions Kind Launcher LoadedData LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial
 LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message MetricSpec ModelExport Needs
 NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress

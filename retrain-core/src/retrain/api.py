@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         TrainReport,
         TrainRow,
     )
-    from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
+    from retrain.rooms.campaign.launching import FindsJobs, Job, Launcher, RunningJob
     from retrain.rooms.capacity.estimate import MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
     from retrain.rooms.credit.forms import find_loss
     from retrain.rooms.credit.losses import LossClip, LossContext, LossSpec, LossTerms, LossTraits, LossTrial, LossValue
@@ -127,6 +127,7 @@ __all__ = [
     "ExportedModel",
     "Feed",
     "Finding",
+    "FindsJobs",
     "Floats",
     "Found",
     "Group",

@@ -209,6 +209,43 @@ def test_a_faulty_configuration_is_not_tried_twice(make: Callable[..., Schedule]
     assert schedule.failures == {A: "exit 2: it is damaged"}
 
 
+def test_a_run_that_gets_further_may_be_taken_away_as_often_as_it_takes(
+    make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken_after(step: int) -> Step:
+        def end(job: Job) -> int:
+            record(job, "stopped")
+            with (job.folder / "metrics.jsonl").open("a") as stream:
+                stream.write(json.dumps({"step": step}) + "\n")
+            return 75
+
+        return end
+
+    launcher = Scripted(a_=[taken_after(step) for step in (0, 1, 2)], b_=[taken_after(1) for _ in range(9)])
+    schedule = make(launcher)
+    schedule.run()
+    assert launcher.started[:4] == [(A, False), (A, True), (A, True), (A, True)]
+    assert (entries()[A]["status"], entries()[A]["attempts"]) == ("done", 4)
+    assert "exit 75; it got further, and is continued" in capsys.readouterr().out
+    assert schedule.failures == {B: "exit 75"}  # it stands still: the first attempt counted as none, `retries` as two
+    assert entries()[B]["attempts"] == 3
+
+
+def test_jobs_of_an_earlier_session_are_waited_for(make: Callable[..., Schedule]) -> None:
+    class Finding(Scripted):
+        def find(self, name: str, folder: Path) -> ScriptedJob | None:
+            job = Job(name=name, argv=(), environ={}, cwd=Path(), folder=folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            return ScriptedJob(self, job, is_killed) if name == A else None
+
+    launcher = Finding()
+    schedule = make(launcher, workers=2)
+    assert list(schedule._active) == [A]
+    schedule.run()
+    assert sorted(launcher.started) == [(A, True), (B, False)]
+    assert schedule.failures == {}
+
+
 def test_what_the_launcher_refuses_is_a_failed_run(make: Callable[..., Schedule]) -> None:
     class Refusing(Scripted):
         def start(self, job: Job) -> ScriptedJob:

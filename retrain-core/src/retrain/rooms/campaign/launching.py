@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,9 @@ class Launcher(Protocol):
     """Starts the runs of a campaign, each in a process of its own, and returns without waiting for them.
 
     A run that is lost (its machine, its worker) must end in `poll` with a code that is not 0: the campaign then reads
-    from its folder how far it got, and continues it.
+    from its folder how far it got, and continues it. 75 means that the run itself is sound (a time limit, a
+    preemption): as long as it gets further each time, that does not count as a failed attempt. A launcher whose jobs
+    outlive the campaign's process is a `FindsJobs`, too.
     """
 
     def start(self, job: Job) -> RunningJob:
@@ -52,3 +54,14 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Let go of all that was acquired; no job is running any more."""
+
+
+@runtime_checkable
+class FindsJobs(Protocol):
+    """A launcher whose jobs go on when the campaign's process has ended: the next session asks for them.
+
+    Asked once for each run that is not done, before anything is started.
+    """
+
+    def find(self, name: str, folder: Path) -> RunningJob | None:
+        """The job that an earlier session started for a run, if it has not ended; BackendError if that is unknown."""

@@ -94,6 +94,13 @@ def progress(folder: Path) -> RunProgress:
     return RunProgress()
 
 
+def recorded_code(folder: Path) -> int:
+    """The exit code of a run that has ended, from its records: SIGKILL for one that could not record its end."""
+    status = str(_manifest(folder).get("status"))
+    codes = {"done": EXIT_DONE, "failed": EXIT_FAILED, "stopped": EXIT_RESUMABLE}
+    return codes.get(status, -int(signal.SIGKILL))
+
+
 class Adopted:
     """A run that an earlier session started and that is still alive: it is awaited, not started twice."""
 
@@ -105,9 +112,7 @@ class Adopted:
         """Exit code according to its records; None while a process holds its folder."""
         if owner(self._run):
             return None
-        status = _manifest(self._run.folder).get("status")
-        codes = {"done": EXIT_DONE, "failed": EXIT_FAILED, "stopped": EXIT_RESUMABLE}
-        return codes.get(str(status), -signal.SIGKILL)
+        return recorded_code(self._run.folder)
 
     def stop(self) -> None:
         """Ask the run to save its state and exit."""

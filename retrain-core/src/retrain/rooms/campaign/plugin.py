@@ -37,7 +37,7 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
-    """Processes of this machine, and tasks of a Ray cluster."""
+    """Processes of this machine, tasks of a Ray cluster, and jobs of a Slurm cluster."""
     register(
         PluginSpec(
             name="subprocess",
@@ -52,6 +52,14 @@ def retrain_register_launchers(register: Callable[[PluginSpec], None]) -> None:
             summary="Tasks of an existing Ray cluster (extra `ray`).",
             factory="retrain.rooms.campaign.ray_launcher:build",
             params="retrain.rooms.campaign.ray_launcher:Options",
+        )
+    )
+    register(
+        PluginSpec(
+            name="slurm",
+            summary="Jobs of a Slurm cluster.",
+            factory="retrain.rooms.campaign.slurm.launcher:build",
+            params="retrain.rooms.campaign.slurm.launcher:Options",
         )
     )
 

@@ -10,16 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.kernel.errors import EXIT_USAGE, RetrainError
+from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.rooms.campaign.devices import gpus_per_run
 from retrain.rooms.campaign.folder import keep_earlier
 from retrain.rooms.campaign.follow_up import FollowUps
-from retrain.rooms.campaign.launching import Job, Launcher, RunningJob
+from retrain.rooms.campaign.launching import FindsJobs, Job, Launcher, RunningJob
 from retrain.rooms.campaign.load import Campaign
 from retrain.rooms.campaign.looks import PlannedLooks
 from retrain.rooms.campaign.manifest import Manifest, now
 from retrain.rooms.campaign.on_record import CampaignRecord
-from retrain.rooms.campaign.outcome import Adopted, State, can_continue, has_records, is_done, owner, reason_of_failure
+from retrain.rooms.campaign.outcome import (
+    Adopted,
+    State,
+    can_continue,
+    has_records,
+    is_done,
+    owner,
+    progress,
+    reason_of_failure,
+)
 from retrain.rooms.campaign.planned import PlannedRun, config_text, run_config, run_environ
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.stops import Stops
@@ -33,13 +42,14 @@ PROGRAM = (sys.executable, "-m", "retrain")
 
 @dataclass(slots=True, kw_only=True)
 class _Active:
-    """An active run. `is_own`: this process started it."""
+    """An active run. `is_own`: it is known how it will end. `steps_before` were done when it was started."""
 
     run: PlannedRun
     job: RunningJob
     since: float
     is_own: bool
     continues: bool = False
+    steps_before: int = 0
 
 
 class Schedule:
@@ -120,6 +130,13 @@ class Schedule:
         if is_done(run):
             self._manifest.change_run(run.name, status=State.DONE)
             self._done(run)
+        elif isinstance(self._launcher, FindsJobs) and (job := self._launcher.find(run.name, run.folder)):
+            steps = progress(run.folder).steps_done
+            self._active[run.name] = _Active(
+                run=run, job=job, since=time.monotonic(), is_own=True, continues=has_records(run), steps_before=steps
+            )
+            self._manifest.change_run(run.name, status=State.RUNNING, pid=job.pid)
+            self._lines.started(run, job.pid, "started by an earlier session, waiting for it")
         elif pid := owner(run):
             self._active[run.name] = _Active(run=run, job=Adopted(run), since=time.monotonic(), is_own=False)
             self._manifest.change_run(run.name, status=State.RUNNING, pid=max(pid, 0) or None)
@@ -167,7 +184,10 @@ class Schedule:
             self._lines.started(run, None, "")
             self._failed(run, EXIT_USAGE, str(error), may_retry=False)
             return
-        self._active[run.name] = _Active(run=run, job=job, since=time.monotonic(), is_own=True, continues=continues)
+        steps = progress(run.folder).steps_done if continues else 0
+        self._active[run.name] = _Active(
+            run=run, job=job, since=time.monotonic(), is_own=True, continues=continues, steps_before=steps
+        )
         self._manifest.change_run(run.name, pid=job.pid)
         number = self.attempts[run.name]
         notes = [f"attempt {number}"] * (number > 1) + ["continued"] * continues
@@ -215,6 +235,11 @@ class Schedule:
         elif self._stops.reason:
             self._manifest.change_run(run.name, status=State.STOPPED)
         elif not active.is_own:  # the cause is unknown; its records say where to continue
+            self._manifest.change_run(run.name, status=State.QUEUED)
+            self._queue.appendleft(run)
+        elif code == EXIT_RESUMABLE and progress(run.folder).steps_done > active.steps_before:  # taken away, not failed
+            self.attempts[run.name] -= 1
+            self._lines.ended(run, seconds, reason_of_failure(run, code), note="it got further, and is continued")
             self._manifest.change_run(run.name, status=State.QUEUED)
             self._queue.appendleft(run)
         else:

@@ -37,7 +37,10 @@ class CampaignTable(Table):
     )
     retries: int = key(1, "Further attempts of a run that failed.", ge=0, free_on_resume=True)
     launcher: str = key(
-        "subprocess", "What starts the runs: subprocess, ray or a plugin.", names=Kind.LAUNCHER, free_on_resume=True
+        "subprocess",
+        "What starts the runs: subprocess, ray, slurm or a plugin.",
+        names=Kind.LAUNCHER,
+        free_on_resume=True,
     )
     launcher_options: dict[str, Any] = key({}, "Options of the launcher.", free_on_resume=True)
     devices_per_run: int = key(1, "How many of [backend] devices each run gets when several are listed.", ge=1)

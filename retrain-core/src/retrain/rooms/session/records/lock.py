@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 from pathlib import Path
 from typing import TextIO
@@ -28,7 +29,7 @@ class RunLock:
             what = f"{path} belongs to a run that is still going on (process {owner_of(path)})"
             raise ConfigError(Problem(what=what, fix="wait for it, or choose another --log-dir"))
         self._stream.truncate(0)
-        self._stream.write(f"{os.getpid()}\n")
+        self._stream.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._stream.flush()
 
     def _is_taken(self) -> bool:
@@ -47,15 +48,18 @@ class RunLock:
 
 
 def owner_of(path: Path) -> int:
-    """Id of the process whose run uses this folder; 0 when there is none, -1 when it is unknown."""
+    """Id of the process whose run uses this folder; 0 when there is none, -1 when it is unknown or of another machine.
+
+    On a shared folder the lock of another machine is seen, too; its process id means nothing here.
+    """
     file = path / NAME
     try:
         with open_regular(file) as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                text = stream.read().decode("ascii", "replace").strip()
-                return int(text) if text.isdigit() else -1
+                pid, _, host = stream.read().decode("utf-8", "replace").strip().partition(" ")
+                return int(pid) if pid.isdigit() and host in ("", socket.gethostname()) else -1
     except OSError:
         return 0
     return 0

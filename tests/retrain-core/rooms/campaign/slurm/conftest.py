@@ -1,0 +1,77 @@
+"""A cluster to hand jobs in to: the stand-in, and with `nox -s server-slurm` Slurm itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests import slurm_stand_in
+from tests.slurm_cluster import SlurmCluster, missing
+
+
+class Cluster(Protocol):
+    """What a test does to a cluster."""
+
+    def stop_controller(self) -> None: ...
+    def start_controller(self) -> None: ...
+    def fill(self) -> None: ...
+    def free(self) -> None: ...
+    def fail_node(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class StandIn:
+    """The stand-in, with the handles of the real one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config = folder, slurm_stand_in.install(folder)
+
+    def stop_controller(self) -> None:
+        (self.folder / "away").touch()
+
+    def start_controller(self) -> None:
+        (self.folder / "away").unlink()
+
+    def fill(self) -> None:
+        (self.folder / "full").touch()
+
+    def free(self) -> None:
+        (self.folder / "full").unlink()
+
+    def fail_node(self) -> None:
+        slurm_stand_in.fail_node(self.folder)
+
+    def close(self) -> None:
+        for file in (self.folder / "jobs").iterdir():
+            if (task := slurm_stand_in.read(file))["state"] in ("RUNNING", "PENDING"):
+                slurm_stand_in.write(file, task | {"state": "CANCELLED"})
+                slurm_stand_in.end(task.get("pid", 0) or 2**22, 0.0)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster with four GPUs that this process can hand jobs in to; parametrized with "slurm" it is Slurm itself."""
+    is_slurm = getattr(request, "param", "") == "slurm"
+    if is_slurm and (reason := missing()):
+        pytest.skip(reason)
+    made = (SlurmCluster if is_slurm else StandIn)(tmp_path / "cluster")
+    monkeypatch.setenv("SLURM_CONF", str(made.config))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'cluster'}{os.pathsep}{os.environ['PATH']}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], object]], None]:
+    """`wait_for(lambda: ...)`: until it is true; the test's own time limit ends it."""
+
+    def wait(is_so: Callable[[], object]) -> None:
+        while not is_so():
+            time.sleep(0.02)
+
+    return wait
