@@ -36,6 +36,7 @@ class TheirTrainer(Stack):
     """`train()` of the checkout, one process per rank, on one output folder; `max_steps` stays unset."""
 
     lora: str = LORA
+    toml: str = ""  # its whole file, if it is not to be made from the fields
     starts: int = 0
 
     def start_trainer(self, *options: str) -> subprocess.Popen[bytes]:
@@ -46,7 +47,7 @@ class TheirTrainer(Stack):
         file = self.folder / "trainer.toml"
         port = f"port = {self.port}" if self.transport == "zmq" else ""
         settings = {"output_dir": self.output_dir, "model": MODEL, "seq_len": self.seq_len, "lora": self.lora}
-        text = TOML.format(**settings, transport=self.transport, port=port)
+        text = self.toml or TOML.format(**settings, transport=self.transport, port=port)
         file.write_text(text + "\n".join(options), encoding="utf-8")
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(two_free_ports()), "OMP_NUM_THREADS": "1"}
         for rank in range(self.ranks):

@@ -86,9 +86,9 @@ def _after_a_stop(layout: Layout) -> list[str]:
         *text,
         f"Where the trainer was stopped, STEP is the last in `{layout.output_dir / 'checkpoints'}`. Remove later ones",
         "from `rollouts/` and `broadcasts/` beside it, put `--resume.step STEP` behind the trainer's line (before",
-        "v0.8.1.dev26 `--ckpt.resume-step STEP`), and",
+        "v0.8.1.dev26 `--ckpt.resume-step STEP`), and tell the run which step is next, NEXT = STEP + 1:",
         "",
-        *_block([f"{resume} --set backend.options.first_step=STEP"]),
+        *_block([f"{resume} --set backend.options.first_step=NEXT"]),
     ]
 
 
