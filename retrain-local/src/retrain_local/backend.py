@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -49,6 +49,7 @@ from retrain_local.model.load import create_pair
 from retrain_local.model.pair import Pair
 from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
+from retrain_local.ranks.group import ALONE, Group
 from retrain_local.split import create_engine, find_engine, sample_with
 from retrain_local.start import load_start
 from retrain_local.torch_modes import threads_for, training_threads
@@ -56,17 +57,33 @@ from retrain_local.training.budget import is_short
 from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from retrain_local.ranks.backend import RankedBackend
+
 log = logging.getLogger("retrain")
 # Of an engine that declares none.
 FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
 SAMPLER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # auto: as the trainer
+OTHER_RANKS = (
+    "This checkpoint is of %d ranks, and the run continues on %d: the same samples and gradients but for rounding, so "
+    "not the same bits."
+)
 LIMITS_FILE = "sampler_limits.json"
 
 
-def create_backend(context: PluginContext) -> LocalBackend:
+def create_backend(context: PluginContext) -> LocalBackend | RankedBackend:
+    """The policy in this process, or on several devices that all sample and train, in one process for each."""
+    devices = choose_devices(context.config)
+    if not devices.ranks:
+        return create_local(context, devices)
+    from retrain_local.ranks.backend import create_ranked
+
+    return create_ranked(context, devices)
+
+
+def create_local(context: PluginContext, devices: Devices, group: Group = ALONE) -> LocalBackend:
     """Load the configured model once per device, attach the adapter, and build the configured engine on it."""
     config = context.config
-    devices = choose_devices(config)
     found = find_engine(context, devices)
     loss = PolicyLoss.of(config, context.plugins)
     source = find_model(config, context.plugins)
@@ -98,6 +115,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         attend=kernels.packed,
         # in split mode another thread samples: the mode, which is the process's, stays off
         is_ordered=devices.is_split or (kernels.is_ordered and pair.trained.is_ordered),
+        group=group,
     )
     policies = [
         LocalPolicy(
@@ -122,6 +140,7 @@ def create_backend(context: PluginContext) -> LocalBackend:
         training_threads=training_threads(threads, pair.total, devices.trainer),
         capabilities=_capabilities(found, devices, is_full=pair.files is not None),
         ahead=steps_ahead(config, devices),
+        group=group,
     )
     log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
     return backend
@@ -172,6 +191,7 @@ class LocalBackend:
         training_threads: int | None = None,
         capabilities: Capabilities = CAPABILITIES,
         ahead: int = 0,
+        group: Group = ALONE,
     ) -> None:
         self.capabilities = capabilities
         self.overlaps_training = ahead > 0
@@ -179,7 +199,7 @@ class LocalBackend:
         self._pair: Pair | None = pair
         self._trainer: Trainer | None = trainer
         self._policies = tuple(policies)
-        self._engine = engine
+        self._engine, self._group = engine, group
         self._device = pair.trained.device
         self._threads, self._training_threads = threads, training_threads or threads
         self._version = 0
@@ -234,6 +254,16 @@ class LocalBackend:
         with self._training():
             return trainer.reference_logprobs(rows, temperature)
 
+    @property
+    def is_broken(self) -> bool:
+        """See `Group`."""
+        return self._group.is_broken
+
+    def settle_sizes(self) -> None:
+        """Let all ranks work with the smallest sizes that one of them has found memory for."""
+        limits = self._policies[0].limits
+        limits.tighten(self._group.gathered(lambda: limits))
+
     def publish(self) -> int:
         """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it.
 
@@ -266,7 +296,7 @@ class LocalBackend:
         kept = self._history.kept if self._history else ()
         before = [each for each in kept if each.version != self._version]
         first, *others = (policy.limits for policy in self._policies)
-        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before)
+        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before, ranks=self._group.size)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
@@ -279,6 +309,8 @@ class LocalBackend:
         pair, trainer = self._open()
         loaded = checkpoint.load_state(pair, trainer.optimizer, folder, self._policies[0].limits)
         self._version = loaded.version
+        if loaded.ranks != self._group.size and not self._group.rank:
+            log.warning(OTHER_RANKS, loaded.ranks, self._group.size)
         if self._history is None:
             self.publish()
             return

@@ -89,6 +89,16 @@ def full_problems(config: Config) -> list[Problem]:
     return found
 
 
+def parallel_problems(config: Config) -> list[Problem]:
+    """What does not go with `[backend.options] parallel`."""
+    if config.backend.options.get("parallel") != "fsdp" or not config.model.lora_rank:
+        return []
+    where, what = f"{config.place('backend.options')}.parallel", "'fsdp' does not go with an adapter"
+    why = "it shards what is trained, which is small here; the frozen weights are needed whole on each device to sample"
+    fix = 'set it to "replicate", or train all weights with [model] lora_rank = 0'
+    return [Problem(where=where, what=what, why=why, fix=fix)]
+
+
 def quantize_problems(config: Config) -> list[Problem]:
     """What does not go with `[model] quantize`, and the package that 4 bits need."""
     kind = config.value("model.quantize", "none")
@@ -271,6 +281,8 @@ def foreign_engine(config: Config) -> Problem:
     name = config.value("inference.engine", ENGINE)
     what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
     why = "it samples elsewhere, and checks its log-probabilities against a model that would be training meanwhile"
+    if config.backend.options.get("parallel", "split") != "split":
+        why = "with ranks each samples its share from the weights that it trains"
     return Problem(where=config.place("backend.devices"), what=what, why=why, fix="list one device, the trainer's")
 
 

@@ -16,6 +16,7 @@ from retrain_local.torch_modes import limited_threads
 
 KEY = "backend.devices"
 NOT_SET = "[backend] devices is not set"
+SPLIT = "split"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU = re.compile(r"gpu:(\d+)")
 log = logging.getLogger("retrain")
@@ -25,12 +26,18 @@ log = logging.getLogger("retrain")
 class Devices:
     """The sampling devices and the training device: one and the same, or, split, the last listed one trains.
 
-    Split devices work concurrently. A device may be listed twice.
+    Split devices work concurrently. A device may be listed twice. `ranks` are the devices that all sample and train,
+    each in a process of its own; then the others are that of this process, the first. Empty where it is alone.
     """
 
     samplers: tuple[torch.device, ...]
     trainer: torch.device
     is_split: bool = False
+    ranks: tuple[torch.device, ...] = ()
+
+    def of_rank(self, rank: int) -> Devices:
+        """The one device of a rank."""
+        return Devices(samplers=(self.ranks[rank],), trainer=self.ranks[rank])
 
 
 def steps_ahead(config: Config, devices: Devices) -> int:
@@ -69,7 +76,14 @@ def examine_devices(config: Config) -> tuple[Devices, str]:
         what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
         raise ConfigError(Problem(where=config.place(KEY), what=what, fix='list GPUs alone, "gpu:0,gpu:1"'))
     found, fallback = _found(names, config)
+    if len(found) > 1 and parallel_mode(config) != SPLIT:
+        return Devices(samplers=found[:1], trainer=found[0], ranks=found), fallback
     return Devices(samplers=found[:-1] or found, trainer=found[-1], is_split=len(found) > 1), fallback
+
+
+def parallel_mode(config: Config) -> str:
+    """`[backend.options] parallel`: what several devices do."""
+    return str(config.backend.options.get("parallel", SPLIT))
 
 
 def missing_cuda() -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,14 @@ class MemoryLimits:
     recompute: bool = False
     kept_tokens: int = 0
     packs_at_a_time: int = 0
+
+    def tighten(self, ranks: Iterable[MemoryLimits]) -> None:
+        """Take the smallest of the sizes that several ranks have settled on, so that all split their work alike."""
+        found = list(ranks)
+        for name in ("train_tokens", "cache_tokens", "pack_tokens", "kept_tokens", "packs_at_a_time"):
+            setattr(self, name, min((size for limits in found if (size := getattr(limits, name))), default=0))
+        self.pool_tokens = max(limits.pool_tokens for limits in found)
+        self.recompute = any(limits.recompute for limits in found)
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Restore saved limits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +40,11 @@ class LocalOptions(BaseModel):
     """Options of the local backend. No row is ever truncated, and no option changes the gradient beyond rounding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    parallel: Literal["split", "replicate", "fsdp"] = Field(
+        default="split",
+        description="What several devices do: split = the last trains while the others sample; replicate, fsdp = each "
+        "samples and trains its share in a process of its own, and fsdp shards the trained weights (lora_rank = 0).",
+    )
     micro_batch_tokens: int = Field(
         default=0,
         ge=0,
@@ -61,3 +66,15 @@ class LocalOptions(BaseModel):
         description="GiB for keys and values while sampling; completions that do not fit wait. 0 = 4 on a CPU, half of "
         "which is a working copy, and 80 % of the free memory on a GPU. A GPU takes no more than a step needs.",
     )
+
+    def kept_on_resume(self, devices: str) -> dict[str, Any]:
+        """What a resumed run must keep of `[backend] devices` and of these options, as plain data.
+
+        Ranks compute what one process does, but for rounding, so their number and `parallel` may change; the devices of
+        split mode may not, and neither may the kind of device.
+        """
+        names = [name.strip() for name in devices.split(",")]
+        if self.parallel == "split" and len(names) > 1:
+            return {"devices": names, **self.model_dump()}
+        kinds = sorted({name.partition(":")[0] for name in names})
+        return {"devices": kinds, **self.model_dump(exclude={"parallel"})}

@@ -60,8 +60,8 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
     register(
         PluginSpec(
             name="local",
-            summary="PyTorch in this process, on the CPU or on CUDA GPUs: one, or split ones that sample and train "
-            "at once.",
+            summary="PyTorch on the CPU or on CUDA GPUs: in this process, on split devices that sample and train at "
+            "once, or in one process for each device.",
             factory="retrain_local.backend:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
@@ -180,6 +180,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
         adapter_problems,
         foreign_keys,
         full_problems,
+        parallel_problems,
         problems_of,
         quantize_problems,
         staleness_problems,
@@ -190,6 +191,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
     kinds = [*quantize_problems(config), *adapter_kind_problems(config), *staleness_problems(config)]
+    kinds += parallel_problems(config)
     return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
 
 

@@ -100,6 +100,10 @@ class ParallelEngine:
             raise
         finally:
             wait(working)
+        failures = [error for each in working if (error := each.exception()) is not None]
+        for error in failures:
+            if not isinstance(error, SamplingCancelledError):
+                raise error
         drawn = [iter(each.result()) for each in working]
         return [next(drawn[number % len(drawn)]) for number in range(len(requests))]
 
@@ -142,7 +146,7 @@ def find_engine(context: PluginContext, devices: Devices) -> Found:
     config = context.config
     name, where = config.value("inference.engine", ENGINE), config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, name, where=where, search_paths=config.plugins.search_paths)
-    if devices.is_split and name != ENGINE:
+    if (devices.is_split or devices.ranks) and name != ENGINE:
         raise ConfigError(foreign_engine(config))
     return found
 

@@ -75,10 +75,14 @@ class PublishedHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loaded:
-    """Number of optimizer steps in the trained adapter, and the adapters published before it, the oldest first."""
+    """Number of optimizer steps in the trained adapter, and the adapters published before it, the oldest first.
+
+    `ranks` is how many processes trained it.
+    """
 
     version: int
     published: tuple[Published, ...]
+    ranks: int
 
 
 def save_adapter(pair: Pair, folder: Path) -> None:
@@ -98,6 +102,8 @@ def save_state(
     folder: Path,
     limits: MemoryLimits | None = None,
     published: Sequence[Published] = (),
+    *,
+    ranks: int = 1,
 ) -> None:
     """Write all that a resume needs: adapter, AdamW moments by parameter name, step count, limits, older adapters."""
     save_adapter(pair, folder)
@@ -111,7 +117,7 @@ def save_state(
         save_tensors(pair.adapter, folder / MASTER_FILE)
     save_tensors(moments, folder / OPTIMIZER_FILE)
     limited = asdict(limits or MemoryLimits())
-    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
+    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited, "ranks": ranks}
     if published:
         *earlier, last = published
         save_tensors(last.adapter, folder / PUBLISHED_FILE)
@@ -149,7 +155,8 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
         optimizer.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in loaded.items()}
     if limits is not None:
         limits.restore(state.get("memory_limits", {}))
-    return Loaded(version=int(state["policy_version"]), published=tuple(published))
+    ranks = int(state.get("ranks", 1))
+    return Loaded(version=int(state["policy_version"]), published=tuple(published), ranks=ranks)
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:

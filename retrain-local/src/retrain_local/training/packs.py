@@ -38,8 +38,8 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """A row of a group: its first action is at index `first`, its last one at `last`."""
+class Member:
+    """A row of a group, by its index among the rows: its first action is at index `first`, its last one at `last`."""
 
     number: int
     row: TrainRow
@@ -56,37 +56,39 @@ def pack_rows(
     once in each. Packs are of about equal size, and their number is a multiple of `multiple` as far as the rows allow.
     The order depends on the rows alone.
     """
-    groups = _groups(rows, share=share)
+    groups = grouped_rows(rows, share=share)
     return [_pack(cut, device) for cut in _cut_evenly(groups, max_tokens, multiple)]
 
 
-def _cut_evenly(groups: list[list[_Member]], max_tokens: int, multiple: int) -> list[list[list[_Member]]]:
+def _cut_evenly(groups: list[list[Member]], max_tokens: int, multiple: int) -> list[list[list[Member]]]:
     """The fewest packs that `max_tokens` and `multiple` allow, with the largest of them as small as possible."""
-    cuts = list(_cut(groups, max_tokens))
+    cuts = list(cut_groups(groups, max_tokens))
     if len(cuts) < 2:
         return cuts
     num_packs = -(-len(cuts) // multiple) * multiple
     low, high = 1, max_tokens  # the largest pack is above `low` and at most `high`
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if sum(1 for _ in _cut(groups, middle)) <= num_packs else (middle, high)
-    return list(_cut(groups, high))
+        low, high = (low, middle) if sum(1 for _ in cut_groups(groups, middle)) <= num_packs else (middle, high)
+    return list(cut_groups(groups, high))
 
 
-def _groups(rows: Sequence[TrainRow], *, share: bool) -> list[list[_Member]]:
-    groups: dict[bytes | int, list[_Member]] = {}
+def grouped_rows(rows: Sequence[TrainRow], *, share: bool = True) -> list[list[Member]]:
+    """Rows with actions by what precedes their first one, the longest first; without `share` each by itself."""
+    groups: dict[bytes | int, list[Member]] = {}
     for number, row in enumerate(rows):
         actions = np.flatnonzero(row.action_T)
         if len(actions):
-            member = _Member(number=number, row=row, first=int(actions[0]), last=int(actions[-1]))
+            member = Member(number=number, row=row, first=int(actions[0]), last=int(actions[-1]))
             groups.setdefault(row.tokens_T[: member.first].tobytes() if share else number, []).append(member)
     for members in groups.values():
         members.sort(key=lambda member: -member.last)
     return sorted(groups.values(), key=lambda members: -members[0].last)
 
 
-def _cut(groups: list[list[_Member]], max_tokens: int) -> Iterator[list[list[_Member]]]:
-    pack: list[list[_Member]] = []
+def cut_groups(groups: list[list[Member]], max_tokens: int) -> Iterator[list[list[Member]]]:
+    """Runs of rows of at most `max_tokens`, what a group shares counted once in each; a longer row is alone."""
+    pack: list[list[Member]] = []
     used = 0
     for members in groups:
         opened = False
@@ -106,7 +108,7 @@ def _cut(groups: list[list[_Member]], max_tokens: int) -> Iterator[list[list[_Me
         yield pack
 
 
-def _pack(groups: list[list[_Member]], device: torch.device) -> Pack:
+def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
     lengths: list[int] = []
     prefixes: list[int] = []
     ids, places, members = [], [], []

@@ -65,6 +65,11 @@ class Marked:
     held: Sequence[Mask] = ()
     dropped: Sequence[Mask] = ()
 
+    def of(self, numbers: Sequence[int]) -> Marked:
+        """Those of the rows with these indices."""
+        held, dropped = ([marks[number] for number in numbers] if marks else () for marks in (self.held, self.dropped))
+        return Marked(held=held, dropped=dropped)
+
 
 def added_terms(
     settings: Regularisers, columns: Columns, new_M: Tensor, old_M: Tensor, ratios_M: Tensor, entropies_M: Tensor | None

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -35,6 +35,8 @@ from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.options import LocalOptions
+from retrain_local.ranks.group import ALONE, Group
+from retrain_local.ranks.rows import share_rows
 from retrain_local.torch_modes import deterministic, pack_workers, packs_at_a_time
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
@@ -59,6 +61,17 @@ class _PackResult:
     gradients: tuple[Tensor | None, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Share:
+    """What one rank has found of a step: loss and gaps of its rows, which parameters got a gradient, its limits."""
+
+    loss: float
+    clipped: int
+    gaps_N: Floats
+    with_gradient: tuple[bool, ...]
+    limits: MemoryLimits
+
+
 class Trainer:
     """AdamW on the LoRA parameters with the loss of `[algorithm]`.
 
@@ -67,6 +80,9 @@ class Trainer:
     not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` remembers that for
     later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's deterministic mode, which
     is slow and process-wide: decoder and attention need none, or another thread uses PyTorch.
+
+    With several ranks, `group`, each computes a share of the rows; every method is called on all of them, with the same
+    arguments, and finds the same.
     """
 
     def __init__(
@@ -83,10 +99,12 @@ class Trainer:
         attend: MakeAttend = PaddedAttend,
         is_ordered: bool = False,
         seeds: Seeds | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.parameters = dict(parameters)
         sizes = decoder.shape.parameters, decoder.device
         self._at_a_time, self._workers = packs_at_a_time(*sizes), pack_workers(*sizes)
+        self._group = group
         self._options = options or LocalOptions()
         if self._options.compile:
             decoder.compile()
@@ -114,7 +132,7 @@ class Trainer:
         """Gradient over all rows, then one update; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
             with nullcontext() if self._is_ordered else _deterministic():
-                loss, clipped, gaps_N = self._retry_smaller(partial(self.accumulate, batch))
+                loss, clipped, gaps_N = self.accumulate(batch)
                 grad_norm, lr = self._update(loss, batch.lr)
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
@@ -127,7 +145,7 @@ class Trainer:
         return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)
 
     def accumulate(self, batch: TrainBatch) -> tuple[float, int, Floats]:
-        """Add the gradient of the step's loss to the parameters.
+        """Add the gradient of the step's loss, over the rows of all ranks, to the parameters.
 
         Returns the loss, the number of clipped tokens and log rho = logp_trainer - logp_sampler of every action token.
         """
@@ -137,17 +155,49 @@ class Trainer:
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
-        done, packs = [], self._packs(batch.rows)
+        marked, own = self._marked(batch), self._own(batch.rows)
+        shares = self._group.gathered(lambda: self._retry_smaller(partial(self._accumulate_own, batch, marked, own)))
+        if self._group.size > 1:
+            self._add_up(shares)
+            self._limits.tighten(share.limits for share in shares)
+        loss, clipped = sum(share.loss for share in shares), sum(share.clipped for share in shares)
+        return loss, clipped, np.concatenate([share.gaps_N for share in shares])
+
+    def _own(self, rows: Sequence[TrainRow]) -> Sequence[int]:
+        """The indices of the rows that this rank computes."""
+        return range(len(rows)) if self._group.size == 1 else share_rows(rows, self._group.size)[self._group.rank]
+
+    def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
+        """Add the gradient of these rows' part of the step's loss to the parameters."""
+        rows = [batch.rows[number] for number in own]
+        packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
         self._expect(batch, len(packs))
-        gradients = partial(self._gradients, batch, self._marked(batch))
+        gradients = partial(self._gradients, batch, rows, marked.of(own))
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
             self._add(part.gradients)
-            done.append(replace(part, gradients=()))  # of all weights: as large as the model
+            losses.append(part.loss)
+            clipped.append(part.clipped)
+            gaps.append(part.gaps_M)
             self._progress.add(1, tokens=pack.spans.num_tokens)
             self._check_stop()  # nothing has changed yet: `step` drops the gradient
-        loss = float(torch.stack([part.loss for part in done]).sum())
-        clipped = int(torch.stack([part.clipped for part in done]).sum())
-        return loss, clipped, torch.cat([part.gaps_M for part in done]).cpu().numpy()
+        return _Share(
+            loss=float(torch.stack(losses).sum()) if losses else 0.0,
+            clipped=int(torch.stack(clipped).sum()) if clipped else 0,
+            gaps_N=torch.cat(gaps).cpu().numpy() if gaps else np.zeros(0),
+            with_gradient=tuple(p.grad is not None for p in self.parameters.values()),
+            limits=self._limits,
+        )
+
+    def _add_up(self, shares: Sequence[_Share]) -> None:
+        """Give every rank the sum of all gradients; a parameter without one on any rank keeps none."""
+        wanted = [any(found) for found in zip(*(share.with_gradient for share in shares), strict=True)]
+        sums: list[Tensor] = []
+        for p, is_wanted in zip(self.parameters.values(), wanted, strict=True):
+            if is_wanted and p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if p.grad is not None:
+                sums.append(p.grad)
+        self._group.add(sums)
 
     def _expect(self, batch: TrainBatch, packs: int) -> None:
         """Count the packs of all updates of the step, assuming that those to come have as many as this one."""
@@ -191,10 +241,13 @@ class Trainer:
         found = [np.zeros((len(row.tokens_T), width) if width else len(row.tokens_T)) for row in rows]
         asked = [_without_credit(row) for row in rows]
         check_rows(asked, self._decoder.shape.vocabulary)
-        for pack, values_M in self._retry_smaller(partial(self._of_packs, asked, of_pack)):
-            counts = [int(np.count_nonzero(asked[number].action_T)) for number in pack.rows]
-            for number, values in zip(pack.rows, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
-                found[number][asked[number].action_T] = values
+        own = self._own(asked)
+        work = partial(self._of_packs, asked, own, of_pack)
+        for share in self._group.gathered(lambda: self._retry_smaller(work)):
+            for numbers, values_M in share:
+                counts = [int(np.count_nonzero(asked[number].action_T)) for number in numbers]
+                for number, values in zip(numbers, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
+                    found[number][asked[number].action_T] = values
         return found
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
@@ -202,9 +255,13 @@ class Trainer:
         with self._decoder.as_reference():
             return self.logprobs(rows, temperature)
 
-    def _of_packs(self, rows: Sequence[TrainRow], of_pack: Callable[[Pack], Floats]) -> list[tuple[Pack, Floats]]:
-        packs = self._packs(rows)
-        return list(zip(packs, self._each(packs, of_pack), strict=True))
+    def _of_packs(
+        self, rows: Sequence[TrainRow], own: Sequence[int], of_pack: Callable[[Pack], Floats]
+    ) -> list[tuple[list[int], Floats]]:
+        """The rows of each pack of this rank's share, by their indices, and what `of_pack` finds for it."""
+        packs = self._packs([rows[number] for number in own])
+        numbers = ([own[number] for number in pack.rows] for pack in packs)
+        return list(zip(numbers, self._each(packs, of_pack), strict=True))
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
         """The result of `work` for every pack, in order; several packs run concurrently where that pays."""
@@ -238,7 +295,8 @@ class Trainer:
         now = self.logprobs(batch.rows, batch.temperature) if batch.update else [row.logprobs_T for row in batch.rows]
         return mark(policy, batch, now, self._seeds)
 
-    def _gradients(self, batch: TrainBatch, marked: Marked, pack: Pack) -> _PackResult:
+    def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
+        """Of one pack of these rows, which are this rank's of the batch."""
         policy = self._loss_of(batch)
         new_M, entropies_M = self._with_entropies(policy, pack, batch.temperature)
         is_fixed = policy.is_fixed(batch)
@@ -246,7 +304,7 @@ class Trainer:
             new_M,
             pack,
             policy.denominator(batch),
-            columns=columns_of(batch.rows, pack, marked),
+            columns=columns_of(rows, pack, marked),
             entropies_M=entropies_M,
             is_fixed=is_fixed,
         )

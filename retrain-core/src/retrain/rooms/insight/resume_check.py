@@ -10,7 +10,7 @@ from typing import Any
 from retrain.kernel.errors import ResumeError
 from retrain.kernel.plugins.manager import Plugins
 from retrain.kernel.types import Capabilities, CheckpointMode, Kind
-from retrain.rooms.session.check import free_options, registered_tables, wanted_names
+from retrain.rooms.session.check import registered_tables, wanted_names
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.identity.collect import Identity, collect_identity
@@ -70,8 +70,8 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
     config = checked.config
     obstacles = [f"the run is still active (process {pid})"] if (pid := owner_of(run)) else []
     try:
-        identity, free = collect_identity(config, plugins, checked.tables), free_options(config, plugins)
-        plan = plan_resume(run, config, checked.keys, identity, free_options=free)
+        identity = collect_identity(config, plugins, checked.tables)
+        plan = plan_resume(run, config, checked.keys, identity, plugins)
     except ResumeError as error:
         return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
     name = config.backend.backend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +13,13 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, ResumeError
 from retrain.kernel.plugins.installed import versions_of
+from retrain.kernel.plugins.manager import Plugins
+from retrain.rooms.session.check import free_options
 from retrain.rooms.session.identity.acceptance import recorded_resume
 from retrain.rooms.session.identity.changes import Change, changes_between
 from retrain.rooms.session.identity.collect import Identity
 from retrain.rooms.session.identity.copies import FOLDER, stored_identity
+from retrain.rooms.session.identity.interchangeable import interchangeable
 from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_valid, valid_states
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
@@ -112,13 +115,8 @@ class ResumePlan:
         return int(self.manifest["seed"])
 
 
-def plan_resume(
-    run: Path, config: Config, keys: list[Key], identity: Identity, *, free_options: Collection[str] = ()
-) -> ResumePlan:
-    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated.
-
-    `free_options` of the backend may have changed.
-    """
+def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, plugins: Plugins) -> ResumePlan:
+    """Inspect a run folder without changing it; ResumeError when it is not a run, or its records are truncated."""
     manifest = read_manifest(run)
     adapters = adapters_of(run, manifest)
     stored = stored_identity(run, manifest)
@@ -133,7 +131,7 @@ def plan_resume(
         manifest=manifest,
         checkpoint=checkpoint,
         damaged=tuple(damaged),
-        differences=tuple(_differences(manifest, config, keys, free_options)),
+        differences=tuple(_differences(manifest, config, keys, plugins)),
         changes=tuple(changes_between(stored, identity.as_data())),
         libraries=tuple(_library_changes(manifest)),
         has_identity=bool(stored),
@@ -189,21 +187,20 @@ def _library_changes(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _differences(
-    manifest: Mapping[str, Any], config: Config, keys: list[Key], free_options: Collection[str]
-) -> list[Difference]:
+def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], plugins: Plugins) -> list[Difference]:
     before, now = manifest.get("config", {}), public_values(config)
     found, course = [], Course.of(config)
+    free, free_names = interchangeable(config, manifest, plugins), free_options(config, plugins)
     for key in keys:
         # a falling rate depends on the number of steps, so another number contradicts the steps already taken
         is_course = key.path == STEPS and course.falls
-        if (key.free_on_resume and not is_course) or key.table not in now:
+        if (key.free_on_resume and not is_course) or key.path in free or key.table not in now:
             continue
         old = before.get(key.table, {}).get(key.name, key.default)
         new = manifest["seed"] if _keeps_seed(key, config) else now[key.table].get(key.name, key.default)
         old = manifest["seed"] if key.path == "training.seed" else old
         if key.path == OPTIONS:
-            old, new = ({name: each[name] for name in each if name not in free_options} for each in (old, new))
+            old, new = ({name: each[name] for name in each if name not in free_names} for each in (old, new))
         is_former = key.path == "algorithm.clip_eps" and "aggregation" not in before.get(key.table, {})
         if is_former and (old, new) == (FORMER_CLIP, key.default):
             continue  # for every loss that existed then, the default now means the former default

@@ -19,7 +19,6 @@ from retrain.kernel.plugins.manager import Plugins, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.types import Determinism
 from retrain.rooms.session.assemble import assemble
-from retrain.rooms.session.check import free_options
 from retrain.rooms.session.collector import resume_collector
 from retrain.rooms.session.configure import Checked
 from retrain.rooms.session.devices import SettledDevices, settle_devices
@@ -167,9 +166,8 @@ def _reopened(run: Path) -> RunFolder:
 
 def _plan(folder: RunFolder, checked: Checked, plugins: Plugins, identity: Identity) -> ResumePlan:
     """Decide and log how to continue; ResumeError when it would not be the same run."""
-    config = checked.config
-    plan = plan_resume(folder.path, config, checked.keys, identity, free_options=free_options(config, plugins))
-    refuse_changes(plan, anyway=config.value("resume.anyway", False))
+    plan = plan_resume(folder.path, checked.config, checked.keys, identity, plugins)
+    refuse_changes(plan, anyway=checked.config.value("resume.anyway", False))
     if obstacles := restore_obstacles(plan.checkpoint, checked, plugins):
         raise ResumeError(*obstacles)
     for change in plan.accepted:

@@ -1,0 +1,299 @@
+"""Backend `local` on several devices that all sample and train: rank 0, which the run sees, and its workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrain.api import (
+    ActionRow,
+    BackendError,
+    Deliver,
+    Determinism,
+    Engine,
+    Feed,
+    Floats,
+    PluginContext,
+    Problem,
+    RetrainError,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    TopLogprobs,
+    TrainBatch,
+    TrainReport,
+    stream_from,
+)
+from retrain_local.backend import LocalBackend, create_local
+from retrain_local.devices import Devices
+from retrain_local.ranks.group import PeerFailedError, ProcessGroup, join, open_store
+from retrain_local.ranks.messages import Delivered, Start, Stop
+from retrain_local.ranks.own_thread import OwnThread, Task
+from retrain_local.ranks.workers import POLL_S, LostRankError, Worker, Workers
+from retrain_local.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
+
+log = logging.getLogger("retrain")
+LEAVE_S = 10.0  # for rank 0 to leave what it computed together with a rank that is gone
+
+
+def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
+    """Start the other ranks, and load the model on all of them at the same time."""
+    size, before = len(devices.ranks), torch.get_num_threads()
+    threads = max(1, before // size) if devices.trainer.type == "cpu" else before
+    store = open_store(0, is_master=True)
+    stop_id = getattr(context.tokenizer, "eos_token_id", None)
+
+    def start(rank: int) -> Start:
+        return Start(
+            rank=rank,
+            size=size,
+            port=store.port,
+            threads=threads,
+            config=context.config,
+            seeds=context.seeds,
+            params=context.params,
+            stop_id=None if stop_id is None else int(stop_id),
+        )
+
+    workers, cancellation, group = Workers(), Cancellation(), None
+    try:
+        workers.start(start, size)
+        torch.set_num_threads(threads)
+        group = join(store, 0, devices, context.config)
+        local = create_local(replace(context, check_stop=cancellation.check), devices.of_rank(0), group)
+        workers.answers()
+        backend = RankedBackend(local, workers, group, cancellation, check_stop=context.check_stop, threads=before)
+        backend.settle_sizes()
+    except BaseException:
+        workers.kill()
+        if group is not None:
+            group.leave()
+        torch.set_num_threads(before)
+        raise
+    return backend
+
+
+class RemoteEngine:
+    """The engine of another rank; see `Engine`."""
+
+    delivers_early = True
+
+    def __init__(self, worker: Worker, cancellation: Cancellation) -> None:
+        self._worker, self._cancellation = worker, cancellation
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """See `DeliversEarly.sample`; LostRankError when that rank is gone."""
+        if not requests:
+            return []
+        worker, check = self._worker, self._cancellation.check
+        try:
+            worker.call("sample", list(requests), params)
+            while isinstance(message := worker.next(check), Delivered):
+                if deliver is not None:
+                    deliver(message.request, message.place, message.sample)
+        except SamplingCancelledError:
+            worker.send(Stop())
+            raise
+        except LostRankError:
+            self._cancellation.set()
+            raise
+        if message.error is not None:
+            raise message.error
+        found: list[list[Sample]] = message.value
+        return found
+
+    def metrics(self) -> Mapping[str, float]:
+        """See `Measuring`."""
+        self._worker.call("metrics")
+        found: Mapping[str, float] = self._worker.answer()
+        return found
+
+    def close(self) -> None:
+        """Nothing: its process ends with the backend."""
+
+
+class RankedBackend:
+    """The same model on every rank: requests are dealt out, rows are shared by their tokens, gradients summed.
+
+    Every rank makes the same update, so that all hold the same weights. With FSDP each holds a part of the trained
+    ones and of the optimizer's moments. Only rank 0 writes.
+    """
+
+    delivers_early = True
+
+    def __init__(
+        self,
+        local: LocalBackend,
+        workers: Workers,
+        group: ProcessGroup,
+        cancellation: Cancellation,
+        *,
+        check_stop: Callable[[], None],
+        threads: int,
+    ) -> None:
+        self.capabilities = local.capabilities
+        if group.uses_gpus:  # sums over GPUs are in an order of NCCL's
+            self.capabilities = replace(local.capabilities, determinism=Determinism.NONE)
+        self._local, self._workers, self._group, self._cancellation = local, workers, group, cancellation
+        self._check_stop, self._threads, self._thread = check_stop, threads, OwnThread()
+        self._lost: RetrainError | None = None
+        engines: list[Engine] = [local, *(RemoteEngine(worker, cancellation) for worker in workers)]
+        self._engine = ParallelEngine([DeviceEngine(engine=e, on_device=nullcontext) for e in engines], cancellation)
+        self._is_closed = False
+
+    def sample(
+        self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
+    ) -> list[list[Sample]]:
+        """As `LocalBackend.sample`; request i is rank i mod n's, whatever the speed of each."""
+        self._open()
+        try:
+            return self._engine.sample(requests, params, deliver)
+        except LostRankError as error:
+            raise self._given_up(error) from None
+
+    def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
+        """See `retrain.api.StreamsTokens`; this process streams alone, as one more completion would wait for all."""
+        self._open()
+        stream_from(self._local, requests, params, feed)
+
+    def train(self, batch: TrainBatch) -> TrainReport:
+        """As `LocalBackend.train`, of all ranks' rows together; BackendError when their weights are not the same."""
+        report, *others = self._together("train", batch)
+        for rank, other in enumerate(others, start=1):
+            if other.grad_norm != report.grad_norm:
+                what = f"rank {rank} has a gradient of norm {other.grad_norm!r}, rank 0 one of {report.grad_norm!r}"
+                why = "ranks that differ train different models"
+                fix = "continue with --resume; report it if it comes back"
+                raise self._given_up(BackendError(Problem(where="training", what=what, why=why, fix=fix)))
+        found: TrainReport = report
+        return found
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """As `LocalBackend.logprobs`."""
+        found: list[Floats] = self._together("logprobs", rows, temperature)[0]
+        return found
+
+    def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
+        """See `retrain.api.RanksTokens`."""
+        found: list[TopLogprobs] = self._together("top_logprobs", rows, temperature, top)[0]
+        return found
+
+    def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """As `LocalBackend.reference_logprobs`."""
+        found: list[Floats] = self._together("reference_logprobs", rows, temperature)[0]
+        return found
+
+    def publish(self) -> int:
+        """As `LocalBackend.publish`, on every rank."""
+        return int(self._together("publish")[0])
+
+    def settle_sizes(self) -> None:
+        """As `LocalBackend.settle_sizes`."""
+        self._together("settle_sizes")
+
+    def metrics(self) -> Mapping[str, float]:
+        """The engines' measurements since the last call, averaged over the ranks."""
+        return self._engine.metrics()
+
+    def save_adapter(self, folder: Path) -> None:
+        """As `LocalBackend.save_adapter`: the same files as of one process."""
+        self._write("save_adapter", folder)
+
+    def save(self, folder: Path) -> None:
+        """As `LocalBackend.save`: the same files as of one process."""
+        self._write("save", folder)
+
+    def load(self, folder: Path) -> None:
+        """Continue on every rank from what `save` wrote, whatever the number of ranks was."""
+        self._together("load", folder)
+
+    def sample_from(self, folder: Path | None) -> None:
+        """As `LocalBackend.sample_from`."""
+        self._together("sample_from", folder)
+
+    def close(self) -> None:
+        """End the other ranks and release the model; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._workers.end()
+        self._thread.close()
+        self._engine.close()  # closes the local backend, too
+        self._group.leave()
+        torch.set_num_threads(self._threads)
+
+    def _write(self, name: str, folder: Path) -> None:
+        """Rank 0 writes; the others are needed only where they hold parts of what is written."""
+        if self._group.shards:
+            self._together(name, folder)
+        else:
+            getattr(self._local, name)(folder)
+
+    def _together(self, name: str, *args: Any) -> list[Any]:
+        """What this method of the local backend returns on every rank, called on all of them at once.
+
+        A stop ends it on every rank before anything has changed, or comes too late and is left to the caller. Where a
+        rank failed, its error is raised, not that of one which only waited for it.
+        """
+        self._open()
+        self._cancellation.clear()
+        task, stop = Task(lambda: getattr(self._local, name)(*args)), None
+        try:
+            for worker in self._workers:
+                worker.call(name, *args)
+            self._thread.begin(task)
+            while not task.wait(0.0):
+                try:
+                    if not task.wait(POLL_S) and stop is None:
+                        self._check_stop()
+                        self._workers.check_alive()
+                except LostRankError:
+                    raise
+                except BaseException as error:
+                    stop = error
+                    self._cancellation.set()
+                    self._workers.stop()
+            return self._outcome(task.value, task.error, stop)
+        except LostRankError as error:
+            self._cancellation.set()
+            given_up = self._given_up(error)
+            task.wait(LEAVE_S)
+            raise given_up from None
+
+    def _outcome(self, value: Any, error: BaseException | None, stop: BaseException | None) -> list[Any]:
+        try:
+            values = [value, *self._workers.answers()]
+        except LostRankError:
+            raise
+        except RetrainError as cause:
+            if error is None or isinstance(error, PeerFailedError):
+                raise self._given_up(cause) if self._group.shards else cause from None
+            values = []
+        if self._group.is_broken and error is not None:
+            self._given_up(BackendError(Problem(what=str(error), fix="continue with --resume")))
+        if stop is not None and error is not None:
+            raise stop
+        if error is not None:
+            raise error
+        return values
+
+    def _given_up(self, error: RetrainError) -> RetrainError:
+        """End every other rank; nothing but `close` works from now on."""
+        self._lost = self._lost or error
+        self._workers.kill()
+        self._group.abort()
+        return error
+
+    def _open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._is_closed:
+            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))

@@ -1,0 +1,121 @@
+"""Several ranks end as one run does: a lost rank, a signal, the death of rank 0; and the run goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start
+from tests.end_to_end.running import records, retrain
+from tests.shared import slow_or_long
+
+pytestmark = pytest.mark.timeout(300)
+STEP, ENDS_WITHIN_S = 2, 60.0
+OPTIONS = '\n[backend.options]\nparallel = "{}"\n'
+FULL = ("--lora-rank", "0", "--lr", "1e-3")
+# In the step: the run says which processes it has, and gives whoever waits for that the time to act.
+WAIT_IN_STEP = """
+import time
+import retrain_local.training.trainer
+original = retrain_local.training.trainer.Trainer.accumulate
+def accumulate(self, batch):
+    if batch.step == {step}:
+        Path({file!r}).touch()
+        time.sleep(1.0)
+    return original(self, batch)
+retrain_local.training.trainer.Trainer.accumulate = accumulate
+"""
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """The other ranks of a run."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()[1:]]
+    return [int(pid) for pid, parent, command in rows if int(parent) == process.pid and "ranks.worker" in command]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def check_gone(pids: list[int]) -> None:
+    """Within the deadline none of them is left."""
+    last = time.monotonic() + ENDS_WITHIN_S
+    while any(map(is_running, pids)) and time.monotonic() < last:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def configured(folder: Path, parallel: str) -> None:
+    assert retrain("init", "--template", "tiny", cwd=folder).code == 0
+    with (folder / "retrain.toml").open("a") as file:
+        file.write(OPTIONS.format(parallel))
+
+
+def in_a_step(folder: Path, *arguments: str, devices: str = "cpu,cpu") -> tuple[subprocess.Popen[str], list[int]]:
+    """A run in the middle of its third step, and its other ranks."""
+    mark = folder / "mark"
+    patch = WAIT_IN_STEP.replace("{file!r}", repr(str(mark))).replace("{step}", str(STEP))
+    process = start(*BASE, "--devices", devices, "--log-dir", "run", *arguments, cwd=folder, patch=patch)
+    while not mark.exists():
+        if process.poll() is not None:
+            pytest.fail(finish(process)[2])
+        time.sleep(0.01)
+    return process, ranks_of(process)
+
+
+def more_of(parallel: str) -> tuple[str, ...]:
+    return FULL if parallel == "fsdp" else ()
+
+
+@pytest.mark.parametrize("parallel", slow_or_long(["replicate"]))
+def test_a_killed_rank_ends_the_run_with_its_name_and_the_run_goes_on(parallel: str, tmp_path: Path) -> None:
+    configured(tmp_path, parallel)
+    process, ranks = in_a_step(tmp_path, *more_of(parallel), devices="cpu,cpu,cpu")
+    assert len(ranks) == 2
+    os.kill(ranks[0], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code == 1, err
+    assert f"rank 1 (process {ranks[0]}) was killed by signal 9" in err
+    assert "--resume" in err
+    check_gone(ranks)
+    check_nothing_is_half_written(tmp_path / "run")
+    code, out, err = finish(start("--resume", "run", "--devices", "cpu", cwd=tmp_path))
+    assert code == 0, err
+    assert "This checkpoint is of 3 ranks, and the run continues on 1" in out + err
+    assert [line["step"] for line in records(tmp_path / "run/metrics.jsonl") if "loss" in line] == list(range(6))
+
+
+@pytest.mark.parametrize("parallel", slow_or_long(["replicate"]))
+def test_a_signal_is_for_rank_0_and_the_others_follow(parallel: str, tmp_path: Path) -> None:
+    configured(tmp_path, parallel)
+    process, ranks = in_a_step(tmp_path, *more_of(parallel), "--save-every", "0")
+    for pid in ranks:  # as when a scheduler signals the whole group
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 75, err
+    check_gone(ranks)
+    (checkpoint,) = (tmp_path / "run/adapter").glob("checkpoint_step_*")
+    assert json.loads((checkpoint / "checkpoint.json").read_text())["next_step"] == STEP
+    code, _, err = finish(start("--resume", "run", cwd=tmp_path))
+    assert code == 0, err
+
+
+@pytest.mark.slow
+def test_the_death_of_rank_0_leaves_no_orphans(tmp_path: Path) -> None:
+    configured(tmp_path, "replicate")
+    process, ranks = in_a_step(tmp_path)
+    process.kill()
+    finish(process)
+    check_gone(ranks)
