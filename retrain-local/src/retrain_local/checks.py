@@ -123,15 +123,18 @@ def quantize_problems(config: Config) -> list[Problem]:
 
 
 def staleness_problems(config: Config) -> list[Problem]:
-    """Sampling ahead on one device, which can only do one thing at a time."""
+    """Sampling ahead where a device does one thing at a time: on one device, and on ranks."""
     most = config.value("training.max_staleness", -1)
-    if most < 1 or "," in config.backend.devices:
+    is_one, parallel = "," not in config.backend.devices, config.backend.options.get("parallel", "split")
+    if most < 1 or not (is_one or parallel != "split"):
         return []
-    what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
-    why, fix = (
-        "one device samples and trains in turn",
-        f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}"',
-    )
+    if is_one:
+        what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
+        why = "one device samples and trains in turn"
+        fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}"'
+    else:
+        what = f"max_staleness = {most}: with [backend.options] parallel = {parallel!r} at most 0"
+        why, fix = "every device samples and trains in turn", 'set parallel to "split"'
     return [Problem(where=config.place("training.max_staleness"), what=what, why=why, fix=f"{fix}, or remove it")]
 
 
