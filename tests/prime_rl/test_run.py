@@ -6,15 +6,25 @@ the log-probabilities of the policy that it had.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from tests.end_to_end.killing import finish, start
 from tests.end_to_end.running import records, retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT
 from tests.prime_rl.their_trainer import LORA, TheirTrainer
-from tests.prime_rl_stack.stack import Server, start_server
+from tests.prime_rl_stack.stack import MODEL, Server, start_server, wait_until
 
 BF16_KL = 1e-2  # all weights are broadcast in bfloat16, while the trainer here computes with float32
 
@@ -57,3 +67,103 @@ def test_three_steps(trainer, server, transport, ranks, lora):
     assert max(line["mismatch_kl/all/max"] for line in trained) < (1e-6 if lora else BF16_KL)
     lines = records(made.folder / "logs" / "train" / "metrics.jsonl")
     assert [line["prime_rl_policy_lag"] for line in lines] == [0] * 3
+
+
+def metrics(made: TheirTrainer) -> list[dict[str, Any]]:
+    return records(made.folder / "logs" / "train" / "metrics.jsonl")
+
+
+def resumed(made: TheirTrainer, *arguments: str) -> None:
+    outcome = retrain("--resume", "logs/train", *arguments, cwd=made.folder)
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("transport", ["filesystem", "zmq"])
+def test_a_run_that_is_killed_goes_on_with_the_trainer_where_it_is(trainer, server, transport):
+    made = trainer(transport=transport, ranks=1)
+    made.write_toml(server)
+    made.start_trainer()
+    run = start(cwd=made.folder)
+    wait_until((made.output_dir / "broadcasts" / "step_2" / "STABLE").exists, run)
+    os.kill(run.pid, signal.SIGKILL)
+    finish(run)
+    resumed(made)
+    steps = [line["step"] for line in made.trained()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert [line["step"] for line in metrics(made)] == [0, 1, 2]
+
+
+def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint_and_reads_the_batches_since_then_again(trainer, server):
+    made = trainer(ranks=1)
+    made.write_toml(server)
+    made.start_trainer("[ckpt]\ninterval = 2")
+    run = start("--max-steps", "4", cwd=made.folder)
+    wait_until((made.output_dir / "rollouts" / "step_4").exists, run)  # it has steps 1 to 3, and a checkpoint of 2
+    made.stop_trainer()
+    made.start_trainer("[ckpt]\ninterval = 2\n[resume]")
+    code, out, err = finish(run)
+    assert code == 0, out + err
+    steps = [line["step"] for line in made.trained()]
+    assert steps[:3] == [1, 2, 3]
+    assert steps[-2:] == [3, 4]
+    assert [line["prime_rl_policy_lag"] for line in metrics(made)] == [0] * 4
+
+
+@pytest.mark.parametrize("transport", ["filesystem", "zmq"])
+def test_a_trainer_that_is_put_back_goes_on_with_first_step(trainer, server, transport):
+    made = trainer(transport=transport, ranks=1)
+    made.write_toml(server)
+    made.start_trainer()
+    assert retrain(cwd=made.folder).code == 0
+    made.stop_trainer()
+    made.start_trainer("[resume]\nstep = 1")
+    outcome = retrain("--resume", "logs/train", "--max-steps", "4", cwd=made.folder)
+    assert outcome.code != 0
+    assert "put back to step 1" in outcome.err
+    for folder in ("rollouts", "broadcasts"):
+        for step in (2, 3):
+            shutil.rmtree(made.output_dir / folder / f"step_{step}", ignore_errors=True)
+    resumed(made, "--max-steps", "4", "--set", "backend.options.first_step=2")
+    assert [line["step"] for line in made.trained()] == [1, 2, 3, 2]
+    assert metrics(made)[-1]["prime_rl_step"] == 2
+
+
+def test_a_trainer_that_listens_to_sockets_is_told_by_the_error(trainer, server):
+    made = trainer(transport="zmq", ranks=1)
+    made.write_toml(server, options="sync_poll_s = 0.1")
+    made.start_trainer()
+    options = ("--backend-opt", "transport=filesystem", "--backend-opt", "sync_wait_s=5")
+    outcome = retrain(*options, cwd=made.folder)
+    assert outcome.code == 1
+    assert f"{made.output_dir / 'rollouts' / 'step_1'}, which is there" in outcome.err
+    assert '[rollout_transport] type = "filesystem"' in outcome.err
+
+
+def test_the_last_adapter_is_the_trainers_in_peft(trainer, server):
+    made = trainer(ranks=1)
+    made.write_toml(server)
+    made.start_trainer()
+    outcome = retrain(cwd=made.folder)
+    assert outcome.code == 0, outcome.err
+    assert "Adapter saved to logs/train/adapter/final" in outcome.out + outcome.err
+    prompt = torch.tensor([[5, 9, 12, 40, 7, 30]])
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    with torch.no_grad():
+        untrained = base(prompt).logits
+        trained = with_factors(made.output_dir / "broadcasts" / "step_3")(prompt).logits
+        saved = PeftModel.from_pretrained(base, made.folder / "logs" / "train" / "adapter" / "final")(prompt).logits
+    assert float((trained - untrained).abs().max()) > 1e-2
+    assert torch.allclose(saved, trained, atol=1e-4, rtol=0.0)
+
+
+def with_factors(folder: Path) -> Any:
+    """The base model with scale * B @ A added to its weights, straight from the trainer's files."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    factors = load_file(folder / "adapter_model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    for name in factors:
+        if name.endswith(".lora_A.weight"):
+            module = model.get_submodule(name.removesuffix(".lora_A.weight"))
+            change = factors[name.replace("lora_A", "lora_B")] @ factors[name]
+            module.weight.data += config["lora_alpha"] / config["r"] * change
+    return model

@@ -24,11 +24,11 @@ lr = 2e-3
 [rollout_transport]
 type = "{transport}"
 {port}
-[ckpt]
-interval = 1
 [log]
 level = "debug"
 """
+WAITING = "Waiting for training batch"
+CHECKPOINTS = "[ckpt]\ninterval = 1"
 
 
 @dataclass
@@ -48,6 +48,8 @@ class TheirTrainer(Stack):
         port = f"port = {self.port}" if self.transport == "zmq" else ""
         settings = {"output_dir": self.output_dir, "model": MODEL, "seq_len": self.seq_len, "lora": self.lora}
         text = self.toml or TOML.format(**settings, transport=self.transport, port=port)
+        if "[ckpt]" not in "\n".join((self.toml, *options)):
+            options = (CHECKPOINTS, *options)
         file.write_text(text + "\n".join(options), encoding="utf-8")
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(two_free_ports()), "OMP_NUM_THREADS": "1"}
         for rank in range(self.ranks):
@@ -58,7 +60,7 @@ class TheirTrainer(Stack):
                 self.processes.append(
                     subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT)
                 )
-        wait_until(lambda: "Waiting for training batch" in self.log(0).read_text("utf-8"), self.processes[-self.ranks])
+        wait_until(lambda: WAITING in self.log(0).read_text("utf-8"), self.processes[-self.ranks])
         return self.processes[-self.ranks]
 
     def stop_trainer(self) -> None:
@@ -71,6 +73,8 @@ class TheirTrainer(Stack):
         return self.folder / f"trainer_{self.starts}_rank_{rank}.log"
 
     def trained(self) -> list[dict[str, Any]]:
-        """The trainer's own metrics of its steps, in the order in which they were done."""
+        """The trainer's own metrics of its steps, in the order in which they were done, once it waits for another."""
+        log = self.log(0)
+        wait_until(lambda: WAITING in log.read_text("utf-8").rpartition("Saving weights")[2], self.processes[-1])
         lines = (self.output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [found for line in lines if "loss/mean" in (found := json.loads(line))]

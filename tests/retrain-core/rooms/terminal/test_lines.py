@@ -294,14 +294,23 @@ def test_the_panel_shows_them_too() -> None:
     assert f"time left: {duration(498 * METRICS['step_time_s'])}\n" in shown
 
 
-@pytest.mark.parametrize(("rank", "what"), [(32, "Adapter"), (0, "Model")])
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("adapter_model.safetensors", "Adapter"),
+        ("model.safetensors", "Model"),
+        ("prime_rl_backend_state.json", "State of the run, without weights,"),
+    ],
+)
 def test_the_last_lines_name_what_was_saved(
-    context: PluginContext, caplog: pytest.LogCaptureFixture, tmp_path: Path, rank: int, what: str
+    context: PluginContext, caplog: pytest.LogCaptureFixture, tmp_path: Path, file: str, what: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="retrain")
     lines = RunLines(context)
+    (tmp_path / "adapter/final").mkdir(parents=True)
+    (tmp_path / "adapter/final" / file).touch()
     lines.retrain_checkpoint_saved(tmp_path / "adapter/final")
-    config = SimpleNamespace(model=SimpleNamespace(lora_rank=rank), training=TrainingTable())
+    config = SimpleNamespace(model=SimpleNamespace(lora_rank=32), training=TrainingTable())
     run: Any = SimpleNamespace(condition="a+b", config=config, folder=tmp_path, manifest={})
     lines.retrain_run_end(run, None)
     assert caplog.messages[1] == f"{what} saved to {tmp_path / 'adapter/final'}"

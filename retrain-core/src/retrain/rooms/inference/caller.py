@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,10 @@ class Caller:
         return Call(path="", read=_unread, key=key, addressed=addressed, label=label)
 
     def admin_call(self, request: HttpRequest, server: Server, label: str) -> Call[None]:
-        """An administrative request to one server; its answer is ignored."""
+        """An administrative request to one server, or to all behind it; its answer is ignored."""
         path, body = request
-        return Call(path=path, body=body, read=lambda answer: None, server=server, label=label, ignores_answer=True)
+        call: Call[None] = Call(path=path, body=body, read=lambda answer: None, server=server, label=label)
+        return replace(call, ignores_answer=True, urls=self.client.admin_urls)
 
 
 def _unread(answer: Any) -> Completion:

@@ -49,7 +49,7 @@ class Call(Generic[T]):
     the request in messages. `is_done(message)` says whether a refusal means that the work is done already, its answer
     having been lost. `once`: no retry, and `timeout_s` for all of it. `ignores_answer`: the body need not be JSON.
     `fallback_path`: a 404 is transient and the next attempt goes there; files that the server is to read may still be
-    on their way.
+    on their way. `urls`: where it goes instead of to the server itself, which is a router; all must accept it.
     """
 
     path: str
@@ -64,6 +64,7 @@ class Call(Generic[T]):
     timeout_s: float = ONCE_S
     ignores_answer: bool = False
     fallback_path: str = ""
+    urls: tuple[str, ...] = ()
 
 
 class RefusedError(BackendError):
@@ -86,7 +87,8 @@ class Client:
         self._loop = asyncio.new_event_loop()
         table = settings.table
         self.pool = Pool(settings.urls, max_concurrent=table.max_concurrent, retry_s=table.retry_s)
-        self._connections = Connections(settings.urls, settings.headers)
+        self.admin_urls = settings.admin_urls
+        self._connections = Connections((*settings.urls, *settings.admin_urls), settings.headers)
         self.retries = 0
         self._thread = threading.Thread(target=self._run_loop, name="inference", daemon=True)
         self._thread.start()
@@ -210,6 +212,14 @@ class Client:
             return UnusableAnswerError(Problem(where=server.name, what=what, why=why, fix=fix))
         return BackendError(Problem(where=server.name, what=what, why=why, fix=fix))
 
+    async def _exchange(self, call: Call[Any], server: Server) -> httpx.Response:
+        """The response; of several, the first one that refuses and does not say that the work is done."""
+        urls = call.urls or (server.url,)
+        responses = [await self._connections.exchange(url, call.path, call.body) for url in urls]
+        is_done = call.is_done or (lambda message: False)
+        refusals = (each for each in responses if each.status_code >= 300 and not is_done(_message(each)))
+        return next(refusals, responses[-1])
+
     async def _attempt(self, call: Call[T], server: Server, timeout_s: float) -> T:
         if call.addressed is not None:
             call = replace(call.addressed(server), key=call.key)
@@ -218,7 +228,7 @@ class Client:
         try:
             async with asyncio.timeout(max(0.0, timeout_s)) as limit:
                 with _listed(limit, server, is_moving=call.key != ""):
-                    response = await self._connections.exchange(server.url, call.path, call.body)
+                    response = await self._exchange(call, server)
         except TimeoutError:
             raise self._failed(server, f"no answer within {loop.time() - started:.3g} s") from None
         except httpx.HTTPError as error:

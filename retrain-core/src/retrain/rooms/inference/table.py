@@ -22,6 +22,9 @@ class InferenceTable(Table):
     url: str = key(
         "", "URL of the server, or several with commas; empty = the engine's own on this machine.", free_on_resume=True
     )
+    admin_url: str = key(
+        "", "URLs of the servers behind a router at url, with commas: weights go to each.", free_on_resume=True
+    )
     logprobs: Literal["engine", "trainer"] = key(
         "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
     )
@@ -49,17 +52,19 @@ class InferenceTable(Table):
     )
     prefix_caching: bool = key(True, "Compute a prompt's keys and values once for its group.", flag="prefix_caching")
 
-    _urls = field_validator("url")(server_urls)
+    _urls = field_validator("url", "admin_url")(server_urls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`[inference]` for an engine that is a server.
 
-    `urls` end without a slash and without `/v1`. `headers` are the only place that holds the key.
+    `urls` and `admin_urls` end without a slash and without `/v1`; weights go to the latter, or to `urls` if there are
+    none. `headers` are the only place that holds the key.
     """
 
     urls: tuple[str, ...]
+    admin_urls: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
     table: InferenceTable = field(default_factory=InferenceTable)
 
@@ -74,6 +79,14 @@ class Settings:
                 fix = f"export {table.api_key_env}=..., or leave the key out"
                 raise ConfigError(Problem(where=config.place("inference.api_key_env"), what=what, fix=fix))
             headers["Authorization"] = f"Bearer {value}"
-        urls = [url.strip() for url in (table.url or default_url).split(",") if url.strip()]
-        unique = dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls)
-        return cls(urls=tuple(unique), headers=headers, table=table)
+        urls, admin_urls = _listed(table.url or default_url), _listed(table.admin_url)
+        if admin_urls and len(urls) > 1:
+            what = f"it names servers behind a router, and url names {len(urls)} servers"
+            fix = "set url to the router's address, or leave admin_url out"
+            raise ConfigError(Problem(where=config.place("inference.admin_url"), what=what, fix=fix))
+        return cls(urls=urls, admin_urls=admin_urls, headers=headers, table=table)
+
+
+def _listed(urls: str) -> tuple[str, ...]:
+    stripped = [url.strip() for url in urls.split(",") if url.strip()]
+    return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in stripped))

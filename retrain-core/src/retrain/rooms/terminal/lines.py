@@ -106,8 +106,8 @@ class RunLines:
             return
         complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
         LOG.log(OUTCOME_LEVEL, "%s", complete)
-        what = "Adapter" if run.config.model.lora_rank else "Model"
-        LOG.log(OUTCOME_LEVEL, "%s saved to %s", what, self._last_adapter)
+        if self._last_adapter is not None:
+            LOG.log(OUTCOME_LEVEL, "%s saved to %s", _saved_in(self._last_adapter), self._last_adapter)
         LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / "metrics.jsonl")
         devices = run.manifest.get("devices", {})
         if devices.get("why"):
@@ -118,6 +118,13 @@ class RunLines:
             LOG.info("Next:")
         for command in commands:
             LOG.info("  %s", command)
+
+
+def _saved_in(folder: Path) -> str:
+    """What a checkpoint holds beside the state of its run; a trainer elsewhere may keep the weights to itself."""
+    if (folder / "adapter_model.safetensors").is_file():
+        return "Adapter"
+    return "Model" if any(folder.glob("*.safetensors")) else "State of the run, without weights,"
 
 
 def columns() -> int:
