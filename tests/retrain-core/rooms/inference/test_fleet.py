@@ -108,7 +108,7 @@ def test_a_server_that_keeps_old_weights_gets_no_requests_until_it_has_the_new_o
     assert gap(policy, engine.sample(MANY, PARAMS)) < 1e-9
     told = [record.getMessage() for record in caplog.records if stale.url in record.getMessage()]
     assert len([line for line in told if "gets no requests" in line]) == 1, "one line per change"
-    assert f"{stale.url} has policy version 2 again" in told[-1]
+    assert f"{stale.url} has policy version 2; before: the server does not sample from policy version 2" in told[-1]
 
 
 def test_a_server_that_comes_back_with_another_model_is_not_asked(make_engine, fleet, policy, impatient) -> None:

@@ -79,7 +79,7 @@ class Adapters:
     @property
     def num_serving(self) -> int:
         """Number of servers that can be asked for the current version."""
-        return len(self.comparison.caller.client.pool.serving(self.current.key))
+        return len(self.comparison.caller.client.pool.serving(self.current.key)) if self.versions else 0
 
     @property
     def num_reloads(self) -> int:
@@ -169,12 +169,14 @@ class Adapters:
     def _introduce(self, version: PolicyVersion) -> None:
         """Have the keepers load a version, compare the first server that has it, and wait a little for the others."""
         started = time.monotonic()
-        self.versions += (version,)
+        with self._lock:
+            self.versions += (version,)
         self._wake()
         try:
             self._await_first(version, started + self._retry_s + SLOWER_S)
         except BaseException:
-            self.versions = tuple(each for each in self.versions if each is not version)
+            with self._lock:
+                self.versions = tuple(each for each in self.versions if each is not version)
             raise
         self._retire()
         now = time.monotonic()
@@ -183,32 +185,40 @@ class Adapters:
             time.sleep(POLL_S)
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
-        """Take what the first server shows that is compared with the trainer; BackendError when there is none."""
-        client, compared = self.comparison.caller.client, dict[Server, tuple[int, str]]()
-        while version.shown is None:
+        """Wait until a server was compared with the trainer; BackendError when all are wrong, or none is there."""
+        compared = dict[Server, tuple[int, str]]()  # what is as it was need not be compared again
+        while True:
             for server, keeper in self.keepers.items():
                 name = server.names.get(version.key)
                 if name is None or compared.get(server) == (server.losses, name):
                     continue
                 compared[server] = (server.losses, name)
                 try:
-                    self.last_gap = self.comparison.require_trainers(server, version)
-                    version.shown = client.call(self.comparison.shown(server, version, once=True))
-                except OtherPolicyError as error:
-                    client.do(keeper.reject, version, error)
-                except BackendError as error:
+                    if self._is_right(version, keeper):
+                        return
+                except BackendError:  # it has gone since, or answered nothing that could be compared
                     del compared[server]
-                    if isinstance(error, RefusedError):
-                        client.do(client.pool.lose, server, error.problems[0].what)
-                else:
-                    client.do(keeper.accept, version)
-                    return
             errors = [keeper.error for keeper in self.keepers.values() if keeper.server.is_rejected and keeper.error]
             if len(errors) == len(self.keepers):
                 raise BackendError(*(problem for error in errors for problem in error.problems))
             if time.monotonic() >= deadline:
                 raise self._not_taken(version)
             time.sleep(POLL_S)
+
+    def _is_right(self, version: PolicyVersion, keeper: Keeper) -> bool:
+        """Compare a server with the trainer, and take what it shows; BackendError when that cannot be done."""
+        server, client = keeper.server, self.comparison.caller.client
+        try:
+            self.last_gap = self.comparison.require_trainers(server, version)
+            version.shown = client.call(self.comparison.shown(server, version, once=True))
+        except OtherPolicyError as error:
+            client.do(keeper.reject, version, error)
+            return False
+        except RefusedError as error:
+            client.do(client.pool.lose, server, error.problems[0].what)
+            raise
+        client.do(keeper.accept, version)
+        return True
 
     def _not_taken(self, version: PolicyVersion) -> BackendError:
         loaded = "weights" if version.is_whole else "adapter"
@@ -249,6 +259,8 @@ class Adapters:
         self.comparison.caller.client.pool.is_watched = True
         for server in servers:
             self.keepers[server].accept(version)
+        for server in self.keepers.keys() - set(servers):
+            self.keepers[server].expect()
         await asyncio.gather(*(keeper.start() for keeper in self.keepers.values()))
 
     async def _stop_keepers(self) -> None:

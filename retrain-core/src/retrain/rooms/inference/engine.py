@@ -101,6 +101,7 @@ class ServerEngine:
         self._caller = caller
         self._adapters = adapters
         self._behaviour = behaviour
+        self._is_ahead = context.config.value("training.max_staleness", -1) > 0  # samples while another is published
         self._reported = self._counts()
 
     def sample(
@@ -219,7 +220,7 @@ class ServerEngine:
                 Problem(where="sampling", what="the engine is closed, or without a policy", fix="create another one")
             )
         current, published = self._adapters.current, self._adapters.comparison.policy.version
-        if current.version != published:
+        if current.version != published and not self._is_ahead:
             what = f"the servers have policy version {current.version}, and version {published} was published"
             raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
         return current

@@ -50,6 +50,7 @@ class Keeper:
     async def start(self) -> None:
         """Begin; in the loop of the client."""
         self._task = asyncio.create_task(self._keep())
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """End."""
@@ -62,18 +63,19 @@ class Keeper:
         wanted = {version.key for version in self.wanted()}
         return self.server.held == wanted and self.server.names.keys() == wanted
 
+    def expect(self) -> None:
+        """The server is not there at the start of the run, but was named."""
+        self._losses -= 1
+
     async def load(self, version: PolicyVersion) -> None:
         """Load a version without comparing it; BackendError when the server refuses it or is gone."""
         server, losses = self.server, self.server.losses
         label = f"loading {'the weights' if version.is_whole else 'the adapter'} of version {version.version}"
-        name = (
-            ""
-            if version.is_base or version.is_whole
-            else version.key + ("" if not self._renamed else f"-{self._renamed}")
-        )
+        name = ""
         if version.is_whole:
             await self._replace_weights(version, label)
-        elif name:
+        elif not version.is_base:
+            name = f"{version.key}-{self._renamed}" if self._renamed else version.key
             await self._load_adapter(version, name, label)
         if losses == server.losses:
             server.names[version.key] = name
@@ -84,7 +86,7 @@ class Keeper:
         if version.key not in server.names:
             return  # lost while it was compared
         if self._losses != server.losses or server.is_rejected:
-            LOG.warning("%s has policy version %d again (%s).", server.name, version.version, server.failure)
+            LOG.warning("%s has policy version %d; before: %s.", server.name, version.version, server.failure)
             self.reloads += self._losses != server.losses
         self._losses, self._unusable, self.error = server.losses, 0, None
         server.held.add(version.key)
@@ -116,6 +118,13 @@ class Keeper:
                 self.server.failure = error.problems[0].what
                 await asyncio.sleep(jittered(min(FIRST_PAUSE_S * 2 ** min(pauses, 16), LONGEST_PAUSE_S)))
                 pauses += 1
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours must not pass for a server that is merely slow."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("The keeper of %s has failed.", self.server.name, exc_info=error)
+            what, fix = f"{type(error).__name__}: {error}", "report the traceback in the log"
+            self.reject(None, BackendError(Problem(where=self.server.name, what=what, fix=fix)))
 
     async def _look(self) -> None:
         """Bring the server to all versions; BackendError when it is not there or wrong."""
