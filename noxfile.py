@@ -54,6 +54,7 @@ CLIENTS = (
     "pandas",
     "trackio>=0.27",
     *("mlflow-skinny>=3.4", "sqlalchemy", "alembic"),
+    *("openenv-core>=0.3", "websockets", "mcp<2"),
     "mkdocs-material",
 )
 TEST_TOOLS = (
@@ -114,10 +115,9 @@ def proofs(session: nox.Session) -> None:
 @nox.session(default=False)
 def clients(session: nox.Session) -> None:
     """Run the proofs in which somebody else's software reads what we write or asks what we serve: marked `client`."""
-    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()  # MLflow and Trackio want older ones of these two
-    options = _constrained_by(
-        session, [each for each in lines if not each.startswith(("importlib-metadata=", "pillow="))]
-    )
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+    older = ("importlib-metadata=", "pillow=", "tomlkit=")  # which MLflow, Trackio and OpenEnv want
+    options = _constrained_by(session, [each for each in lines if not each.startswith(older)])
     session.install(*options, *TEST_TOOLS[:-1], *CLIENTS, *(f"./{name}" for name in DISTRIBUTIONS[:4]))
     folders = ("docs", "end_to_end", "retrain-core", "retrain-local", "retrain-rewards")  # of what is installed
     _pytest(session, *(session.posargs or [f"tests/{name}" for name in folders]), marked="client")

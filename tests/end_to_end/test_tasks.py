@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ GUESSING = """
 provider = "verifiers"
 id = "guess_number"
 args = {rounds = 40, secrets = [3, 7]}
+"""
+
+CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
+CALCULATING = """
+[environment]
+provider = "mcp"
+max_turns = 3
+args = {{ servers = {{ calculator = {{ command = ["{python}", "mcp_calculator.py"], tools = ["add"] }} }} }}
+[data]
+source = "arithmetic"
 """
 
 
@@ -103,6 +115,33 @@ def test_a_run_on_foreign_tasks_continues_as_the_same_run(tasks: str, tmp_path: 
     resumed = untimed(folder / "logs/run/metrics.jsonl")
     assert without_eval(resumed) == without_eval(whole)
     assert resumed[-1] == whole[-1]
+
+
+@pytest.mark.slow
+def test_a_run_with_tools_of_an_mcp_server_trains_and_leaves_no_server(tmp_path: Path) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
+    shutil.copy(CALCULATOR, tmp_path)
+    lines = trained(configured(tmp_path, CALCULATING.format(python=sys.executable), steps=2))
+    steps = [line for line in lines if int(str(line["step"])) >= 0]
+    assert len(steps) == 2
+    assert all(line["rewritten_history_count"] == 0 for line in steps)
+    assert float(str(steps[-1]["turns_mean"])) >= 1.0
+    deadline = time.monotonic() + 10.0
+    while (left := _processes_in(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def _processes_in(folder: Path) -> list[str]:
+    """The processes whose folder it is."""
+    return [str(cwd.parent) for cwd in Path("/proc").glob("[0-9]*/cwd") if _leads_to(cwd, folder)]
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    try:
+        return link.readlink() == folder
+    except OSError:
+        return False
 
 
 def without_eval(lines: list[dict[str, object]]) -> list[dict[str, object]]:

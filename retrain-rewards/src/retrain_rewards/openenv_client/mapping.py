@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 OF_EVERY_ACTION = "metadata"  # a field that the server adds to all of its actions
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
 _CASTS = {"string": str, "integer": int, "number": float}
 
@@ -54,9 +53,8 @@ class ActionMapping:
             if not numbers or (self.kind == "integer" and "." in numbers[-1]):
                 raise NoActionError(f"error: answer with {'a whole number' if self.kind == 'integer' else 'a number'}")
             return {self.field: _CASTS[self.kind](numbers[-1])}
-        found = _OBJECT.search(text)
         try:
-            action = json.loads(found[0]) if found else None
+            action = json.loads(text[text.find("{") : text.rfind("}") + 1])
         except (ValueError, RecursionError):
             action = None
         if not isinstance(action, dict):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 MAX_MESSAGE_BYTES = 2**24
 CLOSE_TIMEOUT_S = 2.0
@@ -57,7 +57,8 @@ class Session:
     async def _ask(self, message: Mapping[str, Any]) -> Turn:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._socket.send(json.dumps(message))
+                with suppress(ConnectionClosed):  # it may have said why before it closed
+                    await self._socket.send(json.dumps(message))
                 answer = json.loads(await self._socket.recv())
         except TimeoutError as error:
             raise ServerError(f"the server took longer than {self._timeout_s:g} s for a {message['type']}") from error

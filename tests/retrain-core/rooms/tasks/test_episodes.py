@@ -9,15 +9,28 @@ import numpy as np
 import pytest
 
 from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Group, Sample, SampleRequest, SamplingParams, Score, StopReason, TrainRow
+from retrain.kernel.types import (
+    Completion,
+    Group,
+    Outcome,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Score,
+    StopReason,
+    TrainRow,
+)
 from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.metrics.evaluate import eval_metrics
 from retrain.rooms.tasks.contracts import EpisodeResult
 from retrain.rooms.tasks.episodes import Episodes
+from retrain.rooms.tasks.scoring.dispatcher import NamedReward
+from retrain.rooms.tasks.scoring.service import ScoringService
 from tests.playing import Counting
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
@@ -219,3 +232,54 @@ def test_numbers_that_no_distribution_has_are_refused(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: "1", spoilt=True)
     with pytest.raises(NonFiniteError, match="example count-0"):
         play(Counting(), backend)
+
+
+class Answering(Counting):
+    """Plays the tasks of `[data]`: the last action is the answer, and the first episode breaks."""
+
+    def results(self) -> list[EpisodeResult]:
+        broken = EpisodeResult(score=Score.failed("the tool broke"))
+        return [EpisodeResult(answer=said[-1]) if n else broken for n, said in self.said.items()]
+
+
+class Said:
+    """1 for the answer "yes", and no score of another than these two."""
+
+    def score(self, example: Any, text: str) -> float:
+        return {"yes": 1.0, "no": 0.0}[text]
+
+
+def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float) -> tuple[list[list[Score]], Any]:
+    """Scores by group, and metrics, of a batch in which rewards judge the answers."""
+    settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, max_failed_frac=max_failed_frac)
+    backend, environment = Scripted(tokenizer, words), Answering(turns=1)
+    with ScoringService([NamedReward(name="said", reward=Said(), weight=2.0)], settings) as service:
+        owner = Episodes(
+            backend=backend,  # type: ignore[arg-type]
+            tokenizer=tokenizer,
+            environment=environment,  # type: ignore[arg-type]
+            scoring=service,
+            params=PARAMS,
+            config=Config(tables={"scoring": settings}),
+        )
+        with owner.batch("step_0", tmp_path) as batch:
+            batch.sample(prompts(environment, tokenizer), 2, Streams(seeds=Seeds(1), purpose="sample"))
+            return [list(group) for group in batch.scores()], batch.metrics()
+
+
+def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer: Any, tmp_path: Path) -> None:
+    def words(call: int, context: str) -> str:
+        return "yes" if "from 1" in context else "perhaps" if "from 2" in context else "no"
+
+    scores, metrics = judged(tokenizer, tmp_path, words, 0.4)
+    assert scores[0] == [Score.failed("the tool broke"), Score.of(0.0)]
+    assert scores[1] == [Score.of(2.0)] * 2, "with the reward's weight"
+    assert [score.outcome for score in scores[2]] == [Outcome.FAILED] * 2
+    assert metrics["turns_mean"] == 1.5
+    assert "score_mean_time_s" in metrics
+    assert list(tmp_path.glob("step_0_*.json")), "what a reward cannot score is kept"
+
+
+def test_too_many_broken_episodes_stop_the_run_though_the_rewards_are_sound(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="the environment failed on 1 of 6 episodes; first: the tool broke"):
+        judged(tokenizer, tmp_path, lambda call, context: "no", 0.1)
