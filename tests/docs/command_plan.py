@@ -50,7 +50,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/command-line.md": {"retrain init --interactive": "needs a terminal; tests/end_to_end/test_shell.py"},
     "docs/pages/compare.md": {
         "retrain compare logs/campaign_20260301_120000 --sets": "needs runs with several sets; "
-        "tests/retrain-core/rooms/evidence/study/test_sets.py"
+        "tests/retrain-core/rooms/evidence/study/test_sets.py",
+        "retrain compare logs/campaign_20260301_120000 --variance": "needs runs that cross seeds; "
+        "tests/retrain-core/rooms/evidence/study/test_variance_of_runs.py",
     },
     "docs/pages/environments.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/getting-started.md": {
@@ -191,8 +193,6 @@ IN_ORDER = (
     "retrain-tinker/README.md",
     "retrain-prime-rl/README.md",
 )
-# What a newcomer types; `nox -s proofs` types the lines of all pages.
-TYPED_FIRST = ("README.md", "docs/pages/getting-started.md", "docs/pages/plugins.md")
 # The one page that trains at full length; elsewhere the environment shortens what a line does not fix itself.
 FULL_LENGTH = "docs/pages/index.md"
 SHORT = {

@@ -20,7 +20,6 @@ from tests.docs.command_plan import (
     IN_ORDER,
     NOT_RUN,
     SHOWN,
-    TYPED_FIRST,
     lines_to_run,
     pages_to_run,
     stands_for,
@@ -103,7 +102,7 @@ def test_every_entry_of_the_lists_is_a_line_of_its_page() -> None:
             assert why, (page, entry)
     for page, codes in EXIT_CODES.items():
         assert set(codes) <= set(lines[page])
-    assert {*IN_ORDER, *SHOWN, *GIVEN, *TYPED_FIRST, FULL_LENGTH} <= set(lines)
+    assert {*IN_ORDER, *SHOWN, *GIVEN, FULL_LENGTH} <= set(lines)
     assert set(IN_ORDER) <= {name_of(page) for page in pages_to_run()}
 
 
@@ -176,15 +175,8 @@ def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> li
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_lines_that_a_newcomer_types_work_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
-    _type_what_a_person_types_next(installed, tmp_path / "next")
-    failed = _type_pages(installed, [page for page in pages_to_run() if name_of(page) in TYPED_FIRST], tmp_path)
-    assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
     """One test, so that tests in parallel make one environment."""
+    _type_what_a_person_types_next(installed, tmp_path / "next")
     failed = _type_pages(installed, pages_to_run(), tmp_path)
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)

@@ -108,7 +108,7 @@ def _problems(config: Config, machines: Machines) -> list[Problem]:
     if config.backend.backend != "prime_rl":
         what = f"backend = {config.backend.backend!r} is not trained by PRIME-RL"
         return [Problem(where=config.place("backend.backend"), what=what, fix='set backend = "prime_rl"')]
-    if any(path.startswith("campaign.") for path in config.origins):
+    if any(path.startswith("campaign.") and str(found.layer) == "file" for path, found in config.origins.items()):
         what = "a campaign has many runs, and each needs a trainer and an output_dir of its own"
         return [Problem(where=config.source, what=what, fix="give the file of one run")]
     options, found = PrimeRlOptions.model_validate(config.backend.options), []

@@ -51,6 +51,11 @@ def test_units_are_read_at_a_glance() -> None:
     assert [size(n) for n in (12, 2048, 1.5 * 2**30, 420 * 2**20)] == ["12 B", "2.0 KiB", "1.5 GiB", "420 MiB"]
 
 
+def test_a_variable_about_campaigns_makes_no_campaign_of_a_run(load: Callable[..., Any]) -> None:
+    config, _ = load("[training]\nmax_steps = 7\n", environ={"RETRAIN__CAMPAIGN__SEEDS": "[1, 2]"})
+    assert schedule_of(config).total_steps == 7
+
+
 def test_the_devices_of_a_campaign_are_dealt_to_its_runs_and_split_none(load: Callable[..., Any]) -> None:
     devices = '[backend]\ndevices = "cpu,cpu"\n'
     assert workload_of(load(devices)[0]).samplers == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.resolved import Config, Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Schedule:
 
 def is_campaign(config: Config) -> bool:
     """Whether the file has `[campaign]`."""
-    return any(path.startswith("campaign.") for path in config.origins)
+    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 def schedule_of(config: Config) -> Schedule:

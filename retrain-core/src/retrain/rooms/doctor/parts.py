@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.first_party import CORE, own_distributions, provider
 from retrain.kernel.plugins.manager import Plugins
@@ -46,7 +46,7 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
 
 
 def _is_campaign(config: Config) -> bool:
-    return any(path.startswith("campaign.") for path in config.origins)
+    return any(path.startswith("campaign.") and found.layer is Layer.FILE for path, found in config.origins.items())
 
 
 def _failure(failure: LoadFailure, *, needed: bool) -> Diagnosis:
