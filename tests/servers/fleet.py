@@ -107,6 +107,10 @@ class RealVllm:
         """Its front end takes connections and answers nothing."""
         os.kill(self._process.pid, signal.SIGSTOP)
 
+    def num_answers(self) -> int:
+        """Completions that it has answered since the start, probes among them."""
+        return self._log.read_text(encoding="utf-8").count('"POST /v1/completions HTTP/1.1" 200')
+
     def mend(self) -> None:
         """See `Member.mend`."""
         if self._process.poll() is None:
@@ -129,11 +133,11 @@ def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
     broken: dict[Member, float] = {}  # until when
 
     def trouble() -> None:
-        while not over.wait(stream.uniform(0.5, 3.0)):
+        while not over.wait(stream.uniform(1.0, 6.0)):
             for member in [member for member, until in broken.items() if until < time.monotonic()]:
                 del broken[member]
                 member.mend()
-            well = [member for member in members if member not in broken]
+            well = [member for member in members if member not in broken and _answers(member)]
             if len(well) > 1:
                 member = stream.choice(well)
                 fault = stream.choice(member.faults)
@@ -141,7 +145,7 @@ def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
                 getattr(member, fault)()
                 counts[f"{fault} {type(member).__name__}"] += 1
 
-    thread = threading.Thread(target=trouble)
+    thread = threading.Thread(target=trouble, name="trouble")
     thread.start()
     try:
         yield counts
@@ -150,3 +154,10 @@ def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
         thread.join()
         for member in broken:
             member.mend()
+
+
+def _answers(member: Member) -> bool:
+    """Whether it has come back from the last fault."""
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{member.url}/health", timeout=5.0, trust_env=False).status_code == 200
+    return False

@@ -144,8 +144,9 @@ def test_stand_ins_in_trouble(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stand_ins_and_a_real_vllm_in_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ExitStack() as stack:
         members: list[Member] = [stack.enter_context(closing(StandIn(TINY))) for _ in range(3)]
-        members.append(stack.enter_context(closing(RealVllm(TINY, tmp_path))))
-        figures = train_on(members, DURATION_S)
+        real = stack.enter_context(closing(RealVllm(TINY, tmp_path)))
+        figures = train_on([*members, real], DURATION_S)
+        figures["answers of vLLM"] = real.num_answers()
     with capsys.disabled():
         print(json.dumps(figures))
     assert figures["inference_reloads"] > 0

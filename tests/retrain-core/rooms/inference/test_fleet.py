@@ -111,6 +111,7 @@ def test_a_server_that_keeps_old_weights_gets_no_requests_until_it_has_the_new_o
     assert f"{stale.url} has policy version 2; before: the server does not sample from policy version 2" in told[-1]
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_with_another_model_is_not_asked(make_engine, fleet, policy, impatient) -> None:
     engine, other = make_engine(*fleet), fleet[1]
     policy.train()
@@ -153,6 +154,7 @@ def test_a_server_that_is_away_at_the_start_is_used_once_it_answers(make_engine,
             engine.close()
 
 
+@pytest.mark.slow
 def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, fleet, policy, impatient) -> None:
     engine = make_engine(*fleet, retry_s=0.6)
     fleet[0].always = faulty.status(503)
@@ -171,6 +173,7 @@ def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, f
     assert "the adapter of version 1" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_share_of_a_slow_server_shrinks(make_engine, fleet) -> None:
     engine = make_engine(*fleet, max_concurrent=12)
     for server in fleet:
@@ -184,6 +187,7 @@ def test_the_share_of_a_slow_server_shrinks(make_engine, fleet) -> None:
     assert slow < min(others) / 2
 
 
+@pytest.mark.slow
 def test_requests_on_a_server_that_hangs_move_to_another_long_before_their_time_is_up(
     make_engine, fleet, policy, impatient
 ) -> None:
@@ -203,6 +207,7 @@ def test_requests_on_a_server_that_hangs_move_to_another_long_before_their_time_
     wait_until(lambda: engine.metrics()["inference_servers"] == 3)
 
 
+@pytest.mark.slow
 def test_a_version_is_published_while_completions_of_the_one_before_are_sampled(make_engine, fleet, policy) -> None:
     engine = make_engine(*fleet, keep_versions=1, max_concurrent=6)
     for server in fleet:
@@ -226,6 +231,7 @@ def test_a_version_is_published_while_completions_of_the_one_before_are_sampled(
     wait_until(lambda: all(len(server.adapters) == 1 for server in fleet))
 
 
+@pytest.mark.slow
 def test_a_restarted_server_gets_no_request_before_it_has_the_weights_again(
     make_engine, fleet, policy, impatient, tmp_path
 ) -> None:
