@@ -12,6 +12,7 @@ from retrain.rooms.serving.http import HttpServer
 from retrain.rooms.serving.service import Answers
 
 LOOPBACK = "127.0.0.1"
+POLL_S = 0.05  # until `close` is noticed
 
 
 class Gateway(HttpServer):
@@ -23,7 +24,7 @@ class Gateway(HttpServer):
     def __init__(self) -> None:
         super().__init__((LOOPBACK, 0))
         self._episodes: dict[str, Episode] = {}
-        self._thread = threading.Thread(target=self.serve_forever, name="policy gateway", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="policy gateway", daemon=True)
         self._thread.start()
 
     def service_of(self, token: str) -> Answers | None:

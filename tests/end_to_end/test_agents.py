@@ -1,0 +1,207 @@
+"""Agents written elsewhere learn through the policy gateway, on exactly the tokens that the engine drew."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.end_to_end.killing import start
+from tests.end_to_end.running import records, retrain
+
+AGENTS = Path(__file__).parent / "agents"
+QUESTION = "I think of a number from 1 to 9. Guess it."
+GAME = """
+[model]
+model = "builtin:tiny"
+lora_rank = 0
+[backend]
+devices = "cpu"
+[sft]
+steps = 60
+batch_size = 24
+lr = 3e-3
+source = "files"
+path = "format.jsonl"
+[algorithm]
+advantage_mode = "grpo"
+transform_mode = "none"
+[training]
+seed = 1
+max_steps = 12
+batch_size = 8
+group_size = 8
+max_tokens = 120
+temperature = 1.0
+lr = 3e-4
+save_every = 0
+[data]
+source = "files"
+path = "games.jsonl"
+[eval]
+every = 0
+examples = 32
+samples = 2
+[environment]
+provider = "agent"
+id = "guessing:play"
+args = { concurrency = 8 }
+[logging]
+log_dir = "logs/run"
+"""
+SUMS = """
+[model]
+model = "builtin:tiny"
+[backend]
+devices = "cpu"
+[training]
+seed = 1
+max_steps = 2
+batch_size = 2
+group_size = 4
+max_tokens = 24
+temperature = 1.0
+save_every = 1
+[data]
+source = "arithmetic"
+[eval]
+examples = 0
+[environment]
+provider = "agent"
+id = "side_by_side:play"
+args = { concurrency = 4 }
+[logging]
+log_dir = "logs/run"
+"""
+
+
+def call(name: str, number: int) -> str:
+    """A tool call as the policy writes it."""
+    return f'<tool_call>{{"name": "{name}", "arguments": {{"number": {number}}}}}</tool_call>'
+
+
+def hint(number: int, secret: int) -> str:
+    return "Right." if number == secret else "Too low." if number < secret else "Too high."
+
+
+def write_games(folder: Path) -> None:
+    """Games to be learnt, and how a tool is called, with numbers drawn by lot: the form, and nothing about the game."""
+    rng = random.Random(0)
+    with (folder / "games.jsonl").open("w", encoding="utf-8") as stream:
+        for number in range(200):
+            secret = rng.choice((3, 7))
+            row = {"prompt": f"Game {number}. {QUESTION}", "answer": str(secret), "secret": secret}
+            stream.write(json.dumps(row) + "\n")
+    with (folder / "format.jsonl").open("w", encoding="utf-8") as stream:
+        for number in range(400):
+            a, b, secret = rng.randint(1, 9), rng.randint(1, 9), rng.choice((3, 7))
+            says = call("compare", a) + call("compare", b)
+            chat = [{"role": "user", "content": f"Game {number + 500}. {QUESTION}"}]
+            if number % 2:
+                chat += [{"role": "assistant", "content": says}]
+                chat += [{"role": "tool", "content": hint(each, secret)} for each in (a, b)]
+                says = call("answer", rng.choice((3, 7)))
+            stream.write(json.dumps({"prompt": chat, "answer": says}) + "\n")
+
+
+NOTING = """
+import json
+from retrain_local.backend import LocalBackend
+original = LocalBackend.stream
+
+def stream(self, requests, params, feed):
+    drawn = {}
+
+    class Noting:
+        more = feed.more
+
+        def take(self, request, place, piece, *, is_done):
+            ids, logprobs = drawn.setdefault((request, place), ([], []))
+            ids += piece.tokens_T.tolist()
+            logprobs += piece.logprobs_T.tolist()
+            goes_on = feed.take(request, place, piece, is_done=is_done)
+            if is_done or not goes_on:
+                with open("drawn.jsonl", "a") as stream:
+                    stream.write(json.dumps([ids[:params.max_tokens], logprobs[:params.max_tokens]]) + "\\n")
+            return goes_on
+
+    original(self, requests, params, Noting())
+
+LocalBackend.stream = stream
+"""
+
+
+def check_tokens(folder: Path, calls_per_episode: list[float], episodes: int, limit: int) -> None:
+    """Every recorded completion is a row of answers that the engine drew, ids and log-probabilities, each used once."""
+    drawn: dict[tuple[int, ...], list[list[float]]] = {}
+    for ids, logprobs in records(folder / "drawn.jsonl"):
+        drawn.setdefault(tuple(ids[:limit]), []).append(logprobs[:limit])
+    by_length = sorted({len(ids) for ids in drawn}, reverse=True)
+    used = 0
+    for file in sorted((folder / "logs/run/emergence/tokens").glob("*.safetensors")):
+        arrays = load_file(file)
+        ids, logprobs, start = arrays["tokens"].tolist(), arrays["logprobs"], 0
+        while start < len(ids):
+            found = next(n for n in by_length if drawn.get(tuple(ids[start : start + n])))
+            known = drawn[tuple(ids[start : start + found])]
+            near = [each for each in known if np.allclose(each, logprobs[start : start + found], atol=1e-6)]
+            assert near, "log-probabilities that the engine never reported"
+            known.remove(near[0])
+            start, used = start + found, used + 1
+    assert used == round(sum(calls_per_episode) * episodes)
+
+
+@pytest.mark.client
+@pytest.mark.timeout(1200)
+def test_an_agent_of_the_openai_package_learns_a_game_on_the_tokens_that_were_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="`nox -s clients` installs it")
+    shutil.copy(AGENTS / "guessing.py", tmp_path)
+    write_games(tmp_path)
+    (tmp_path / "retrain.toml").write_text(GAME)
+    process = start(cwd=tmp_path, patch=NOTING)
+    _, err = process.communicate(timeout=1200)
+    assert process.returncode == 0, err
+    lines = records(tmp_path / "logs/run/metrics.jsonl")
+    before, after = rates(lines)
+    assert before < 0.4
+    assert after > 0.9
+    steps = [line for line in lines if line["step"] >= 0]
+    assert all(line["turns_mean"] > 2 for line in steps), "a call with two comparisons, and two more side by side"
+    assert all(line["logprob_gap_max"] < 1e-4 for line in steps if "logprob_gap_max" in line)
+    check_tokens(tmp_path, [line["turns_mean"] for line in steps], 64, limit=120)
+
+
+@pytest.mark.slow
+def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_path: Path) -> None:
+    """What is sampled together depends on when the agents ask, so log-probabilities may differ by their rounding."""
+    shutil.copy(AGENTS / "side_by_side.py", tmp_path)
+    (tmp_path / "retrain.toml").write_text(SUMS)
+    trained(tmp_path)
+    (tmp_path / "logs/run").rename(tmp_path / "logs/whole")
+    trained(tmp_path, "--max-steps", "1")
+    trained(tmp_path, "--resume", "logs/run", "--max-steps", "2")
+    for name in ("step_000000", "step_000001"):
+        whole, resumed = (
+            load_file(tmp_path / f"logs/{run}/emergence/tokens/{name}.safetensors") for run in ("whole", "run")
+        )
+        assert whole["tokens"].tolist() == resumed["tokens"].tolist()
+        assert whole["lengths"].tolist() == resumed["lengths"].tolist()
+        np.testing.assert_allclose(whole["logprobs"], resumed["logprobs"], atol=1e-4)
+    lines = records(tmp_path / "logs/run/metrics.jsonl")
+    assert [(line["turns_mean"], line["dropped_call_count"]) for line in lines] == [(4.0, 0)] * 2
+
+
+def trained(folder: Path, *arguments: str) -> None:
+    outcome = retrain(*arguments, cwd=folder)
+    assert outcome.code == 0, outcome.err
+
+
+def rates(lines: list[dict[str, Any]]) -> tuple[float, float]:
+    found = [float(line["eval_correct_rate"]) for line in lines if "eval_correct_rate" in line]
+    return found[0], found[-1]
