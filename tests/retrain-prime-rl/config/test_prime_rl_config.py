@@ -78,6 +78,20 @@ def test_the_server_samples_for_the_trainer(written):
     assert server["vllm"]["data_parallel_size"] == 2
 
 
+def test_weights_go_to_the_engine_behind_its_router(written):
+    assert written("--set", "inference.admin_url=http://gpu-1:8100") == 0
+    server = read("inference.toml")
+    assert (server["server"]["port"], server["backend_port"]) == (8000, 8100)
+    assert "router" not in server  # its own default
+
+
+def test_servers_behind_a_router_of_ones_own_are_bare_engines(written):
+    assert written("--set", "inference.admin_url=http://gpu-2:8100,http://gpu-3:8100") == 0
+    server = read("inference.toml")
+    assert (server["server"]["port"], server["router"]) == (8100, "None")
+    assert [line.rpartition("# on ")[2] for line in typed("Several machines")[:2]] == ["gpu-2", "gpu-3"]
+
+
 def test_all_weights_have_neither_adapter_nor_its_rate(written):
     assert written("--all-weights") == 0
     trainer, server = read("trainer.toml"), read("inference.toml")

@@ -59,11 +59,13 @@ def inference_toml(layout: Layout) -> str:
     ]
     if not layout.machines.all_weights:
         lora = ["enable_lora = true", f"max_lora_rank = {config.model.lora_rank}"]
+    router = ["# No router: requests and weights of the run go to the server itself.", f"router = {NONE}"]
+    if layout.backend_port:
+        router = ["# Where the engine takes weights, behind the router.", f"backend_port = {layout.backend_port}"]
     gpus = layout.machines.inference_gpus
     parts = [
         f"# PRIME-RL's server for the run of {_quoted(config.source)}, by `retrain prime-rl-config`; {CHECKED}.",
-        "# No router: the run balances its servers itself and sends them weights at the same address.",
-        f"router = {NONE}",
+        *router,
         "",
         "[server]",
         f'host = "{host}"',

@@ -11,7 +11,6 @@ from retrain.api import Config, ConfigError, Plugins, Problem
 from retrain_prime_rl import checks
 from retrain_prime_rl.options import PrimeRlOptions
 
-DEFAULT_URL = "http://localhost:8000"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "*", "::"})
 
@@ -42,6 +41,9 @@ class Server:
         return self.host in LOOPBACK
 
 
+DEFAULT = Server(host="localhost", port=8000)  # of engine vllm, where the run names none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A checked run and the machines around it."""
@@ -51,8 +53,9 @@ class Layout:
     machines: Machines
     output_dir: Path
     model: str
-    servers: tuple[Server, ...]
-    arguments: tuple[str, ...]  # of `retrain`, for this run
+    servers: tuple[Server, ...]  # that PRIME-RL's `inference` starts
+    backend_port: int = 0  # of the one engine behind the router that it starts too; 0 = no router of its own
+    arguments: tuple[str, ...] = ()  # of `retrain`, for this run
 
     @property
     def lora_alpha(self) -> int:
@@ -90,17 +93,23 @@ def layout_of(config: Config, plugins: Plugins, machines: Machines, arguments: S
     options = PrimeRlOptions.model_validate(config.backend.options)
     name = config.model.model
     located = str(plugins.notify("retrain_locate_model", model=name) or name)
-    urls = [url.strip() for url in (config.value("inference.url", "") or DEFAULT_URL).split(",") if url.strip()]
-    parts = [urlsplit(url) for url in urls]
+    servers, engines = _servers(config, "inference.url") or (DEFAULT,), _servers(config, "inference.admin_url")
+    has_its_router = len(engines) == len(servers) == 1
     return Layout(
         config=config,
         options=options,
         machines=machines,
         output_dir=checks.output_dir(config, options),
         model=str(Path(located).resolve()) if Path(located).is_dir() else located,
-        servers=tuple(Server(host=part.hostname or "localhost", port=part.port or 80) for part in parts),
+        servers=servers if has_its_router else engines or servers,
+        backend_port=engines[0].port if has_its_router else 0,
         arguments=tuple(arguments),
     )
+
+
+def _servers(config: Config, key: str) -> tuple[Server, ...]:
+    parts = [urlsplit(url.strip()) for url in config.value(key, "").split(",") if url.strip()]
+    return tuple(Server(host=part.hostname or "localhost", port=part.port or 80) for part in parts)
 
 
 def _problems(config: Config, machines: Machines) -> list[Problem]:
