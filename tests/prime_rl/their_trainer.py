@@ -28,7 +28,6 @@ type = "{transport}"
 level = "debug"
 """
 WAITING = "Waiting for training batch"
-CHECKPOINTS = "[ckpt]\ninterval = 1"
 
 
 @dataclass
@@ -37,6 +36,7 @@ class TheirTrainer(Stack):
 
     lora: str = LORA
     toml: str = ""  # its whole file, if it is not to be made from the fields
+    checkpoints: str = "[ckpt]\ninterval = 1"
     starts: int = 0
 
     def start_trainer(self, *options: str) -> subprocess.Popen[bytes]:
@@ -49,7 +49,7 @@ class TheirTrainer(Stack):
         settings = {"output_dir": self.output_dir, "model": MODEL, "seq_len": self.seq_len, "lora": self.lora}
         text = self.toml or TOML.format(**settings, transport=self.transport, port=port)
         if "[ckpt]" not in "\n".join((self.toml, *options)):
-            options = (CHECKPOINTS, *options)
+            options = (self.checkpoints, *options)
         file.write_text(text + "\n".join(options), encoding="utf-8")
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(two_free_ports()), "OMP_NUM_THREADS": "1"}
         for rank in range(self.ranks):
