@@ -18,6 +18,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ def load() -> Path:
     return folder
 
 
-def theirs(name: str) -> Any:
-    """A module of the checkout."""
+def theirs(name: str, *before: str) -> Any:
+    """A module of the checkout; `before` are its names in older versions, the newest first."""
     load()
-    return importlib.import_module(name)
+    for each in (name, *before):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(each)
+    raise ModuleNotFoundError(f"{os.environ[VARIABLE]} has no module {name}")
