@@ -110,6 +110,7 @@ def test_the_trainer_is_put_back_to_a_checkpoint(lines):
     trainer = lines()[2]
     if "resume" in parsed("Trainer", trainer):  # since v0.8.1.dev26
         assert parsed("Trainer", f"{trainer} --resume.step 40")["resume"]["step"] == 40
+        assert parsed("Trainer", f"{trainer} --resume")["resume"]["step"] is None  # the newest
     else:
         assert parsed("Trainer", f"{trainer} --ckpt.resume-step 40")["ckpt"]["resume_step"] == 40
 

@@ -84,10 +84,16 @@ def _after_a_stop(layout: Layout) -> list[str]:
     ]
     if not layout.config.training.save_every:
         return [*text, "The trainer saves no checkpoints (`save_every = 0`): where it was stopped, begin anew."]
+    if layout.options.transport == "filesystem":
+        text += [
+            "Where the trainer was stopped, its line with `--resume` at the end goes on from its newest checkpoint",
+            "(before v0.8.1.dev26 `--ckpt.resume-step STEP`), reading the batches since then again. To go back further:",
+            "",
+        ]
     return [
         *text,
-        f"Where the trainer was stopped, STEP is the last in `{layout.output_dir / 'checkpoints'}`. Remove later ones",
-        "from `rollouts/` and `broadcasts/` beside it, put `--resume.step STEP` behind the trainer's line (before",
+        f"STEP is the checkpoint to start from, in `{layout.output_dir / 'checkpoints'}`. Remove later steps from",
+        "`rollouts/` and `broadcasts/` beside it, put `--resume.step STEP` behind the trainer's line (before",
         "v0.8.1.dev26 `--ckpt.resume-step STEP`), and tell the run which step is next, NEXT = STEP + 1:",
         "",
         *_block([f"{resume} --set backend.options.first_step=NEXT"]),
