@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start
-from tests.end_to_end.running import records, retrain
-from tests.shared import slow_or_long
+from tests.end_to_end.running import records, retrain, tiny
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEP, ENDS_WITHIN_S = 2, 60.0
 OPTIONS = '\n[backend.options]\nparallel = "{}"\n'
 FULL = ("--lora-rank", "0", "--lr", "1e-3")
@@ -77,7 +76,7 @@ def more_of(parallel: str) -> tuple[str, ...]:
     return FULL if parallel == "fsdp" else ()
 
 
-@pytest.mark.parametrize("parallel", slow_or_long(["replicate"]))
+@pytest.mark.parametrize("parallel", ["replicate", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_a_killed_rank_ends_the_run_with_its_name_and_the_run_goes_on(parallel: str, tmp_path: Path) -> None:
     configured(tmp_path, parallel)
     process, ranks = in_a_step(tmp_path, *more_of(parallel), devices="cpu,cpu,cpu")
@@ -95,7 +94,7 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_the_run_goes_on(parallel: 
     assert [line["step"] for line in records(tmp_path / "run/metrics.jsonl") if "loss" in line] == list(range(6))
 
 
-@pytest.mark.parametrize("parallel", slow_or_long(["replicate"]))
+@pytest.mark.parametrize("parallel", ["replicate", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_a_signal_is_for_rank_0_and_the_others_follow(parallel: str, tmp_path: Path) -> None:
     configured(tmp_path, parallel)
     process, ranks = in_a_step(tmp_path, *more_of(parallel), "--save-every", "0")
@@ -112,10 +111,25 @@ def test_a_signal_is_for_rank_0_and_the_others_follow(parallel: str, tmp_path: P
     assert code == 0, err
 
 
-@pytest.mark.slow
 def test_the_death_of_rank_0_leaves_no_orphans(tmp_path: Path) -> None:
     configured(tmp_path, "replicate")
     process, ranks = in_a_step(tmp_path)
     process.kill()
     finish(process)
     check_gone(ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["replicate", "fsdp"])
+def test_ranks_learn_what_one_process_learns(parallel: str, tmp_path: Path) -> None:
+    """The template's own run: the held-out rate ends within the interval of one process."""
+    rates, intervals = {}, {}
+    for name, devices in (("one", "cpu"), ("two", "cpu,cpu")):
+        folder = tmp_path / name
+        folder.mkdir()
+        configured(folder, parallel if name == "two" else "split")
+        tiny("--seed", "1", "--devices", devices, *more_of(parallel), cwd=folder)
+        last = [line for line in records(folder / "logs/tiny/metrics.jsonl") if "eval_correct_rate" in line][-1]
+        rates[name], intervals[name] = last["eval_correct_rate"], (last["eval_ci_low"], last["eval_ci_high"])
+    assert intervals["one"][0] <= rates["two"] <= intervals["one"][1]
+    assert rates["two"] >= 0.85

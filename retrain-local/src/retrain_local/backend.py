@@ -94,6 +94,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         sampler_devices=devices.samplers,
         sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
         seed=context.seeds.derive("lora init"),
+        mesh=group.mesh,
     )
     if config.value("model.adapter", ""):
         load_start(pair, config)
@@ -288,7 +289,7 @@ class LocalBackend:
     def save_adapter(self, folder: Path) -> None:
         """Write the trained adapter as plain PEFT files."""
         pair, _ = self._open()
-        checkpoint.save_adapter(pair, folder)
+        checkpoint.save_adapter(pair, folder, writes=not self._group.rank)
 
     def save(self, folder: Path) -> None:
         """Write adapter, optimizer moments, step count and limits; with overlap also the adapters sampled from."""
@@ -296,7 +297,7 @@ class LocalBackend:
         kept = self._history.kept if self._history else ()
         before = [each for each in kept if each.version != self._version]
         first, *others = (policy.limits for policy in self._policies)
-        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before, ranks=self._group.size)
+        checkpoint.save_state(pair, trainer.optimizer, self._version, folder, first, before, group=self._group)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")

@@ -40,10 +40,10 @@ class LocalOptions(BaseModel):
     """Options of the local backend. No row is ever truncated, and no option changes the gradient beyond rounding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    parallel: Literal["split", "replicate"] = Field(
+    parallel: Literal["split", "replicate", "fsdp"] = Field(
         default="split",
-        description="What several devices do: split = the last trains while the others sample, replicate = each "
-        "samples and trains its share in a process of its own.",
+        description="What several devices do: split = the last trains while the others sample; replicate, fsdp = each "
+        "samples and trains its share in a process of its own, and fsdp shards the trained weights (lora_rank = 0).",
     )
     micro_batch_tokens: int = Field(
         default=0,

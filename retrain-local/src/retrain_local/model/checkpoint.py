@@ -18,6 +18,8 @@ from retrain_local.memory import MemoryLimits
 from retrain_local.model.adapter import file_names
 from retrain_local.model.model_folder import MASTER_FILE, save_model, save_tensors
 from retrain_local.model.pair import Pair
+from retrain_local.model.whole import gathered, like, put
+from retrain_local.ranks.group import ALONE, Group
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
@@ -85,12 +87,21 @@ class Loaded:
     ranks: int
 
 
-def save_adapter(pair: Pair, folder: Path) -> None:
-    """Write the trained adapter as plain PEFT files; where all weights are trained, a model of transformers."""
+def save_adapter(pair: Pair, folder: Path, *, writes: bool = True) -> None:
+    """Write the trained adapter as plain PEFT files; where all weights are trained, a model of transformers.
+
+    A rank that does not write gives the others its part of sharded weights.
+    """
+    adapter = gathered(pair.adapter, keep=writes)
+    if writes:
+        _write_adapter(pair, adapter, folder)
+
+
+def _write_adapter(pair: Pair, adapter: Mapping[str, Tensor], folder: Path) -> None:
     if pair.files is not None:
-        save_model(pair.files, pair.adapter, folder)
+        save_model(pair.files, adapter, folder)
         return
-    save_tensors(pair.adapter, folder / ADAPTER_FILE)
+    save_tensors(adapter, folder / ADAPTER_FILE)
     text = json.dumps(dict(pair.adapter_config), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
 
@@ -103,21 +114,27 @@ def save_state(
     limits: MemoryLimits | None = None,
     published: Sequence[Published] = (),
     *,
-    ranks: int = 1,
+    group: Group = ALONE,
 ) -> None:
     """Write all that a resume needs: adapter, AdamW moments by parameter name, step count, limits, older adapters."""
-    save_adapter(pair, folder)
-    moments = {
+    is_writer = not group.rank
+    adapter = gathered(pair.adapter, keep=is_writer)
+    parts = {
         f"{name}.{moment}": optimizer.state[p][moment]
         for name, p in pair.parameters.items()
         if p in optimizer.state
         for moment in MOMENTS
     }
+    moments = gathered(parts, keep=is_writer)
+    if not is_writer:
+        return
+    _write_adapter(pair, adapter, folder)
     if pair.files is not None and not pair.files.is_exact:
-        save_tensors(pair.adapter, folder / MASTER_FILE)
+        save_tensors(adapter, folder / MASTER_FILE)
     save_tensors(moments, folder / OPTIMIZER_FILE)
     limited = asdict(limits or MemoryLimits())
-    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited, "ranks": ranks}
+    state: dict[str, Any] = {"format": FORMAT, "policy_version": version, "memory_limits": limited}
+    state["ranks"] = group.size
     if published:
         *earlier, last = published
         save_tensors(last.adapter, folder / PUBLISHED_FILE)
@@ -148,11 +165,11 @@ def load_state(pair: Pair, optimizer: Optimizer, folder: Path, limits: MemoryLim
             _check_fit(targets, published[-1].adapter, folder / name)
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(adapter[name])
+            put(target, adapter[name])
     optimizer.state.clear()
     for name, p in pair.parameters.items() if moments else ():
         loaded = {m: moments[f"{name}.{m}"] for m in MOMENTS}
-        optimizer.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in loaded.items()}
+        optimizer.state[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
     if limits is not None:
         limits.restore(state.get("memory_limits", {}))
     ranks = int(state.get("ranks", 1))
@@ -188,7 +205,7 @@ def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
         return misfit
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(tensors[name])
+            put(target, tensors[name])
     return ""
 
 

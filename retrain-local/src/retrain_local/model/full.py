@@ -34,26 +34,37 @@ def create_full_pair(folder: Folder, architecture: Architecture, place: Placemen
         dtypes = {name.removeprefix("model."): reader.dtype(name) for name in reader.names()}
     weights, linears, parameters = _trained(read, architecture)
     total = sum(p.numel() for p in parameters.values())
-    head = _Rounded(weights.head)
     given = {"parameters": total, "dtype": place.trainer_dtype}
 
     def reference() -> LlamaDecoder:
         with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
             frozen = read_weights(reader, architecture)
         linears = [FrozenLinear(linear) for layer in frozen.layers for linear in layer.linears]
-        return LlamaDecoder(architecture, frozen, _layers(linears), head=_Rounded(frozen.head), **given)
+        return LlamaDecoder(architecture, frozen, of_layers(linears), head=_Rounded(frozen.head), **given)
 
-    trained = FullDecoder(architecture, weights, _layers(linears), head=head, **given)
-    trained.read_reference, trained.padding = reference, folder.document.get("pad_token_id")
     samplers: list[_Sampler] = []
     for device in place.samplers:
         with folder.refusals(device):
             samplers.append(_Sampler(architecture, weights, device, place.sampler_dtype, total))
 
+    trained: FullDecoder
+    if place.mesh is None:
+        trained = FullDecoder(architecture, weights, of_layers(linears), head=_Rounded(weights.head), **given)
+        values: Mapping[str, Tensor] = parameters
+    else:
+        from retrain_local.model.sharded import Gathered, ShardedDecoder  # FSDP takes seconds to import
+
+        trained = sharded = ShardedDecoder(architecture, weights, linears, mesh=place.mesh, **given)
+        parts = sharded.parameters()
+        parameters = {name: parts[name] for name in parameters}
+        values = Gathered(parameters)
+        del read, weights, linears
+    trained.read_reference, trained.padding = reference, folder.document.get("pad_token_id")
+
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
         with torch.no_grad():
             for sampler in samplers:
-                sampler.take(parameters if adapter is None else adapter)
+                sampler.take(values if adapter is None else adapter)
 
     files = ModelFiles(
         document=dict(folder.document),
@@ -191,7 +202,7 @@ class _Sampler:
         self._linears = [_SampledLinear(linear, device, dtype) for linear in linears]
         self._head: Matrix = frozen_matrix(self._weights.head)  # unless prepacked, that tensor itself
         self.decoder = LlamaDecoder(
-            architecture, self._weights, _layers(self._linears), head=self._head, parameters=total
+            architecture, self._weights, of_layers(self._linears), head=self._head, parameters=total
         )
         self.decoder.fuse()
 
@@ -206,7 +217,7 @@ class _Sampler:
         for linear in self._linears:
             linear.take(values)
         for at, layer in enumerate(mine.layers):
-            names = _norm_names(at)
+            names = norm_names(at)
             layer.attention_norm.copy_(values[names[0]])
             layer.inner_norm.copy_(values[names[1]])
             if isinstance(layer.heads_norm, Tensor):
@@ -225,7 +236,7 @@ def _trained(read: Weights, architecture: Architecture) -> tuple[Weights, list[T
         norms = [nn.Parameter(layer.attention_norm), nn.Parameter(layer.inner_norm)]
         if layer.norm_HD is not None:
             norms += [nn.Parameter(layer.norm_HD[place].clone()) for place in (0, architecture.heads)]
-        found |= dict(zip(_norm_names(at), norms, strict=False))
+        found |= dict(zip(norm_names(at), norms, strict=False))
         for linear in layer.linears:
             made = TrainedLinear(linear=linear, parts=_parts(linear))
             names = [f"{name}.{kind}" for kind in ("weight", "bias") for name in linear.names]
@@ -266,13 +277,14 @@ def _copied(weights: Weights, device: torch.device, dtype: torch.dtype) -> Weigh
     return Weights(embedding=embedding, layers=tuple(layers), norm=copied(weights.norm), head=head)
 
 
-def _norm_names(at: int) -> list[str]:
+def norm_names(at: int) -> list[str]:
+    """Of the norms before attention, before the feed-forward part, of queries, of keys."""
     layer = f"model.layers.{at}."
     names = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
     return [f"{layer}{name}.weight" for name in names]
 
 
-def _layers(projections: list[Any]) -> list[Projections]:
+def of_layers(projections: Sequence[Any]) -> list[Projections]:
     """Four projections for each layer."""
     grouped = zip(*[iter(projections)] * 4, strict=True)
     return [Projections(qkv=q, output=o, gate_up=g, down=d) for q, o, g, d in grouped]

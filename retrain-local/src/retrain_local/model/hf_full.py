@@ -48,6 +48,10 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
         what, fix = f"lora_rank = 0 trains {kind} in fp32 only", 'set [model] dtype = "fp32", or lora_rank to 32'
         why = "transformers' modules have no rounded copy of their weights to multiply by"
         raise ConfigError(Problem(where=folder.where, what=what, why=why, fix=fix))
+    if place.mesh is not None:
+        what = f"parallel = 'fsdp' is not served for {kind}"
+        fix = 'set [backend.options] parallel to "replicate", or name a model of the Llama family'
+        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
     base = load_base(folder, place)
     own = own_logits(base, base.get_input_embeddings().num_embeddings)
     total = sum(p.numel() for p in base.parameters())

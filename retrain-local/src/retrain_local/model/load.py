@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -28,20 +30,22 @@ def create_pair(
     samples: bool = True,
     seed: int,
     role: str = "train model",
+    mesh: Any = None,
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
-    With [model] lora_rank = 0 there is no adapter: all weights are trained. One sampler is made for each of
-    `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and float8_e4m3fn quantises the matrices. None
-    is made without `samples`. `role` is what the console calls the model. ConfigError when the model cannot be loaded
-    completely or cannot be computed exactly; BackendError when it does not fit on a device.
+    With [model] lora_rank = 0 there is no adapter: all weights are trained, and sharded over a `mesh` if there is one.
+    One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's, and
+    float8_e4m3fn quantises the matrices. None is made without `samples`. `role` is what the console calls the model.
+    ConfigError when the model cannot be loaded completely or cannot be computed exactly; BackendError when it does not
+    fit on a device.
     """
     log.info("Loading %s: %s on %s...", role, config.model.model, trainer_device)
     rank = config.model.lora_rank
     kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
     lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
     samplers = (tuple(sampler_devices) or (trainer_device,)) if samples else ()
-    place = _placement(config, trainer_device, samplers, sampler_dtype)
+    place = replace(_placement(config, trainer_device, samplers, sampler_dtype), mesh=mesh)
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)

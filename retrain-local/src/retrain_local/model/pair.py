@@ -64,6 +64,7 @@ class Placement:
     """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied elsewhere.
 
     `is_quantised`: samplers use 8-bit copies of the matrices. `quantize` is `[model] quantize`, of both sides.
+    With a `mesh`, a `torch.distributed.DeviceMesh`, what is trained is sharded over it.
     """
 
     trainer: torch.device
@@ -72,6 +73,7 @@ class Placement:
     sampler_dtype: torch.dtype
     is_quantised: bool
     quantize: str = "none"
+    mesh: Any = None
 
     @property
     def is_stacked(self) -> bool:

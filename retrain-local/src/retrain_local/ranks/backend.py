@@ -70,11 +70,14 @@ def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
         workers.answers()
         backend = RankedBackend(local, workers, group, cancellation, check_stop=context.check_stop, threads=before)
         backend.settle_sizes()
-    except BaseException:
+    except BaseException as error:
+        cause = workers.fault() if not isinstance(error, RetrainError) else None
         workers.kill()
         if group is not None:
             group.leave()
         torch.set_num_threads(before)
+        if cause is not None:
+            raise cause from None
         raise
     return backend
 
@@ -269,16 +272,18 @@ class RankedBackend:
             raise given_up from None
 
     def _outcome(self, value: Any, error: BaseException | None, stop: BaseException | None) -> list[Any]:
+        if error is not None and self._group.is_broken:
+            cause = self._workers.fault() if not isinstance(error, RetrainError) else None
+            self._given_up(cause or BackendError(Problem(what=str(error), fix="continue with --resume")))
+            raise cause or error
         try:
             values = [value, *self._workers.answers()]
         except LostRankError:
             raise
         except RetrainError as cause:
             if error is None or isinstance(error, PeerFailedError):
-                raise self._given_up(cause) if self._group.shards else cause from None
+                raise cause from None
             values = []
-        if self._group.is_broken and error is not None:
-            self._given_up(BackendError(Problem(what=str(error), fix="continue with --resume")))
         if stop is not None and error is not None:
             raise stop
         if error is not None:

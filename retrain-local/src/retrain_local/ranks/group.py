@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -36,15 +36,20 @@ class Group(Protocol):
 
     `shards`: whether each rank holds a part of every trained weight, so that all must compute at the same time.
     `is_broken`: this rank failed where the others cannot know it, so none can go on.
+    `mesh`: the device mesh of the shards, None without.
     """
 
     rank: int
     size: int
     shards: bool
     is_broken: bool
+    mesh: Any
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
         """What `work` returns on each rank, in their order; where it raises, all ranks raise and nothing is summed."""
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Around work in which ranks compute together: an error that only this rank has breaks the group."""
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Replace these tensors, of the same shapes on every rank, by their sums over all ranks."""
@@ -54,10 +59,15 @@ class Alone:
     """The one process of a run without ranks; see `Group`."""
 
     rank, size, shards, is_broken = 0, 1, False, False
+    mesh: Any = None
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
         """See `Group`."""
         return [work()]
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """See `Group`."""
+        return nullcontext()
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """See `Group`."""
@@ -88,6 +98,8 @@ class ProcessGroup:
         is_nccl = self.uses_gpus and len(set(devices)) == size
         given = {"rank": rank, "world_size": size, "store": store, "timeout": timeout}
         dist.init_process_group("nccl" if is_nccl else "gloo", **given)
+        self.mesh = dist.init_device_mesh(devices[0].type, (size,)) if shards else None
+        self._agreed: BaseException | None = None
         self._control = dist.new_group(backend="gloo", timeout=timeout) if is_nccl else dist.group.WORLD
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
@@ -95,14 +107,27 @@ class ProcessGroup:
         try:
             own = work()
         except BaseException as error:
+            self._agreed = error
+            if self.is_broken:
+                raise
             with suppress(RuntimeError):  # a rank that is gone: the error at hand is the one to report
                 self._exchanged(_Failed(text=f"{type(error).__name__}: {error}"))
             raise
         found = self._exchanged(own)
         for rank, each in enumerate(found):
             if isinstance(each, _Failed):
-                raise PeerFailedError(rank, each.text)
+                self._agreed = PeerFailedError(rank, each.text)
+                raise self._agreed
         return found
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """See `Group`."""
+        try:
+            yield
+        except BaseException as error:
+            self.is_broken = self.shards and error is not self._agreed
+            raise
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """See `Group`; in buckets, each summed at once."""

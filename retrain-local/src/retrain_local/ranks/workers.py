@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -129,6 +130,24 @@ class Workers:
         if errors:
             raise min(errors, key=lambda error: isinstance(error, PeerFailedError))
         return found
+
+    def fault(self) -> RetrainError | None:
+        """Why one of them has failed, if it has: asked when rank 0 got no more than a broken connection."""
+        last = time.monotonic() + CLOSE_S
+
+        def check() -> None:
+            self.check_alive()
+            if time.monotonic() > last:
+                raise TimeoutError
+
+        try:
+            for worker in self._all:
+                worker.answer(check)
+        except RetrainError as error:
+            return error
+        except TimeoutError:
+            pass
+        return None
 
     def stop(self) -> None:
         """Ask all to end the call in progress."""

@@ -34,6 +34,7 @@ from retrain_local.attention.padded import PaddedAttend
 from retrain_local.attention.spans import Spans
 from retrain_local.decoder import Attend, TrainedDecoder
 from retrain_local.memory import MemoryLimits, free_memory, is_out_of_memory
+from retrain_local.model.whole import own_part
 from retrain_local.options import LocalOptions
 from retrain_local.ranks.group import ALONE, Group
 from retrain_local.ranks.rows import share_rows
@@ -105,6 +106,8 @@ class Trainer:
         sizes = decoder.shape.parameters, decoder.device
         self._at_a_time, self._workers = packs_at_a_time(*sizes), pack_workers(*sizes)
         self._group = group
+        self._workers = 1 if group.shards else self._workers  # all ranks compute the same layer at the same time
+        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps what it gathers
         self._options = options or LocalOptions()
         if self._options.compile:
             decoder.compile()
@@ -156,7 +159,7 @@ class Trainer:
             what = "nothing to train on: no row of the batch has an action token"
             raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
         marked, own = self._marked(batch), self._own(batch.rows)
-        shares = self._group.gathered(lambda: self._retry_smaller(partial(self._accumulate_own, batch, marked, own)))
+        shares = self._shared(partial(self._accumulate_own, batch, marked, own))
         if self._group.size > 1:
             self._add_up(shares)
             self._limits.tighten(share.limits for share in shares)
@@ -167,10 +170,39 @@ class Trainer:
         """The indices of the rows that this rank computes."""
         return range(len(rows)) if self._group.size == 1 else share_rows(rows, self._group.size)[self._group.rank]
 
+    def _shared(self, work: Callable[[], T]) -> list[T]:
+        """What `work` finds on every rank for its rows."""
+        if not self._group.shards:
+            return self._group.gathered(lambda: self._retry_smaller(work))
+        with self._group.in_step():
+            own = self._retry_smaller(work)
+        return self._group.gathered(lambda: own)
+
+    def _rounds(self, packs: int) -> int:
+        """How many packs this rank computes: where weights are sharded as many as the rank with the most of them."""
+        return max(self._group.gathered(lambda: packs)) if self._group.shards else packs
+
+    def _idle(self, *, is_trained: bool) -> None:
+        """A pass over one token that changes no gradient, for the ranks that need this one's part of the weights."""
+        token = torch.zeros(1, dtype=torch.int64, device=self._decoder.device)
+        attend = self._attend(Spans(lengths=(1,), prefixes=(-1,)), self._decoder.device)
+        with torch.set_grad_enabled(is_trained):
+            logits = self._decoder.logits(self._decoder.hidden(token, token, attend))
+            if is_trained:
+                (logits.float().sum() * 0.0).backward()
+
+    def _stop_between(self) -> None:
+        """A stop takes effect here, on all ranks after the same pack where they compute together."""
+        if self._group.shards:
+            self._group.gathered(self._check_stop)
+        else:
+            self._check_stop()
+
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
         """Add the gradient of these rows' part of the step's loss to the parameters."""
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
+        rounds = self._rounds(len(packs))
         self._expect(batch, len(packs))
         gradients = partial(self._gradients, batch, rows, marked.of(own))
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
@@ -179,7 +211,10 @@ class Trainer:
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
             self._progress.add(1, tokens=pack.spans.num_tokens)
-            self._check_stop()  # nothing has changed yet: `step` drops the gradient
+            self._stop_between()  # nothing has changed yet: `step` drops the gradient
+        for _ in range(rounds - len(packs)):
+            self._idle(is_trained=True)
+            self._stop_between()
         return _Share(
             loss=float(torch.stack(losses).sum()) if losses else 0.0,
             clipped=int(torch.stack(clipped).sum()) if clipped else 0,
@@ -197,7 +232,8 @@ class Trainer:
                 p.grad = torch.zeros_like(p)
             if p.grad is not None:
                 sums.append(p.grad)
-        self._group.add(sums)
+        if not self._group.shards:
+            self._group.add(sums)
 
     def _expect(self, batch: TrainBatch, packs: int) -> None:
         """Count the packs of all updates of the step, assuming that those to come have as many as this one."""
@@ -208,6 +244,8 @@ class Trainer:
 
     def _add(self, gradients: Sequence[Tensor | None]) -> None:
         """Add a pack's gradients, in a few launches on CUDA: one per tensor would be 504 for a 4 B model."""
+        if self._group.shards:
+            return
         sums, addends = [], []
         for p, gradient in zip(self.parameters.values(), gradients, strict=True):
             if p.grad is None:
@@ -243,7 +281,7 @@ class Trainer:
         check_rows(asked, self._decoder.shape.vocabulary)
         own = self._own(asked)
         work = partial(self._of_packs, asked, own, of_pack)
-        for share in self._group.gathered(lambda: self._retry_smaller(work)):
+        for share in self._shared(work):
             for numbers, values_M in share:
                 counts = [int(np.count_nonzero(asked[number].action_T)) for number in numbers]
                 for number, values in zip(numbers, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
@@ -260,8 +298,12 @@ class Trainer:
     ) -> list[tuple[list[int], Floats]]:
         """The rows of each pack of this rank's share, by their indices, and what `of_pack` finds for it."""
         packs = self._packs([rows[number] for number in own])
+        rounds = self._rounds(len(packs))
         numbers = ([own[number] for number in pack.rows] for pack in packs)
-        return list(zip(numbers, self._each(packs, of_pack), strict=True))
+        found = list(zip(numbers, self._each(packs, of_pack), strict=True))
+        for _ in range(rounds - len(packs)):
+            self._idle(is_trained=False)
+        return found
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
         """The result of `work` for every pack, in order; several packs run concurrently where that pays."""
@@ -308,7 +350,11 @@ class Trainer:
             entropies_M=entropies_M,
             is_fixed=is_fixed,
         )
-        gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        gradients: tuple[Tensor | None, ...] = ()
+        if self._group.shards:
+            (loss * self._group.size).backward()  # FSDP takes the mean over the ranks, and adds it up by itself
+        else:
+            gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()
         return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
@@ -318,12 +364,12 @@ class Trainer:
         return NAMED[batch.loss] if batch.loss else self._loss
 
     def _pack_logprobs(self, temperature: float, pack: Pack) -> Floats:
-        with torch.inference_mode():
+        with self._no_gradient():
             found: Floats = self._logprobs(pack, temperature).double().cpu().numpy()
         return found
 
     def _pack_tops(self, temperature: float, top: int, pack: Pack) -> Floats:
-        with torch.inference_mode():
+        with self._no_gradient():
             given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, top
             found: Floats = ranked_logprobs(self._hidden(pack), pack.tokens_M, *given).cpu().numpy()
         return found
@@ -372,8 +418,10 @@ class Trainer:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                can_recompute = self._options.gradient_checkpointing == "auto" and not self._limits.recompute
-                if not can_recompute and (self._limits.train_tokens or self._failed_pack.rows < 2):
+                shards = self._group.shards  # the other ranks wait within the pack that failed
+                is_auto = self._options.gradient_checkpointing == "auto"
+                can_recompute = is_auto and not self._limits.recompute and not shards
+                if not can_recompute and (shards or self._limits.train_tokens or self._failed_pack.rows < 2):
                     sizes = self._decoder.shape, self._decoder.dtype, device
                     raise budget.too_big_to_train(self._failed_pack, self._fitting_tokens, *sizes) from error
             # outside the except block, since the error keeps alive the tensors of every frame it passed through
@@ -386,18 +434,24 @@ class Trainer:
 
     def _update(self, loss: float, lr: float | None) -> tuple[float, float]:
         """One update; the norm of the gradient and the learning rate."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        gradients = [own_part(p.grad) for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._group.shards:
+            squares = self._group.gathered(lambda: float(norm.double().square()))
+            norm = torch.tensor(math.sqrt(sum(squares)), dtype=norm.dtype, device=norm.device)
         grad_norm = float(norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise self._diverged(loss)
-        if self._clip > 0.0:
+        if self._clip > 0.0 and self._group.shards:
+            torch._foreach_mul_(gradients, min(1.0, self._clip / (grad_norm + 1e-6)))
+        elif self._clip > 0.0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self._clip, norm)
         return grad_norm, self.optimizer.step(lr)
 
     def _diverged(self, loss: float) -> NonFiniteError:
         what = f"the loss is {loss}"
         for name, p in self.parameters.items():
-            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(p.grad).all():
+            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
                 what = f"the gradient of {name} is not finite"
                 break
         why = "weights and optimizer are left as they were"
