@@ -87,7 +87,7 @@ def _after_a_stop(layout: Layout) -> list[str]:
     if layout.options.transport == "filesystem":
         text += [
             "Where the trainer was stopped, its line with `--resume` at the end goes on from its newest checkpoint",
-            "(before v0.8.1.dev26 `--ckpt.resume-step STEP`), reading the batches since then again. To go back further:",
+            "(before v0.8.1.dev26 `--ckpt.resume-step STEP`) and reads the batches since then again. Further back:",
             "",
         ]
     return [
