@@ -71,7 +71,7 @@ class Performance:
         self._waiting, self._url, self._timeout_s, self._done = deque(episodes), url, timeout_s, done
         self._playing: dict[_Actor, Episode] = {}
         self._is_stopped = False
-        self._left = len(actors)
+        self._actors, self._left = actors, len(actors)
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._play_all, args=(actor,), name="agent", daemon=True) for actor in actors
@@ -87,11 +87,11 @@ class Performance:
 
     def stop(self) -> None:
         """Kill what still plays, and wait for our threads."""
-        self._is_stopped = True
         with self._lock:
+            self._is_stopped = True
             self._waiting.clear()
-            playing = list(self._playing)
-        for actor in playing:
+            busy = self._actors if self._left else ()  # one that is still starting plays nothing yet
+        for actor in busy:
             actor.kill()
         for thread in self._threads:
             thread.join()
@@ -109,7 +109,8 @@ class Performance:
         except BaseException as error:  # raised again where the run waits
             self.error = self.error or error
         finally:
-            self._left -= 1
+            with self._lock:
+                self._left -= 1
             self._done(None)
 
     def _next(self) -> Episode | None:
