@@ -14,7 +14,7 @@ from retrain.kernel.config.load import load_config
 from retrain.rooms.session.assemble import check
 from retrain.rooms.session.check import read_config, registered_tables
 from retrain.rooms.session.promised_options import PROMISED_OPTIONS
-from retrain_prime_rl import checks
+from retrain_prime_rl import checks, plugin
 from retrain_prime_rl.create import task_name
 from retrain_prime_rl.options import PrimeRlOptions
 
@@ -79,6 +79,7 @@ def test_strict_advantages_cannot_be_turned_off():
         {"seq_len": 100, "pad_to_multiple_of": 64},
         {"sync_timeout": "ignore"},
         {"first_step": -2},
+        {"first_step": 0},
         {"wire": "0.8"},
         {"zmq_prot": 5},
         {"sync_wait_s": float("nan")},
@@ -139,6 +140,19 @@ def test_a_recipe_is_refused_with_the_keys_that_make_it_work(plugins, refused, t
         assert not problems
         assert refused(config) == ""
         assert config.algorithm.advantage_mode != "maxrl"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, '[rollout_transport] type = "filesystem" (its'),
+        ({"transport": "zmq", "zmq_port": 6}, '"zmq", port = 6 (its'),
+    ],
+)
+def test_explain_says_what_the_trainers_own_file_must_say(configured, options, said):
+    told = plugin.retrain_explain(configured(ROOM, **options))["prime_rl_trainer"]
+    assert said in told
+    assert "no max_steps" in told
 
 
 def test_the_default_said_aloud_is_no_fault(configured, refused):
