@@ -97,7 +97,7 @@ def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint_and_reads_the_batc
     made = trainer(ranks=1)
     made.write_toml(server)
     made.start_trainer("[ckpt]\ninterval = 2")
-    run = start("--max-steps", "4", cwd=made.folder)
+    run = start("--max-steps", "4", "--backend-opt", "sync_wait_s=300", cwd=made.folder)
     wait_until((made.output_dir / "rollouts" / "step_4").exists, run)  # it has steps 1 to 3, and a checkpoint of 2
     made.stop_trainer()
     made.start_trainer("[ckpt]\ninterval = 2\n[resume]")

@@ -29,7 +29,7 @@ seq_len = {seq_len}
 data_world_size = {ranks}
 transport = "{transport}"
 zmq_port = {port}
-sync_wait_s = 60
+sync_wait_s = 120
 {options}
 [inference]
 engine = "vllm"
