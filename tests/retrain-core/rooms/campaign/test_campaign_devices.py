@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from retrain.rooms.campaign.devices import DevicePool
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.kernel.errors import ConfigError
+from retrain.rooms.campaign.devices import DevicePool, gpus_per_run
+from retrain.rooms.campaign.load import Campaign
+from retrain.rooms.campaign.planned import plan_runs
 
 
 def test_each_run_gets_the_least_used() -> None:
@@ -20,3 +28,16 @@ def test_what_the_campaign_itself_may_see_is_counted() -> None:
 
 def test_one_device_is_everybodys() -> None:
     assert DevicePool(["gpu:1"], {}).take(1) == DevicePool(["cpu"], {}).take(1) == []
+
+
+def test_a_run_of_several_devices_gets_them_all(load_text: Callable[..., Campaign], tmp_path: Path) -> None:
+    def given(devices: str, each: int) -> tuple[str | None, int]:
+        options = ("--devices", devices, "--campaign-devices-per-run", str(each))
+        campaign = load_text("seeds = [1]\nmax_steps = 4", arguments=options)
+        return plan_runs(campaign, tmp_path)[0].devices, gpus_per_run(campaign.config, campaign.table)
+
+    assert given("cpu,cpu", 2) == ("cpu,cpu", 0)
+    assert given("gpu:4,gpu:5,gpu:6,gpu:7", 2) == ("gpu:0,gpu:1", 2)
+    assert given("gpu:0", 1) == ("gpu:0", 1)
+    with pytest.raises(ConfigError, match="only if all of them are GPUs"):
+        given("cpu,cpu", 1)

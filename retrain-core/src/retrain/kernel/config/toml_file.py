@@ -6,6 +6,8 @@ import os
 import re
 import stat
 import tomllib
+from copy import deepcopy
+from functools import lru_cache
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
     except (OSError, UnicodeDecodeError) as error:
         fix = "give a UTF-8 text file"
         raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
-    return parse_toml(text, str(file)), text
+    return deepcopy(_parsed(text, str(file))), text
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
@@ -61,6 +63,9 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         what = f"not valid TOML: {_PLACE.sub('', str(error))}"
         shown = _excerpt(text.split("\n")[line - 1], column)
         raise ConfigError(Problem(where=f"{name}:{line}", what=what, why=shown, fix="correct that line")) from None
+
+
+_parsed = lru_cache(maxsize=1)(parse_toml)  # a campaign reads its file once for each condition
 
 
 def _refused(where: str, what: str) -> ConfigError:

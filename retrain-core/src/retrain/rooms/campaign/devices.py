@@ -22,7 +22,8 @@ def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
     """Why the devices cannot be assigned to runs."""
     names = listed_devices(config)
     where = config.place("backend.devices")
-    if len(names) > 1 and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
+    is_dealt_out = len(names) > max(1, table.devices_per_run)
+    if is_dealt_out and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
         what = f"{config.backend.devices!r}: several devices can be assigned to runs only if all of them are GPUs"
         return [Problem(where=where, what=what, fix='write "cpu", or for example "gpu:0,gpu:1"')]
     if 1 < len(names) < table.devices_per_run:
@@ -44,10 +45,7 @@ def devices_of_a_run(devices: str, table: CampaignTable) -> str:
 
 def gpus_per_run(config: Config, table: CampaignTable) -> int:
     """How many of the listed GPUs each run takes; 0 on the CPU."""
-    names = listed_devices(config)
-    if not any(name.startswith("gpu:") for name in names):
-        return 0
-    return table.devices_per_run if len(names) > 1 else 1
+    return sum(name.startswith("gpu:") for name in listed_devices(config)[: table.devices_per_run])
 
 
 class DevicePool:

@@ -1,4 +1,7 @@
-"""`manifest.json`: the definition of a campaign and the state of each run, rewritten whenever something changes."""
+"""`manifest.json`: the definition of a campaign and the state of each run, rewritten whenever something changes.
+
+The entry of a run is encoded when it changes: of thousands of runs, few change between two writings.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from retrain import __version__
 from retrain.rooms.campaign.load import Campaign, sealed_plan
 from retrain.rooms.campaign.outcome import State
 from retrain.rooms.campaign.planned import PlannedRun
-from retrain.rooms.session.records.files import cannot_write, write_json
+from retrain.rooms.session.records.files import cannot_write, write_text
 from retrain.rooms.session.records.seal import hash_of
-from retrain.rooms.text.secrets import hide
+from retrain.rooms.text.secrets import hide, redacted_json
 
 NAME = "manifest.json"
 CONTENT = "campaign.json"  # every value of every condition: shows what changed if `sha256` did
@@ -27,6 +30,7 @@ class Manifest:
         self._file = folder / NAME
         self.content = content
         self._entries: dict[str, dict[str, Any]] = {entry["run_name"]: entry for entry in content["runs"]}
+        self._encoded: dict[str, str] = {}  # entries as text; changed ones are missing
         self._is_changed = True
 
     def run(self, name: str) -> Mapping[str, Any]:
@@ -41,6 +45,7 @@ class Manifest:
     def change_run(self, name: str, **fields: Any) -> None:
         """Set fields of a run."""
         self._entries[name] |= fields
+        self._encoded.pop(name, None)
         self._is_changed = True
 
     def save(self) -> None:
@@ -48,10 +53,18 @@ class Manifest:
         if not self._is_changed:
             return
         try:
-            write_json(self._file, self.content)
+            write_text(self._file, self._text())
         except OSError as error:
             raise cannot_write(self._file, error) from error
         self._is_changed = False
+
+    def _text(self) -> str:
+        """The content as JSON, with a line for each run."""
+        changed = [name for name in self._entries if name not in self._encoded]
+        self._encoded |= zip(changed, redacted_json(self._entries[name] for name in changed), strict=True)
+        head = redacted_json([{name: value for name, value in self.content.items() if name != "runs"}], indent=2)[0]
+        entries = ",\n    ".join(self._encoded[name] for name in self._entries)
+        return f'{head.removesuffix("}").rstrip()},\n  "runs": [\n    {entries}\n  ]\n}}\n'
 
 
 def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:

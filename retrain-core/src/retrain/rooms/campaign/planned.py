@@ -161,16 +161,17 @@ def run_environ(
     override a condition.
     """
     public = hide(tables)
+    given = [variable for variable in environ if variable.startswith(ENV_PREFIX)]
     variables = {}
     for key in keys:
         name = f"{ENV_PREFIX}{key.table}__{key.name}".upper()
         value = tables.get(key.table, {}).get(key.name)
         if value != public.get(key.table, {}).get(key.name):
             variables[name] = _text(value)
-        elif name in (variable.upper() for variable in environ if variable.startswith(ENV_PREFIX)):
+        elif same := [variable for variable in given if variable.upper() == name]:
             own = key.default if value is None else value
             if own is not None:
-                variables |= {variable: _text(own) for variable in environ if variable.upper() == name}
+                variables |= dict.fromkeys(same, _text(own))
     return variables
 
 

@@ -36,6 +36,7 @@ from retrain.rooms.session.records.files import write_text
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 
 POLL_S = 0.2
+STARTS_AT_ONCE = 100  # runs started between two looks at those that are active
 EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
 PROGRAM = (sys.executable, "-m", "retrain")
 
@@ -148,16 +149,29 @@ class Schedule:
             self._queue.append(run)
 
     def _launch(self) -> None:
+        """Start what there is room for; the manifest counts the attempts before the first process starts."""
+        chosen: list[PlannedRun] = []
         is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
-        while self._queue and len(self._active) < self._workers and not is_waiting and not self._stops.reason:
-            if time.monotonic() < self._next_launch:
-                return
+        room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
+        while self._queue and len(chosen) < room and time.monotonic() >= self._next_launch:
             run = next((run for run in self._queue if self._may_start(run)), None)
             if run is None:
-                return
+                break
             self._next_launch = time.monotonic() + self._campaign.table.stagger_seconds
             self._queue.remove(run)
-            self._start(run)
+            chosen.append(run)
+        before = {run.name: dict(self._manifest.run(run.name)) for run in chosen}
+        for run in chosen:
+            attempts = before[run.name]["attempts"] + 1
+            fields = {"pid": None, "started": now(), "ended": None, "returncode": None}
+            self._manifest.change_run(run.name, status=State.RUNNING, attempts=attempts, **fields)
+        self._manifest.save()
+        for run in chosen:
+            if self._stops.reason:
+                self._manifest.change_run(run.name, **before[run.name])
+                self._queue.append(run)
+            else:
+                self._start(run)
 
     def _may_start(self, run: PlannedRun) -> bool:
         return not self._looks or self._looks.may_start(run)
@@ -165,16 +179,6 @@ class Schedule:
     def _start(self, run: PlannedRun) -> None:
         continues = run.name not in self._anew and can_continue(run)
         self.attempts[run.name] += 1
-        self._manifest.change_run(
-            run.name,
-            status=State.RUNNING,
-            attempts=self._manifest.run(run.name)["attempts"] + 1,
-            pid=None,
-            started=now(),
-            ended=None,
-            returncode=None,
-        )
-        self._manifest.save()  # before the process starts: counts the attempt even if this process dies now
         self._record.attempt(run.name, self._manifest.run(run.name)["attempts"], continues=continues)
         try:
             if not continues and has_records(run):

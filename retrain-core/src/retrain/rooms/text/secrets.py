@@ -38,13 +38,17 @@ _ASSIGNED = re.compile(
 
 def hide(value: Any, name: str = "") -> Any:
     """Plain data with its secrets replaced, recognised by key name, by URL form, or by values of the environment."""
+    return _hidden(value, name, _known_forms())
+
+
+def _hidden(value: Any, name: str, forms: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: hide(item, str(key)) for key, item in value.items()}
+        return {key: _hidden(item, str(key), forms) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [hide(item, name) for item in value]
+        return [_hidden(item, name, forms) for item in value]
     if isinstance(value, str) and value and is_secret_name(name):
         return HIDDEN
-    return _hide_known(value) if isinstance(value, str) else value
+    return _hide_known(value, forms) if isinstance(value, str) else value
 
 
 def is_secret_name(name: str) -> bool:
@@ -58,12 +62,12 @@ def is_secret_name(name: str) -> bool:
 
 def hide_text(text: str) -> str:
     """A message without URL logins, `api_key = ...`, and the values that `redacted` knows."""
-    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text))
+    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text, _known_forms()))
 
 
-def _hide_known(text: str) -> str:
+def _hide_known(text: str, forms: Sequence[str]) -> str:
     """Hide only certain secrets; prose such as a system prompt must stay unchanged."""
-    return _URL_QUERY.sub(rf"\1={HIDDEN}", _URL_LOGIN.sub("", _without(text, _known_forms())))
+    return _URL_QUERY.sub(rf"\1={HIDDEN}", _URL_LOGIN.sub("", _without(text, forms)))
 
 
 class LearnedSecrets:
