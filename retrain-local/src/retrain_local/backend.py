@@ -205,7 +205,8 @@ class LocalBackend:
         self._threads, self._training_threads = threads, training_threads or threads
         self._version = 0
         self._in_use: int | None = None  # version that `sample` uses
-        self._history = PublishedHistory(pair, ahead) if ahead else None
+        self._is_served = isinstance(engine, ServedElsewhere)
+        self._history = PublishedHistory(pair, ahead) if ahead and not self._is_served else None
         self._beginning: Mapping[str, torch.Tensor] | None = None
         self._shown = 0  # version of the last weights from elsewhere
 
@@ -268,17 +269,18 @@ class LocalBackend:
     def publish(self) -> int:
         """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it.
 
-        Where sampling is more than one step ahead, only keep a copy of it for `use_version`.
+        Where sampling is more than one step ahead, only keep a copy of it for `use_version`. Servers get it at once:
+        they end what they were asked before with the version that it was asked of.
         """
         pair, _ = self._open()
         if self._history:
             self._history.record(pair, self._version)
-        if self._ahead <= 1:
+        if self._ahead <= 1 or self._is_served:
             self._hand_over(None, self._version)
         return self._version
 
     def use_version(self, version: int) -> None:
-        """See `retrain.api.KeepsVersions`."""
+        """See `retrain.api.KeepsVersions`; servers sample a batch with the newest version that they have."""
         if self._history and version != self._in_use:
             self._hand_over(self._history.find(version), version)
 

@@ -123,19 +123,30 @@ def quantize_problems(config: Config) -> list[Problem]:
 
 
 def staleness_problems(config: Config) -> list[Problem]:
-    """Sampling ahead where a device does one thing at a time: on one device, and on ranks."""
-    most = config.value("training.max_staleness", -1)
+    """Sampling ahead where a device does one thing at a time: on one device without servers, and on ranks."""
+    most, engine = config.value("training.max_staleness", -1), config.value("inference.engine", ENGINE)
     is_one, parallel = "," not in config.backend.devices, config.backend.options.get("parallel", "split")
     if most < 1 or not (is_one or parallel != "split"):
         return []
+    if is_one and engine != ENGINE:
+        return _recomputing(config, most)
     if is_one:
         what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
         why = "one device samples and trains in turn"
-        fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}"'
+        fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}", or sample from servers'
     else:
         what = f"max_staleness = {most}: with [backend.options] parallel = {parallel!r} at most 0"
         why, fix = "every device samples and trains in turn", 'set parallel to "split"'
     return [Problem(where=config.place("training.max_staleness"), what=what, why=why, fix=f"{fix}, or remove it")]
+
+
+def _recomputing(config: Config, most: int) -> list[Problem]:
+    """Log-probabilities that the trainer is to compute while it trains."""
+    if config.value("inference.logprobs", "engine") != "trainer":
+        return []
+    what, why = f"logprobs = 'trainer' does not go with max_staleness = {most}", "the trainer is busy while they sample"
+    fix = "use the engine's log-probabilities, or max_staleness = 0"
+    return [Problem(where=config.place("inference.logprobs"), what=what, why=why, fix=fix)]
 
 
 def foreign_keys(config: Config) -> list[Problem]:
