@@ -146,6 +146,17 @@ def test_sampling_from_an_unpublished_version_is_an_error(make_engine, server, p
         engine.sample(requests, params)
 
 
+def test_with_staleness_the_next_version_may_be_on_its_way(make_engine, server, policy, requests, params) -> None:
+    engine = make_engine(server)
+    engine._is_ahead = True
+    policy.train()
+    drawn = engine.sample(requests, params)
+    assert {sample.policy_version for group in drawn for sample in group} == {0}
+    engine.publish()
+    drawn = engine.sample(requests, params)
+    assert {sample.policy_version for group in drawn for sample in group} == {1}
+
+
 def test_several_servers_share_the_load_and_all_have_the_policy(make_engine, policy, requests, params) -> None:
     with serving(ToyModel()) as one, serving(ToyModel()) as two:
         one.latency_s = two.latency_s = 0.02
