@@ -1,4 +1,4 @@
-"""What sampling ahead saves where batches take unequal times: `python benchmarks/staleness.py [--spread S] [--steps N]`.
+"""What sampling ahead saves where batches take unequal times: `python benchmarks/staleness.py [--spread S ...]`.
 
 The loop's own arrangements (in turn, one step, n steps) with a sampler and a trainer that only sleep. Training takes
 50 ms, sampling 50 ms on average, log-normal with standard deviation S of its logarithm; the same times for every n.
