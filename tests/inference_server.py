@@ -223,7 +223,8 @@ class InferenceServer(ThreadingHTTPServer):
             tokens.append(token)
             logprobs.append(float(shown[token]))
             best = np.argsort(-shown)[: asked["logprobs"]]
-            tops.append({f"t{n}": float(shown[n]) for n in {token, *best.tolist()}})
+            named = "token_id:{}" if asked.get("return_tokens_as_token_ids") else "t{}"
+            tops.append({named.format(n): float(shown[n]) for n in {token, *best.tolist()}})
             if token in stop or len(tokens) == asked["max_tokens"]:
                 break
             logits = steps.send(token)  # type: ignore[attr-defined]

@@ -138,6 +138,9 @@ def test_an_answer_of_another_model_is_never_used_and_its_server_is_compared_aga
     assert gap(policy, engine.sample(MANY, PARAMS)) < 1e-9
     wait_until(lambda: engine.metrics()["inference_servers"] == 3)
     assert not other.faults
+    named = [body.get("return_tokens_as_token_ids") for body in other.completions if body["logprobs"]]
+    assert named
+    assert all(named), "texts name no tokens"
     assert engine._adapters.num_reloads == 1
 
 
@@ -171,6 +174,14 @@ def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, f
         assert f"{server.url}: " in str(caught.value)
     assert str(caught.value).count("ConnectError") == 3
     assert "the adapter of version 1" in str(caught.value)
+
+
+def test_a_request_may_fail_for_longer_than_retry_s_while_another_server_samples(make_engine, fleet) -> None:
+    broken, busy, _ = fleet
+    engine = make_engine(broken, busy, retry_s=0.4)
+    broken.always, busy.limit, busy.latency_s = faulty.status(500), 1, 0.1
+    few = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(10)))]
+    assert len(engine.sample(few, PARAMS)[0]) == 10
 
 
 @pytest.mark.slow

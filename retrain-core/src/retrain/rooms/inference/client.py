@@ -161,6 +161,8 @@ class Client:
             refused = None
             try:
                 async with self.pool.slot(call.server, call.key) as server:
+                    if call.key:  # as long as one server samples, the request can wait for it
+                        deadline = max(deadline, self.pool.sampled_at + retry_s)
                     if failure is not None and loop.time() >= deadline:
                         raise self._gave_up(call, server, failure, attempts, is_late=True)
                     attempts += 1
@@ -179,6 +181,8 @@ class Client:
             self.retries += 1
             bad_answers += failure.is_bad_answer
             deadline = min(deadline, loop.time() + retry_s)
+            if call.key:
+                deadline = max(deadline, self.pool.sampled_at + retry_s)
             pause_s = jittered(max(0.0, server.backoff_until - loop.time())) if call.server else 0.0
             is_late = loop.time() + pause_s >= deadline
             if is_late or bad_answers >= MAX_BAD_ANSWERS * len(self.pool.servers):

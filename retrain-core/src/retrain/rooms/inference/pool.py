@@ -74,6 +74,7 @@ class Pool:
     def __init__(self, urls: Sequence[str], *, max_concurrent: int, retry_s: float = math.inf) -> None:
         self.servers = tuple(Server.at(url) for url in urls)
         self.moved = 0
+        self.sampled_at = -math.inf  # when the last completion came, from any server
         self.is_watched = False  # by keepers, which notice that a dead server is back
         self._retry_s = retry_s
         self._slots = asyncio.Semaphore(max_concurrent)
@@ -126,6 +127,7 @@ class Pool:
             server.failures, server.backoff_until = 0, 0.0
             server.room += 1.0 / server.room
         if took_s is not None:
+            self.sampled_at = now
             share = NEW_SHARE if server.answer_s else 1.0
             server.answer_s += share * (took_s - server.answer_s)
 
