@@ -99,14 +99,14 @@ def parallel_problems(config: Config) -> list[Problem]:
     return [Problem(where=where, what=what, why=why, fix=fix)]
 
 
-def quantize_problems(config: Config) -> list[Problem]:
-    """What does not go with `[model] quantize`, and the package that 4 bits need."""
+def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
+    """What does not go with `[model] quantize`, and the package that 4 bits need to run."""
     kind = config.value("model.quantize", "none")
     if kind == "none":
         return []
     where, engine = config.place("model.quantize"), config.value("inference.engine", ENGINE)
     found = []
-    if kind == "nf4" and find_spec("bitsandbytes") is None:
+    if kind == "nf4" and will_run and find_spec("bitsandbytes") is None:
         what, fix = "quantize = 'nf4' needs bitsandbytes", 'pip install "retrain-local[quantize]", or use "int8"'
         found.append(Problem(where=where, what=what, fix=fix))
     if not config.model.lora_rank:

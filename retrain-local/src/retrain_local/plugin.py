@@ -92,7 +92,8 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
     """The losses of `[algorithm] loss`, through the door that plugins use."""
     for name, summary in LOSSES:
         factory = f"retrain_local.training.losses:{name.upper()}"
-        traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo")
+        clips = name not in ("importance_sampling", "likelihood")
+        traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 
@@ -173,7 +174,7 @@ def retrain_find_devices(config: Config) -> tuple[str, str] | None:
 
 
 @hookimpl
-def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
+def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> list[Problem]:
     """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
     from retrain_local.checks import (
         adapter_kind_problems,
@@ -190,7 +191,7 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     if config.backend.backend != "local":
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
-    kinds = [*quantize_problems(config), *adapter_kind_problems(config), *staleness_problems(config)]
+    kinds = [*quantize_problems(config, will_run=will_run), *adapter_kind_problems(config), *staleness_problems(config)]
     kinds += parallel_problems(config)
     return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
 

@@ -96,6 +96,9 @@ def test_it_is_refused_where_it_cannot_be(
     ]
     assert found[0].fix == 'pip install "retrain-local[quantize]", or use "int8"'
     assert quantize_problems(make_context(rank=0, inference=inference).config) == []
+    computed = make_context(quantize="nf4").config
+    assert len(quantize_problems(computed)) == 1
+    assert quantize_problems(computed, will_run=False) == [], "retrain capacity only computes"
     from transformers import GPT2Config, GPT2LMHeadModel
 
     GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(tmp_path)

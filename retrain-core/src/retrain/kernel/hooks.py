@@ -191,10 +191,10 @@ def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
 
 
 @hookspec
-def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem] | None:
+def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> Sequence[Problem] | None:
     """Further problems with a training run's configuration, reported together with all others; import nothing heavy.
 
-    For rules that a table's model cannot check because they span several tables. Check only what the plugin owns.
+    For rules that span several tables, about what the plugin owns. Not `will_run`: estimates need nothing installed.
     """
 
 

@@ -73,7 +73,7 @@ def command(
         raise ConfigError(Problem(where="--pilot --gpu-memory", what=what, fix="give one of them"))
     if (gpu_memory or known_models) and not arguments and not DEFAULT_FILE.is_file():
         arguments = ("--model", ModelTable().model)  # a question about a GPU needs no file
-    config, prompt = load_checked(arguments, plugins).config, prompt_tokens or 0
+    config, prompt = load_checked(arguments, plugins, will_run=bool(pilot)).config, prompt_tokens or 0
     if known_models:
         rows = fits.known_models(
             config, plugins, prompt_tokens=prompt, cards=[gpu_memory] if gpu_memory else fits.CARDS_GIB

@@ -18,10 +18,11 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """The backends that can apply a loss, and whether it heeds `dual_clip`; `traits` of its `PluginSpec`."""
+    """The backends that can apply a loss, and whether it heeds `dual_clip` and the other clips; of its `PluginSpec`."""
 
     backends: frozenset[str]
     dual_clip: bool = False
+    clips: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from retrain.rooms.credit.recipes import mode_problems, with_owner
 from retrain.rooms.credit.trial import group_problem, try_flow
 from retrain.rooms.session.backend import build_backend
 from retrain.rooms.session.check import (
-    check_clips,
     check_names,
     check_options,
     check_schedule,
@@ -37,7 +36,7 @@ from retrain.rooms.session.interrupts import Interrupts
 from retrain.rooms.session.public_package import missing_name
 from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
-from retrain.rooms.session.steps.check_loss import check_loss
+from retrain.rooms.session.steps.check_loss import check_clips, check_loss
 from retrain.rooms.session.steps.controls import controlled_algorithm, controlled_sampling
 from retrain.rooms.session.steps.selection import selection
 from retrain.rooms.session.steps.shaping import NamedShaper
@@ -88,15 +87,18 @@ class FixedBatch:
 
 
 def check(
-    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry]
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool = True
 ) -> tuple[CreditFlow | None, list[Problem]]:
-    """The credit flow, if it can be built, and every problem found without data, model or heavy imports."""
-    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config)
+    """The credit flow, if it can be built, and every problem found without data, model or heavy imports.
+
+    Unless it `will_run`, libraries that only a run needs may be missing.
+    """
+    problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
     problems += mode_problems(config, plugins) + _check_trained(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
     problems += staleness_problems(config, declared_capabilities(config, plugins))
-    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins):
+    for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
         problems += found or ()
     try:
         flow = build_flow(config, plugins)

@@ -104,17 +104,6 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
     return problems
 
 
-def check_clips(config: Config) -> list[Problem]:
-    """Problems with a clip where no loss is chosen: the default loss does not clip, so it would have no effect."""
-    if config.origin("algorithm.loss") != DEFAULT_ORIGIN:
-        return []
-    what = f"has no effect: the default loss, {config.algorithm.loss}, does not clip"
-    fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
-    clips = ("algorithm.clip_eps", "algorithm.clip_eps_high")
-    given = [path for path in clips if config.origin(path) != DEFAULT_ORIGIN]
-    return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
-
-
 def check_schedule(config: Config) -> list[Problem]:
     """A problem with `min_lr_ratio` under a constant learning rate, which never falls to that floor."""
     course, path = Course.of(config), "optimizer.min_lr_ratio"

@@ -32,12 +32,14 @@ class Checked:
     tables: Mapping[str, TableEntry]
 
 
-def load_checked(arguments: Sequence[str], plugins: Plugins, *, starts_run: bool = False) -> Checked:
+def load_checked(
+    arguments: Sequence[str], plugins: Plugins, *, starts_run: bool = False, will_run: bool = True
+) -> Checked:
     """Resolve `[CONFIG] [overrides]`. ConfigError lists every problem found, before any heavy import.
 
-    `starts_run`: the parts of credit are tried too.
+    `starts_run`: the parts of credit are tried too. Not `will_run`: libraries that only a run needs may be missing.
     """
-    return load_file(*split_arguments(arguments), plugins, starts_run=starts_run)
+    return load_file(*split_arguments(arguments), plugins, starts_run=starts_run, will_run=will_run)
 
 
 def load_file(
@@ -46,11 +48,12 @@ def load_file(
     plugins: Plugins,
     *,
     starts_run: bool = False,
+    will_run: bool = True,
     settings: Sequence[Setting] = (),
 ) -> Checked:
     """As `load_checked`, of this file or its tables, or of the defaults where it is None; `settings` override all."""
     tables = registered_tables(plugins)
-    config, flow, problems = _load(file, overrides, plugins, tables, settings)
+    config, flow, problems = _load(file, overrides, plugins, tables, settings, will_run=will_run)
     if starts_run and flow is not None:
         problems += check_run(config, plugins, flow)
     if problems or flow is None:
@@ -69,9 +72,11 @@ def _load(
     plugins: Plugins,
     tables: Mapping[str, TableEntry],
     settings: Sequence[Setting] = (),
+    *,
+    will_run: bool = True,
 ) -> tuple[Config, CreditFlow | None, list[Problem]]:
     config, problems = read_config(file, plugins, tables, arguments=overrides, environ=os.environ, settings=settings)
-    flow, more = check(config, plugins, tables)
+    flow, more = check(config, plugins, tables, will_run=will_run)
     return config, flow, [*problems, *more]
 
 

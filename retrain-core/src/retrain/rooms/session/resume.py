@@ -24,13 +24,13 @@ from retrain.rooms.session.records.checkpoints import FINAL, Checkpoint, newest_
 from retrain.rooms.session.records.integrity import RecordCheck, check_records
 from retrain.rooms.session.records.manifest import LIBRARIES, public_values
 from retrain.rooms.session.records.rewind import check_sizes, read_manifest
+from retrain.rooms.session.steps.check_loss import FORMER_CLIP
 from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.text.terminal_text import printable
 
 STEPS, OPTIONS = "training.max_steps", "backend.options"
 COURSE = "with schedule = {!r} the learning rate of every step depends on it, including the steps already taken"
 NOT_THE_SAME = "the run would not be the one that was stopped"
-FORMER_CLIP = 0.2  # default of [algorithm] clip_eps before it became "the loss's own"
 NO_IDENTITY = "run.json has no hashes of code and data, which earlier versions did not record: changes go unnoticed"
 
 

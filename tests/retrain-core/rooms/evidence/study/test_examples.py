@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from retrain.rooms.evidence.stats.crossed import crossed
 from retrain.rooms.evidence.study.comparison import ExamplesView
 from retrain.rooms.evidence.study.study import Options
 from retrain.rooms.evidence.study.study import compare as compared
+from retrain.rooms.insight.compare.example_sentences import advice_sentence
 from tests.made_runs import write_campaign
 
 EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}
@@ -83,6 +85,16 @@ def test_the_advice_is_measured_and_says_how_far_it_can_be_trusted(campaign: Pat
     assert advice.cost is not None
     assert advice.cost.seed_s == pytest.approx(2 * (50 * 0.65 + 4 * 0.38), rel=0.1)
     assert advice.cost.example_s == pytest.approx(2 * 8 * 0.38 / 64, rel=0.01)
+
+
+def test_the_advice_agrees_with_the_interval_that_is_shown(campaign: Path) -> None:
+    view, metric = _view(campaign), parse_metric("eval_correct_rate", where="here")
+    assert view.advice is not None
+    assert view.interval is not None
+    assert view.advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
+    assert "what would narrow ± " in advice_sentence(view, metric)
+    said = advice_sentence(replace(view, advice=replace(view.advice, half_width=np.inf)), metric)
+    assert said.startswith("the interval on examples like these has no limit over 8 seeds, whatever the examples; ")
 
 
 def test_both_scopes_are_printed_and_in_the_json(

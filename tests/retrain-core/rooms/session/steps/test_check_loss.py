@@ -59,6 +59,16 @@ def test_a_loss_of_a_file_is_for_the_backends_that_take_losses(told: Told) -> No
     assert "backend 'tinker' cannot apply the loss 'json.dumps'" in told(TINKER + '[algorithm]\nloss = "json.dumps"\n')
 
 
+@pytest.mark.parametrize("name", ["importance_sampling", "likelihood"])
+def test_a_clip_beside_a_loss_that_does_not_clip_is_refused(told: Told, name: str) -> None:
+    head = f'[algorithm]\nloss = "{name}"\n'
+    assert f"clip_eps: has no effect: the loss '{name}' does not clip" in told(head + "clip_eps = 0.2\n")
+    assert "clip_eps_high: has no effect" in told(head + "clip_eps = 0.1\nclip_eps_high = 0.3\n")
+    assert told(head + "clip_eps = 0.0\nclip_eps_high = 0.0\n") == "", "as a resolved config.toml has them"
+    assert told(head + "clip_eps = 0.2\nclip_eps_high = 0.0\n") == "", "as that of an earlier version"
+    assert told('[algorithm]\nloss = "ppo"\nclip_eps = 0.1\nclip_eps_high = 0.3\n') == ""
+
+
 def test_an_unknown_loss_has_the_message_of_missing_plugins(told: Told) -> None:
     found = told('[algorithm]\nloss = "gpso"\n')
     assert "retrain.toml:2 [algorithm] loss: no loss named 'gpso'" in found
@@ -176,7 +186,8 @@ def test_a_run_from_before_a_loss_had_clips_of_its_own_is_still_the_same_run(
     keys = [key for key in all_keys(tables) if key.table == "algorithm"]
 
     def differing(recorded: dict[str, Any], now: Config = config) -> list[str]:
-        return [each.path for each in _differences({"seed": 1, "config": {"algorithm": recorded}}, now, keys)]
+        manifest = {"seed": 1, "config": {"algorithm": recorded}}
+        return [each.path for each in _differences(manifest, now, keys, installed)]
 
     assert differing(former | {"clip_eps": 0.2}) == []
     assert differing(former | {"clip_eps": 0.0}) == []

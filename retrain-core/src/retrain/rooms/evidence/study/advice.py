@@ -41,11 +41,11 @@ class Cost:
 class Advice:
     """About the interval on examples like these, at its level; the intervals of the advice are 80 % ones.
 
-    `half_width` is today's; `twice_seeds` and `twice_examples` are what doubling either would make of it. `seeds` and
-    `examples` are how many in all would make it leave out zero in 80 % of studies, the others as they are, if the true
-    difference is the observed one; their intervals count in that it is not known. `cheaper` is the cheaper of the two
-    in measured seconds, None without a cost or when no way is in 80 % of the draws; `chance` is the share of draws for
-    `examples`.
+    `half_width` is that of today's interval, infinite where few seeds leave it without a limit; `twice_seeds` and
+    `twice_examples` are what doubling either would make of it. `seeds` and `examples` are how many in all would make it
+    leave out zero in 80 % of studies, the others as they are, if the true difference is the observed one; their
+    intervals count in that it is not known. `cheaper` is the cheaper of the two in measured seconds, None without
+    a cost or when no way is in 80 % of the draws; `chance` is the share of draws for `examples`.
     """
 
     half_width: float

@@ -72,7 +72,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
         advice = advise(
             draws,
             difference=result.mean,
-            half_width=result.mean - result.both.interval[0],
+            half_width=(interval[1] - interval[0]) / 2.0,
             level=level,
             num_examples=view.num_examples,
             least_seeds=comparison.least_seeds,

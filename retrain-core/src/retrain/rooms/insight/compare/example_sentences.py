@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from retrain.rooms.evidence.runs.metric import Metric, shown_difference
 from retrain.rooms.evidence.stats.components import MOST, Foreseen, Needed
 from retrain.rooms.evidence.study.advice import Advice, Way
@@ -33,17 +35,23 @@ def advice_sentence(view: ExamplesView, metric: Metric) -> str:
     advice = view.advice
     if advice is None:
         return ""
-    today = shown_difference(advice.half_width, metric, signed=False)
-    told = [
-        f"what would narrow ± {today} on examples like these: {2 * view.num_seeds} seeds, to about "
-        f"{_half(advice.twice_seeds, metric)}, or {2 * view.num_examples} examples, to "
-        f"{_half(advice.twice_examples, metric)}",
-        _needed(view, advice, metric),
-    ]
+    told = [_doubled(view, advice, metric), _needed(view, advice, metric)]
     if advice.cheaper is not None and advice.cost is not None:
         cost = f"measured: {_seconds(advice.cost.seed_s)} for a seed, {_seconds(advice.cost.example_s)} for an example"
         told.append(f"more {advice.cheaper} are the cheaper way ({cost})")
     return "; ".join([*told, JUDGED])
+
+
+def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
+    """What twice the seeds or examples would make of the interval; over few seeds it may have no limit yet."""
+    if math.isinf(advice.half_width):
+        return f"the interval on examples like these has no limit over {view.num_seeds} seeds, whatever the examples"
+    today = shown_difference(advice.half_width, metric, signed=False)
+    return (
+        f"what would narrow ± {today} on examples like these: {2 * view.num_seeds} seeds, to about "
+        f"{_half(advice.twice_seeds, metric)}, or {2 * view.num_examples} examples, to "
+        f"{_half(advice.twice_examples, metric)}"
+    )
 
 
 def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:

@@ -18,6 +18,8 @@ from retrain.rooms.credit.losses import LossTraits
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
 LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
+CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
+FORMER_CLIP = 0.2  # default of clip_eps before it became "the loss's own"
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
 
@@ -38,6 +40,26 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
+
+
+def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
+    """Problems with a clip that has no effect, since the loss does not clip: the default one, or one that says so.
+
+    The resolved `config.toml` of an earlier version writes every key out, and with it a default that was not 0.
+    """
+    name = config.algorithm.loss
+    if config.origin(KEY) == DEFAULT_ORIGIN:
+        given = [path for path in CLIPS if config.origin(path) != DEFAULT_ORIGIN]
+        which = f"the default loss, {name},"
+    else:
+        spec = _spec(plugins, name)
+        values = {path: value for path in CLIPS if (value := config.value(path, 0.0))}
+        is_written_out = values == {CLIPS[0]: FORMER_CLIP} and config.origin(CLIPS[1]) != DEFAULT_ORIGIN
+        given = [] if spec is None or _traits(spec).clips or is_written_out else list(values)
+        which = f"the loss {name!r}"
+    what = f"has no effect: {which} does not clip"
+    fix = 'write loss = "ppo" (or "cispo") beside it, or remove it'
+    return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
 
 
 def selected_loss(config: Config, plugins: Plugins) -> str:
