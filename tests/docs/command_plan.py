@@ -102,6 +102,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/scale.md": {
         "python benchmarks/records_scale.py": HOURS,
         "python benchmarks/report_scale.py": HOURS,
+        "python benchmarks/campaign_scale.py": HOURS,
     },
     "docs/pages/scoring.md": {
         "retrain score --replay logs/train/failures": FAILED,
