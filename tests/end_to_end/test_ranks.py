@@ -120,6 +120,7 @@ def test_the_death_of_rank_0_leaves_no_orphans(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("parallel", ["replicate", "fsdp"])
 def test_ranks_learn_what_one_process_learns(parallel: str, tmp_path: Path) -> None:
     """The template's own run: the held-out rate ends within the interval of one process."""
