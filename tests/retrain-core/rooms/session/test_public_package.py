@@ -241,7 +241,10 @@ def test_names_in_a_document(installed: Plugins, tmp_path: Path) -> None:
     [
         ("[algorithm]\nclip_eps = 0.2\n", True),  # the default as a number, but somebody set it
         ("[algorithm]\nclip_eps_high = 0.28\n", True),
-        ('[algorithm]\nclip_eps = 0.2\nloss = "importance_sampling"\n', False),  # as a run writes its own config.toml
+        (
+            '[algorithm]\nclip_eps = 0.2\nclip_eps_high = 0.0\nloss = "importance_sampling"\n',
+            False,
+        ),  # a run's own config.toml
         ('[algorithm]\nclip_eps = 0.3\nloss = "ppo"\n', False),
         ("", False),
     ],
