@@ -61,6 +61,7 @@ ELSEWHERE = {
     "turns_mean": "loop/test_episodes.py: an environment",
     "turn_limit_rate": "loop/test_episodes.py: an environment",
     "rewritten_history_count": "loop/test_episodes.py: an environment",
+    "dropped_call_count": "end_to_end/test_agents.py: an agent",
     "staleness_mean": "loop/test_overlap.py: a backend that samples ahead",
     "staleness_max": "loop/test_overlap.py: a backend that samples ahead",
     "overlap_time_s": "loop/test_overlap.py: a backend that samples ahead",

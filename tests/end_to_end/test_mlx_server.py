@@ -29,7 +29,8 @@ from retrain.rooms.inference.engine import ServerEngine
 from retrain.rooms.inference.mlx_adapter import convert
 from retrain.rooms.inference.probes import probe_prompts
 from retrain.rooms.inference.table import InferenceTable
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.create import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.mlx_server import start
 

@@ -46,6 +46,7 @@ ANYTHING_GOES = ("is_found_by_name", "says_what_it_is", "is_announced_without_he
 NEEDS = {
     (Kind.LAUNCHER, "ray"): "needs a Ray cluster; tests/retrain-core/rooms/campaign/test_ray_launcher.py starts one",
     (Kind.LAUNCHER, "slurm"): "needs Slurm; tests/retrain-core/rooms/campaign/slurm has it conform on a stand-in",
+    (Kind.ENVIRONMENT, "agent"): "plays programs, not observations; tests/retrain-core/rooms/agents plays them",
     (Kind.RECORDER, "wandb"): "reads its settings once per process; it is tried in one of its own below",
     (Kind.RECORDER, "mlflow"): "needs MLflow; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",
     (Kind.RECORDER, "trackio"): "needs Trackio; tests/retrain-core/rooms/recorders/test_trackers.py has it conform",

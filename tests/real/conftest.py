@@ -18,7 +18,8 @@ from retrain.kernel.types import Sample
 from retrain.rooms.session.check import registered_tables
 from retrain.rooms.text.chat import encode
 from retrain.rooms.text.tokenizer.load import load_tokenizer
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.create import create_backend
 from retrain_local.model import qlora
 from retrain_local.options import LocalOptions
 from retrain_local.templates import SMOLLM2

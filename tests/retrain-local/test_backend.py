@@ -24,8 +24,9 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain.kernel.plugins.spec import Owner
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
 from retrain_local.capabilities import CAPABILITIES
+from retrain_local.create import create_backend
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

@@ -33,7 +33,8 @@ from retrain.rooms.inference.table import InferenceTable
 from retrain.rooms.inference.vllm import VLLM
 from retrain.rooms.session.steps.logprob_gap import measure_gap
 from retrain.rooms.teacher.table import TeacherTable
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.create import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain

@@ -1,4 +1,4 @@
-"""Backend `local`: one process owns the policy, samples from it, trains it and saves it."""
+"""Backend `local` in one process, which owns the policy, samples from it, trains it and saves it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,14 +18,10 @@ from retrain.api import (
     BackendError,
     Capabilities,
     Deliver,
-    Determinism,
     Engine,
-    EngineTraits,
     Feed,
     Floats,
-    Found,
     Measuring,
-    PluginContext,
     Problem,
     Publishing,
     Sample,
@@ -38,130 +33,23 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.capabilities import CAPABILITIES
-from retrain_local.devices import Devices, choose_devices, steps_ahead, working_on
-from retrain_local.locate import find_model
-from retrain_local.memory import MemoryLimits
+from retrain_local.devices import working_on
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import Published, PublishedHistory
-from retrain_local.model.load import create_pair
 from retrain_local.model.pair import Pair
-from retrain_local.options import LocalOptions
 from retrain_local.policy import LocalPolicy
 from retrain_local.ranks.group import ALONE, Group
-from retrain_local.split import create_engine, find_engine, sample_with
-from retrain_local.start import load_start
-from retrain_local.torch_modes import threads_for, training_threads
+from retrain_local.split import sample_with
 from retrain_local.training.budget import is_short
-from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from retrain_local.ranks.backend import RankedBackend
-
 log = logging.getLogger("retrain")
-# Of an engine that declares none.
-FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
-SAMPLER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # auto: as the trainer
 OTHER_RANKS = (
     "This checkpoint is of %d ranks, and the run continues on %d: the same samples and gradients but for rounding, so "
     "not the same bits."
 )
 LIMITS_FILE = "sampler_limits.json"
-
-
-def create_backend(context: PluginContext) -> LocalBackend | RankedBackend:
-    """The policy in this process, or on several devices that all sample and train, in one process for each."""
-    devices = choose_devices(context.config)
-    if not devices.ranks:
-        return create_local(context, devices)
-    from retrain_local.ranks.backend import create_ranked
-
-    return create_ranked(context, devices)
-
-
-def create_local(context: PluginContext, devices: Devices, group: Group = ALONE) -> LocalBackend:
-    """Load the configured model once per device, attach the adapter, and build the configured engine on it."""
-    config = context.config
-    found = find_engine(context, devices)
-    loss = PolicyLoss.of(config, context.plugins)
-    source = find_model(config, context.plugins)
-    pair = create_pair(
-        config,
-        source,
-        trainer_device=devices.trainer,
-        sampler_devices=devices.samplers,
-        sampler_dtype=SAMPLER_DTYPES.get(config.value("inference.dtype", "auto")),
-        seed=context.seeds.derive("lora init"),
-        mesh=group.mesh,
-    )
-    if config.value("model.adapter", ""):
-        load_start(pair, config)
-    trained = sum(p.numel() for p in pair.parameters.values())
-    share = 100 * trained / pair.total
-    log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
-    limits = [MemoryLimits() for _ in devices.samplers]
-    kernels = _kernels(context, pair, devices)
-    trainer = Trainer(
-        pair.trained,
-        pair.parameters,
-        config,
-        loss=loss,
-        seeds=context.seeds,
-        options=context.params if isinstance(context.params, LocalOptions) else None,
-        check_stop=context.check_stop,
-        progress=context.training_progress,
-        limits=limits[0],
-        attend=kernels.packed,
-        # in split mode another thread samples: the mode, which is the process's, stays off
-        is_ordered=devices.is_split or (kernels.is_ordered and pair.trained.is_ordered),
-        group=group,
-    )
-    policies = [
-        LocalPolicy(
-            sampler=sampler,
-            device=device,
-            model_path=source.path,
-            stop_ids=pair.stop_ids(context.tokenizer),
-            context_limit=pair.trained.shape.context,
-            save_adapter=partial(checkpoint.save_adapter, pair),
-            logprobs=trainer.logprobs,
-            limits=own_limits,
-        )
-        for sampler, device, own_limits in zip(pair.samplers, devices.samplers, limits, strict=True)
-    ]
-    threads = threads_for(pair.total, devices.trainer)
-    backend = LocalBackend(
-        pair=pair,
-        policies=policies,
-        engine=create_engine(context, found, policies, threads),
-        trainer=trainer,
-        threads=threads,
-        training_threads=training_threads(threads, pair.total, devices.trainer),
-        capabilities=_capabilities(found, devices, is_full=pair.files is not None),
-        ahead=steps_ahead(config, devices),
-        group=group,
-    )
-    log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
-    return backend
-
-
-def _kernels(context: PluginContext, pair: Pair, devices: Devices) -> Kernels:
-    """Attention of the trainer; bitwise reproducible unless another thread uses PyTorch at the same time."""
-    shape, dtype = pair.trained.shape, pair.trained.dtype
-    return kernels_for(context.config, devices.trainer, dtype, shape, exact=not devices.is_split)
-
-
-def _capabilities(found: Found, devices: Devices, *, is_full: bool) -> Capabilities:
-    """What the backend can promise with this engine on these devices; a second whole model is no cheap reference."""
-    traits = found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS
-    limited = traits.limit(CAPABILITIES)
-    if is_full:
-        limited = replace(limited, regularisers=limited.regularisers - {"kl_log"})
-    if devices.is_split and devices.trainer.type == "cuda":  # the mode is process-wide
-        return replace(limited, determinism=Determinism.NONE)
-    return limited
 
 
 @runtime_checkable

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.create import create_backend
 from retrain_local.decoder import Shape
 from retrain_local.options import LocalOptions
 from retrain_local.sizes import ACTIVATION_SHARE_GPU

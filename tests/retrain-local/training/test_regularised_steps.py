@@ -14,7 +14,8 @@ import torch
 from retrain.api import PluginContext, SampleRequest, TrainBatch
 from retrain.kernel.config.resolved import Config
 from retrain.rooms.kl.tables import EntropyTable, KlTable
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.create import create_backend
 from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.losses import IMPORTANCE_SAMPLING, PPO
 from retrain_local.training.regularisers import Columns, Regularisers

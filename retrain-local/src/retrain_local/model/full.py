@@ -1,86 +1,21 @@
-"""Training all weights of a Llama-family model: fp32 parameters by transformers' names, and copies that sample."""
+"""A decoder of the Llama family that is trained as a whole, and the products that its gradient goes through."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retrain_local.model.architecture import Architecture
 from retrain_local.model.llama import LlamaDecoder, Projections
-from retrain_local.model.model_files import Folder
-from retrain_local.model.model_folder import ModelFiles
-from retrain_local.model.pair import Pair, Placement
-from retrain_local.model.prepacked import Matrix, frozen_matrix
-from retrain_local.model.weights import HeadsNorm, LayerWeights, Linear, Reader, Weights, read_weights
+from retrain_local.model.weights import Linear
 
 WEIGHTS = ("_embedding", "_norm", "_head", "_sampled_head", "_layers")  # what a `LlamaDecoder` computes with
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-def create_full_pair(folder: Folder, architecture: Architecture, place: Placement) -> Pair:
-    """A pair whose trained weights are all those of the model, in fp32 whatever dtype the products have.
-
-    With bf16 products a weight is rounded where it is used, as torch.autocast does it, in both directions: the numbers
-    are those of a working copy, and the memory is not. Every sampler has a copy of its own in its dtype.
-    """
-    with Reader(folder.weights(), place.trainer, torch.float32) as reader:
-        read = read_weights(reader, architecture)
-        dtypes = {name.removeprefix("model."): reader.dtype(name) for name in reader.names()}
-    weights, linears, parameters = _trained(read, architecture)
-    total = sum(p.numel() for p in parameters.values())
-    given = {"parameters": total, "dtype": place.trainer_dtype}
-
-    def reference() -> LlamaDecoder:
-        with Reader(folder.weights(), place.trainer, place.trainer_dtype) as reader:
-            frozen = read_weights(reader, architecture)
-        linears = [FrozenLinear(linear) for layer in frozen.layers for linear in layer.linears]
-        return LlamaDecoder(architecture, frozen, of_layers(linears), head=_Rounded(frozen.head), **given)
-
-    samplers: list[_Sampler] = []
-    for device in place.samplers:
-        with folder.refusals(device):
-            samplers.append(_Sampler(architecture, weights, device, place.sampler_dtype, total))
-
-    trained: FullDecoder
-    if place.mesh is None:
-        trained = FullDecoder(architecture, weights, of_layers(linears), head=_Rounded(weights.head), **given)
-        values: Mapping[str, Tensor] = parameters
-    else:
-        from retrain_local.model.sharded import Gathered, ShardedDecoder  # FSDP takes seconds to import
-
-        trained = sharded = ShardedDecoder(architecture, weights, linears, mesh=place.mesh, **given)
-        parts = sharded.parameters()
-        parameters = {name: parts[name] for name in parameters}
-        values = Gathered(parameters)
-        del read, weights, linears
-    trained.read_reference, trained.padding = reference, folder.document.get("pad_token_id")
-
-    def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
-        with torch.no_grad():
-            for sampler in samplers:
-                sampler.take(values if adapter is None else adapter)
-
-    files = ModelFiles(
-        document=dict(folder.document),
-        companions=folder.companions(),
-        dtypes={name: dtypes[name.removeprefix("model.")] for name in parameters},
-    )
-    return Pair(
-        trained=trained,
-        samplers=tuple(sampler.decoder for sampler in samplers),
-        parameters=parameters,
-        total=total,
-        eos_ids=folder.eos_ids(),
-        adapter_config={},
-        publish=publish,
-        files=files,
-    )
 
 
 class FullDecoder(LlamaDecoder):
@@ -125,17 +60,6 @@ class TrainedLinear:
         return y_NO
 
 
-class FrozenLinear:
-    """x W^T + bias of the reference."""
-
-    def __init__(self, linear: Linear) -> None:
-        self._linear = linear
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
-        return functional.linear(x_NI, self._linear.weight, self._linear.bias)
-
-
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     """Stores only x for the backward pass; the weights are rounded to its dtype in both directions."""
 
@@ -154,127 +78,6 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             of_parts += g.sum(0, dtype=linear.bias.dtype).split(linear.sizes)
         of_x = g @ linear.weight.to(g.dtype) if ctx.needs_input_grad[0] else None
         return of_x, None, *of_parts
-
-
-class _Rounded:
-    """The trained matrix itself, rounded to the dtype of the rows: see `Matrix`."""
-
-    def __init__(self, weight_OI: Tensor) -> None:
-        self._weight_OI = weight_OI
-
-    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """See `Matrix`."""
-        return functional.linear(x_NI, self._weight_OI.detach().to(x_NI.dtype), bias_O)
-
-    def take(self, weight_OI: Tensor) -> None:
-        """See `Matrix`."""
-        raise NotImplementedError("the optimizer changes it")
-
-
-class _SampledLinear:
-    """x W^T + bias with copies of both, the only ones on the sampler's device."""
-
-    def __init__(self, linear: Linear, device: torch.device, dtype: torch.dtype) -> None:
-        self._names, self._device, self._dtype = linear.names, device, dtype
-        self._matrix = frozen_matrix(linear.weight.to(device, dtype, copy=True))
-        self._bias = None if linear.bias is None else linear.bias.to(device, dtype, copy=True)
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """See `Projection`."""
-        return self._matrix.linear(x_NI, self._bias)
-
-    def take(self, values: Mapping[str, Tensor]) -> None:
-        """Use these from now on; copied in place, so that CUDA graphs see them."""
-        weight = torch.cat([values[f"{name}.weight"] for name in self._names])
-        self._matrix.take(weight.to(self._device, self._dtype))
-        if self._bias is not None:
-            self._bias.copy_(torch.cat([values[f"{name}.bias"] for name in self._names]))
-
-
-class _Sampler:
-    """A decoder with its own copy of all weights."""
-
-    def __init__(
-        self, architecture: Architecture, weights: Weights, device: torch.device, dtype: torch.dtype, total: int
-    ) -> None:
-        self._heads, self._weights = architecture.heads, _copied(weights, device, dtype)
-        linears = (linear for layer in weights.layers for linear in layer.linears)
-        self._linears = [_SampledLinear(linear, device, dtype) for linear in linears]
-        self._head: Matrix = frozen_matrix(self._weights.head)  # unless prepacked, that tensor itself
-        self.decoder = LlamaDecoder(
-            architecture, self._weights, of_layers(self._linears), head=self._head, parameters=total
-        )
-        self.decoder.fuse()
-
-    def take(self, values: Mapping[str, Tensor]) -> None:
-        """Sample with these from now on."""
-        mine = self._weights
-        mine.embedding.copy_(values[EMBEDDING])
-        mine.norm.copy_(values[NORM])
-        if mine.head is not mine.embedding:
-            mine.head.copy_(values[HEAD])
-        self._head.take(mine.head)
-        for linear in self._linears:
-            linear.take(values)
-        for at, layer in enumerate(mine.layers):
-            names = norm_names(at)
-            layer.attention_norm.copy_(values[names[0]])
-            layer.inner_norm.copy_(values[names[1]])
-            if isinstance(layer.heads_norm, Tensor):
-                layer.heads_norm[: self._heads].copy_(values[names[2]])
-                layer.heads_norm[self._heads :].copy_(values[names[3]])
-
-
-def _trained(read: Weights, architecture: Architecture) -> tuple[Weights, list[TrainedLinear], dict[str, nn.Parameter]]:
-    """The same tensors as parameters: of a fused matrix its parts, and of repeated norms one vector each."""
-    embedding = nn.Parameter(read.embedding)
-    head = embedding if read.head is read.embedding else nn.Parameter(read.head)
-    found = {EMBEDDING: embedding, NORM: nn.Parameter(read.norm)} | ({} if head is embedding else {HEAD: head})
-    layers: list[LayerWeights] = []
-    linears: list[TrainedLinear] = []
-    for at, layer in enumerate(read.layers):
-        norms = [nn.Parameter(layer.attention_norm), nn.Parameter(layer.inner_norm)]
-        if layer.norm_HD is not None:
-            norms += [nn.Parameter(layer.norm_HD[place].clone()) for place in (0, architecture.heads)]
-        found |= dict(zip(norm_names(at), norms, strict=False))
-        for linear in layer.linears:
-            made = TrainedLinear(linear=linear, parts=_parts(linear))
-            names = [f"{name}.{kind}" for kind in ("weight", "bias") for name in linear.names]
-            found |= dict(zip(names, made.parts, strict=False))
-            linears.append(made)
-        layers.append(_with_norms(layer, norms, architecture))
-    trained = Weights(embedding=embedding, layers=tuple(layers), norm=found[NORM], head=head)
-    return trained, linears, found
-
-
-def _parts(linear: Linear) -> tuple[nn.Parameter, ...]:
-    tensors = [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-    return tuple(nn.Parameter(part) for tensor in tensors for part in tensor.split(linear.sizes))
-
-
-def _with_norms(layer: LayerWeights, norms: list[Any], architecture: Architecture) -> LayerWeights:
-    """The layer with these norms: before attention, before the feed-forward part, of queries, of keys."""
-    heads_norm = None
-    if layer.heads_norm is not None:
-        sizes = {"heads": architecture.heads, "kv_heads": architecture.kv_heads}
-        heads_norm = HeadsNorm(queries_D=norms[2], keys_D=norms[3], **sizes)
-    return replace(layer, attention_norm=norms[0], inner_norm=norms[1], heads_norm=heads_norm)
-
-
-def _copied(weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Copies of embedding, head and norms; linear layers are not copied."""
-
-    def copied(x: Tensor) -> Tensor:
-        return x.detach().to(device, dtype, copy=True)
-
-    layers = []
-    for layer in weights.layers:
-        of_heads = None if layer.norm_HD is None else copied(layer.norm_HD)
-        own = {"attention_norm": copied(layer.attention_norm), "inner_norm": copied(layer.inner_norm)}
-        layers.append(replace(layer, heads_norm=of_heads, **own))
-    embedding = copied(weights.embedding)
-    head = embedding if weights.head is weights.embedding else copied(weights.head)
-    return Weights(embedding=embedding, layers=tuple(layers), norm=copied(weights.norm), head=head)
 
 
 def norm_names(at: int) -> list[str]:

@@ -50,7 +50,7 @@ def create_pair(
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)
         if architecture is not None and not rank:
-            from retrain_local.model.full import create_full_pair
+            from retrain_local.model.full_pair import create_full_pair
 
             pair = create_full_pair(folder, architecture, place)
         elif architecture is not None and not lora.dora:

@@ -30,20 +30,21 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.backend import LocalBackend, create_local
+from retrain_local.backend import LocalBackend
 from retrain_local.devices import Devices
-from retrain_local.ranks.group import PeerFailedError, ProcessGroup, join, open_store
+from retrain_local.ranks.group import Group, PeerFailedError, ProcessGroup, join, open_store
 from retrain_local.ranks.messages import Delivered, Start, Stop
 from retrain_local.ranks.own_thread import OwnThread, Task
 from retrain_local.ranks.workers import POLL_S, LostRankError, Worker, Workers
 from retrain_local.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
 log = logging.getLogger("retrain")
+CreateLocal = Callable[[PluginContext, Devices, Group], LocalBackend]
 LEAVE_S = 10.0  # for rank 0 to leave what it computed together with a rank that is gone
 
 
-def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
-    """Start the other ranks, and load the model on all of them at the same time."""
+def create_ranked(context: PluginContext, devices: Devices, create_local: CreateLocal) -> RankedBackend:
+    """Start the other ranks, and load the model on all of them at the same time, here by `create_local`."""
     size, before = len(devices.ranks), torch.get_num_threads()
     threads = max(1, before // size) if devices.trainer.type == "cpu" else before
     store = open_store(0, is_master=True)

@@ -31,7 +31,7 @@ class Caller:
         if self._connection.poll():
             message = receive(self._connection)
             assert isinstance(message, Stop), f"{message} during a call"
-            raise StoppedError(Problem(what="rank 0 has stopped this call"))
+            raise StoppedError(Problem(what="rank 0 has stopped this call", fix="see why rank 0 did"))
 
     def serve(self, backend: Any) -> None:
         """Execute calls until rank 0 is gone, or this rank has left the others in the middle of a step."""
@@ -77,7 +77,7 @@ def _serve(connection: Connection) -> None:
     logging.basicConfig(level=logging.WARNING, format=f"rank {start.rank}: %(message)s")
     import torch  # seconds, in which rank 0 waits
 
-    from retrain_local.backend import create_local
+    from retrain_local.create import create_local
     from retrain_local.devices import choose_devices
 
     caller = Caller(connection)

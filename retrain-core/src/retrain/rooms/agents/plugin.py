@@ -25,4 +25,4 @@ def retrain_register_environments(register: Callable[[PluginSpec], None]) -> Non
 def retrain_describe_metrics() -> list[MetricSpec]:
     """The field that only agents have."""
     meaning = "Answers of the policy that no agent received, because it had gone or asked again; they are not trained."
-    return [MetricSpec(name="dropped_call_count", meaning=meaning, unit="calls", absent="without an agent")]
+    return [MetricSpec(name="dropped_call_count", meaning=meaning, unit="requests", absent="without an agent")]
