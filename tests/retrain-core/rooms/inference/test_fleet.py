@@ -111,6 +111,24 @@ def test_a_server_that_keeps_old_weights_gets_no_requests_until_it_has_the_new_o
     assert f"{stale.url} has policy version 2; before: the server does not sample from policy version 2" in told[-1]
 
 
+def test_old_weights_are_found_out_though_the_policy_is_certain_of_what_it_samples(make_engine, fleet, policy) -> None:
+    """Samples then have a log-probability of 0 in every version; what the policy thinks of other tokens differs."""
+    for model in (policy.model, *(server.model for server in fleet)):
+        model.table *= 100.0
+    engine, stale = make_engine(*fleet[:2]), fleet[0]
+    policy.train(0.1)
+    engine.publish()
+    stale.is_stale = True
+    right_load = fleet[1].model.load
+    fleet[1].model.load = lambda folder: (time.sleep(0.3), right_load(folder))[1]  # the stale one has it first
+    policy.train(0.1)
+    engine.publish()
+    for _ in range(3):
+        assert gap(policy, engine.sample(MANY, PARAMS)) < 1e-6
+    assert engine._caller.servers[0].is_rejected
+    assert not engine._caller.servers[1].is_rejected
+
+
 @pytest.mark.slow
 def test_a_server_that_comes_back_with_another_model_is_not_asked(make_engine, fleet, policy, impatient) -> None:
     engine, other = make_engine(*fleet), fleet[1]

@@ -210,13 +210,15 @@ class Adapters:
         server, client = keeper.server, self.comparison.caller.client
         try:
             self.last_gap = self.comparison.require_trainers(server, version)
-            version.shown = client.call(self.comparison.shown(server, version, once=True))
+            shown = client.call(self.comparison.shown(server, version, once=True))
+            self.comparison.require_trainers_tops(server, version, shown)
         except OtherPolicyError as error:
             client.do(keeper.reject, version, error)
             return False
         except RefusedError as error:
             client.do(client.pool.lose, server, error.problems[0].what)
             raise
+        version.shown = shown
         client.do(keeper.accept, version)
         return True
 

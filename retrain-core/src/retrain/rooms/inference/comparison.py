@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from retrain.rooms.inference.probes import PROBE_TOKENS, TOP
 from retrain.rooms.session.steps.logprob_gap import LogprobGap, LogprobRow
 
 FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
+TOKEN_ID = re.compile(r"(?:token_id:)?(\d+)")  # how servers name the tokens of an answer, unless by their texts
+LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
 PROBE_S = 60.0  # that a probe may take
 Shown = list[Mapping[str, float]]  # per probe, log-probabilities of the likeliest first tokens
 
@@ -110,6 +113,27 @@ class Comparison:
             numbers = f"{gap.mean:.2g} nats from the trainer's (mean of {gap.num_tokens} tokens, max {gap.max:.2g})"
             raise self._other_policy(server, version, numbers)
         return gap
+
+    def require_trainers_tops(self, server: Server, version: PolicyVersion, shown: Shown) -> None:
+        """BackendError unless the trainer gives the likeliest first tokens what the server shows of them.
+
+        What was sampled is not enough: once a policy is nearly certain, its samples have a log-probability of almost 0
+        in every version. Servers that name tokens by their texts cannot be compared so.
+        """
+        named = [
+            (prompt_T, int(found[1]), logprob)
+            for prompt_T, tops in zip(self.probes, shown, strict=True)
+            for name, logprob in sorted(tops.items())
+            if (found := TOKEN_ID.fullmatch(name)) and logprob > LEAST_LOGPROB
+        ]
+        rows = [LogprobRow.of(prompt_T, np.array([token])) for prompt_T, token, _ in named]
+        trained = self.policy.logprobs(rows, self.probe_temperature) if rows else None
+        if trained is None:
+            return
+        gap = LogprobGap.of([all_T[-1:] - logprob for all_T, (_, _, logprob) in zip(trained, named, strict=True)])
+        if not gap.mean <= self.limit:  # NaN too
+            numbers = f"{gap.mean:.2g} nats from the trainer's (mean of the {gap.num_tokens} likeliest first tokens)"
+            raise self._other_policy(server, version, numbers)
 
     async def shown(self, server: Server, version: PolicyVersion, *, once: bool = False) -> Shown:
         """What a server shows of a version, in the loop of the client."""
