@@ -94,7 +94,8 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_the_run_goes_on(parallel: 
     assert [line["step"] for line in records(tmp_path / "run/metrics.jsonl") if "loss" in line] == list(range(6))
 
 
-@pytest.mark.parametrize("parallel", ["replicate", pytest.param("fsdp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["replicate", "fsdp"])
 def test_a_signal_is_for_rank_0_and_the_others_follow(parallel: str, tmp_path: Path) -> None:
     configured(tmp_path, parallel)
     process, ranks = in_a_step(tmp_path, *more_of(parallel), "--save-every", "0")

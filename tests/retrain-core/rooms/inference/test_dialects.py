@@ -102,7 +102,7 @@ def test_sglang_answers_are_read() -> None:
     assert drawn.tokens_T.tolist() == [344, 18, 2]
     assert drawn.logprobs_T.tolist() == [-2.06, -0.71, -0.25]
     assert drawn.stop_reason == "eos"
-    assert drawn.tops == {"223": -1.46, "344": -2.06}
+    assert drawn.tops == {"token_id:223": -1.46, "token_id:344": -2.06}
 
 
 def test_sglang_ids_must_agree_with_those_of_the_log_probabilities() -> None:

@@ -93,7 +93,10 @@ def test_alternatives_are_asked_for_without_an_end_and_read_alone(dialect: MLX, 
     assert body["top_logprobs"] == 5
     assert set(body["logit_bias"]) == {"0", "2"}
     assert max(body["logit_bias"].values()) < -1e6
-    assert checked(dialect.parse_completion(TOPS_ANSWER, question), question).tops == {"16": -2.1875, "21": -1.3125}
+    assert checked(dialect.parse_completion(TOPS_ANSWER, question), question).tops == {
+        "token_id:16": -2.1875,
+        "token_id:21": -1.3125,
+    }
 
 
 def test_what_the_server_drew_beyond_an_end_of_ours_is_dropped(dialect: MLX, asked: CompletionRequest) -> None:

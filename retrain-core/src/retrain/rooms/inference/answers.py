@@ -42,7 +42,8 @@ class CompletionRequest:
 class RawCompletion:
     """A server's answer, unchecked; None stands for what it does not report.
 
-    `tops` are the log-probabilities of the likeliest first tokens, keyed by whatever the server calls them.
+    `tops` are the log-probabilities of the likeliest first tokens, by `token_id:N` where the server says the id, else
+    by text.
     """
 
     tokens: Sequence[Any] | None

@@ -20,7 +20,7 @@ from retrain.rooms.inference.probes import PROBE_TOKENS, TOP
 from retrain.rooms.session.steps.logprob_gap import LogprobGap, LogprobRow
 
 FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
-TOKEN_ID = re.compile(r"(?:token_id:)?(\d+)")  # how servers name the tokens of an answer, unless by their texts
+TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
 LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
 PROBE_S = 60.0  # that a probe may take
 Shown = list[Mapping[str, float]]  # per probe, log-probabilities of the likeliest first tokens

@@ -106,7 +106,9 @@ class MLX(CommonRoutes):
             tokens = [entry["id"] for entry in content]
             logprobs = [entry["logprob"] for entry in content]
             tops = (
-                {str(top["id"]): float(top["logprob"]) for top in content[0]["top_logprobs"]} if request.top else None
+                {f"token_id:{top['id']}": float(top["logprob"]) for top in content[0]["top_logprobs"]}
+                if request.top
+                else None
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None

@@ -55,7 +55,7 @@ class SGLang(CommonRoutes):
                 tokens=tokens,
                 logprobs=None if triples is None else [triple[0] for triple in triples],
                 finish_reason=finish.get("type"),
-                tops={str(top[1]): float(top[0]) for top in tops} if request.top else None,
+                tops={f"token_id:{top[1]}": float(top[0]) for top in tops} if request.top else None,
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None

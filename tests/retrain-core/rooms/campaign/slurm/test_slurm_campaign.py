@@ -48,7 +48,7 @@ def test_jobs_outlive_the_campaign_and_are_found_again(
     check_same("there", "here")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
 def test_a_stop_reaches_what_runs_and_what_waits(write: Callable[..., Path], start: Start, cluster: Any) -> None:
     write(SEEDS.replace("4", "5000") + OFTEN, ONE)

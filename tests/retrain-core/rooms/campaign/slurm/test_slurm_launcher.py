@@ -30,7 +30,9 @@ SAVES = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
 
 pytestmark = pytest.mark.parametrize(
-    "cluster", ["stand-in", pytest.param(SLURM, marks=pytest.mark.server)], indirect=True
+    "cluster",
+    [pytest.param("stand-in", marks=pytest.mark.slow), pytest.param(SLURM, marks=pytest.mark.server)],
+    indirect=True,
 )
 
 
