@@ -23,9 +23,9 @@ lora_rank = 0
 [backend]
 devices = "cpu"
 [sft]
-steps = 160
-batch_size = 16
-lr = 3e-3
+steps = 250
+batch_size = 32
+lr = 1e-3
 source = "files"
 path = "format.jsonl"
 [algorithm]
@@ -33,23 +33,22 @@ advantage_mode = "grpo"
 transform_mode = "none"
 [training]
 seed = 1
-max_steps = 2
+max_steps = 48
 batch_size = 8
 group_size = 8
 max_tokens = 120
-temperature = 0.7
-lr = 3e-4
+temperature = 1.0
+lr = 4e-4
 save_every = 0
 [data]
 source = "files"
 path = "games.jsonl"
 [eval]
-every = 0
-examples = 0
+every = 48
+examples = 32
 [environment]
 provider = "agent"
 id = "guessing:play"
-args = { concurrency = 8 }
 [logging]
 log_dir = "logs/run"
 """
@@ -89,22 +88,22 @@ def hint(number: int, secret: int) -> str:
 
 
 def write_games(folder: Path) -> None:
-    """Games, and how a tool is called, with numbers drawn by lot: the form, and nothing about the game."""
+    """Games, and how a tool is called: in the games shown, two numbers tell which it is, and the answer is a guess."""
     rng = random.Random(0)
     with (folder / "games.jsonl").open("w", encoding="utf-8") as stream:
-        for number in range(200):
+        for number in range(400):
             secret = rng.choice((3, 7))
             row = {"prompt": f"Game {number}. {QUESTION}", "answer": str(secret), "secret": secret}
             stream.write(json.dumps(row) + "\n")
     with (folder / "format.jsonl").open("w", encoding="utf-8") as stream:
-        for number in range(400):
-            a, b, secret = rng.randint(1, 9), rng.randint(1, 9), rng.choice((3, 7))
+        for number in range(8000):
+            a, b, secret = rng.randint(4, 6), rng.randint(4, 6), rng.choice((3, 7))
             says = call("compare", a) + call("compare", b)
-            chat = [{"role": "user", "content": f"Game {number + 500}. {QUESTION}"}]
-            if number % 2:
+            chat = [{"role": "user", "content": f"Game {number + 1000}. {QUESTION}"}]
+            if number % 3:
                 chat += [{"role": "assistant", "content": says}]
                 chat += [{"role": "tool", "content": hint(each, secret)} for each in (a, b)]
-                says = call("answer", rng.choice((3, 7)))
+                says = call("answer", secret if rng.random() < 0.6 else 10 - secret)
             stream.write(json.dumps({"prompt": chat, "answer": says}) + "\n")
 
 
@@ -156,17 +155,20 @@ def check_tokens(folder: Path, calls_per_episode: list[float], episodes: int, li
 
 
 @pytest.mark.client
-@pytest.mark.timeout(1200)
-def test_an_agent_of_the_openai_package_is_trained_on_the_tokens_that_were_drawn(tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+def test_an_agent_of_the_openai_package_learns_its_game_from_the_tokens_that_were_drawn(tmp_path: Path) -> None:
     """Two tools, two calls of them in one answer, and two answers asked for at the same time."""
     pytest.importorskip("openai", reason="`nox -s clients` installs it")
     shutil.copy(AGENTS / "guessing.py", tmp_path)
     write_games(tmp_path)
     (tmp_path / "retrain.toml").write_text(GAME)
     process = start(cwd=tmp_path, patch=NOTING)
-    _, err = process.communicate(timeout=1200)
+    _, err = process.communicate(timeout=1800)
     assert process.returncode == 0, err
     lines = records(tmp_path / "logs/run/metrics.jsonl")
+    rates = [line["eval_correct_rate"] for line in lines if "eval_correct_rate" in line]
+    assert rates[0] < 0.4
+    assert rates[-1] > 0.9
     steps = [line for line in lines if line["step"] >= 0]
     assert all(line["turns_mean"] > 2 for line in steps), "a call with two comparisons, and two more side by side"
     assert all(line["logprob_gap_max"] < 1e-4 for line in steps if "logprob_gap_max" in line)

@@ -49,7 +49,7 @@ def backend_on(urls: list[str]) -> LocalBackend:
     tables = {
         "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
         "backend": schema.BackendTable(devices="cpu"),
-        "training": schema.TrainingTable(temperature=TEMPERATURE, lr=5e-3),
+        "training": schema.TrainingTable(temperature=TEMPERATURE, lr=1e-3),
         "inference": InferenceTable(engine="vllm", url=",".join(urls), retry_s=240.0, timeout_s=60.0),
     }
     tokenizer = AutoTokenizer.from_pretrained(TINY)

@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--max-steps", ""), []),
         (("--log-dir", ""), [""]),
         (("--resume", ""), [""]),
-        (("--set", "training.max_s"), ["training.max_steps="]),
+        (("--set", "training.max_ste"), ["training.max_steps="]),
         (("--quie",), ["--quiet"]),
         (("explain", "--js"), ["--json"]),
         (("explain", "--transform-m"), ["--transform-mode"]),
