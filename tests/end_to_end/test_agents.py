@@ -33,18 +33,20 @@ advantage_mode = "grpo"
 transform_mode = "none"
 [training]
 seed = 1
-max_steps = 48
+max_steps = 64
 batch_size = 8
 group_size = 8
 max_tokens = 120
-temperature = 1.0
-lr = 4e-4
+temperature = 0.7
+lr = 5e-4
 save_every = 0
+[optimizer]
+schedule = "cosine"
 [data]
 source = "files"
 path = "games.jsonl"
 [eval]
-every = 48
+every = 64
 examples = 32
 [environment]
 provider = "agent"
@@ -103,7 +105,7 @@ def write_games(folder: Path) -> None:
             if number % 3:
                 chat += [{"role": "assistant", "content": says}]
                 chat += [{"role": "tool", "content": hint(each, secret)} for each in (a, b)]
-                says = call("answer", secret if rng.random() < 0.6 else 10 - secret)
+                says = call("answer", secret if rng.random() < 0.58 else 10 - secret)
             stream.write(json.dumps({"prompt": chat, "answer": says}) + "\n")
 
 
