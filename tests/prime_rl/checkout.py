@@ -18,7 +18,6 @@ import importlib.machinery
 import os
 import sys
 import types
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ NEEDS_CHECKOUT = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIAB
 SOURCES = ("src", "packages/prime-rl-configs/src")
 # What its modules import and a CPU does not need, or what only checks types.
 STUBBED = """
-    beartype jaxtyping loguru orjson psutil setproctitle tenacity pyarrow prometheus_client pynvml wandb_workspaces
-    wandb_gql prime_cli renderers verifiers torchao torchtitan torchdata dion triton tilelang fla flash_attn
+    beartype jaxtyping loguru orjson psutil setproctitle tenacity pyarrow prometheus_client pynvml wandb
+    wandb_workspaces wandb_gql prime_cli renderers verifiers torchao torchtitan torchdata dion triton tilelang fla flash_attn
     flash_attn_interface ring_flash_attn mamba_ssm deep_gemm deep_ep quack prime_kernels nixl nixl_cu12 nixl_cu13
     modelexpress grpc vllm
 """
@@ -100,6 +99,9 @@ def theirs(name: str, *before: str) -> Any:
     """A module of the checkout; `before` are its names in older versions, the newest first."""
     load()
     for each in (name, *before):
-        with suppress(ModuleNotFoundError):
+        try:
             return importlib.import_module(each)
+        except ModuleNotFoundError as error:
+            if not each.startswith(str(error.name)):  # something that it imports
+                raise
     raise ModuleNotFoundError(f"{os.environ[VARIABLE]} has no module {name}")
