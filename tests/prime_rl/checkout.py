@@ -30,8 +30,8 @@ SOURCES = ("src", "packages/prime-rl-configs/src")
 STUBBED = """
     beartype jaxtyping loguru orjson psutil setproctitle tenacity pyarrow prometheus_client pynvml wandb
     wandb_workspaces wandb_gql prime_cli renderers verifiers torchao torchtitan torchdata dion triton tilelang fla
-    flash_attn flash_attn_interface ring_flash_attn mamba_ssm deep_gemm deep_ep quack prime_kernels nixl nixl_cu12 nixl_cu13
-    modelexpress grpc vllm
+    flash_attn flash_attn_interface ring_flash_attn mamba_ssm deep_gemm deep_ep quack prime_kernels nixl nixl_cu12
+    nixl_cu13 modelexpress grpc vllm
 """
 
 
