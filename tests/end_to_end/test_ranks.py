@@ -134,4 +134,4 @@ def test_ranks_learn_what_one_process_learns(parallel: str, tmp_path: Path) -> N
         last = [line for line in records(folder / "logs/tiny/metrics.jsonl") if "eval_correct_rate" in line][-1]
         rates[name], intervals[name] = last["eval_correct_rate"], (last["eval_ci_low"], last["eval_ci_high"])
     assert intervals["one"][0] <= rates["two"] <= intervals["one"][1]
-    assert rates["two"] >= 0.85
+    assert rates["two"] >= 0.8  # 0.47 before
