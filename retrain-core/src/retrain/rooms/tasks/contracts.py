@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, Rollouts
 from retrain.kernel.types import Example, Message, SamplingParams, Score, StopReason
-
-if TYPE_CHECKING:
-    from retrain.rooms.tasks.scoring.service import ScoringService
 
 
 class Reward(Protocol):
@@ -115,26 +112,6 @@ class Environment(Protocol):
 
     def results(self) -> Sequence[EpisodeResult]:
         """One result per episode, in order; called once, when no episode waits. A group is scored together."""
-
-
-class Player(Protocol):
-    """An environment with the trait `plays_data` that makes the rollouts by itself, instead of step by step."""
-
-    def start(self) -> None:
-        """Try what can be tried before the model loads; ConfigError or PluginError says what is wrong."""
-
-    def rollouts(
-        self,
-        backend: Backend,
-        scoring: ScoringService,
-        context: PluginContext,
-        params: SamplingParams,
-        context_length: int | None,
-    ) -> Rollouts:
-        """The rollouts of a run that samples from `backend`, with `scoring` for what comes of them."""
-
-    def close(self) -> None:
-        """End the processes; safe to call twice."""
 
 
 class DataSource(Protocol):

@@ -13,12 +13,12 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.plugins.build import build_part
 from retrain.kernel.types import Kind
-from retrain.rooms.tasks.contracts import Environment, LoadedData, Player, Verifier
+from retrain.rooms.tasks.contracts import Environment, LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
 from retrain.rooms.tasks.scoring.build import brings_tasks, build_rewards, comparing_rewards, load_data
 from retrain.rooms.tasks.scoring.service import ScoringService
-from retrain.rooms.tasks.verifiers import EnvironmentPlayer, EnvironmentVerifier, RewardVerifier
+from retrain.rooms.tasks.verifiers import EnvironmentPlayer, EnvironmentVerifier, Player, RewardVerifier
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
 

@@ -6,12 +6,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.types import Example, SamplingParams, StopReason
-from retrain.rooms.tasks.contracts import Action, Player, Reward, TimedScore
+from retrain.rooms.tasks.contracts import Action, Reward, TimedScore
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.episodes import Episodes
 from retrain.rooms.tasks.rollout import SingleTurn
@@ -21,6 +22,26 @@ from retrain.rooms.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored as it stands
+
+
+class Player(Protocol):
+    """An environment with the trait `plays_data` that makes the rollouts by itself, instead of step by step."""
+
+    def start(self) -> None:
+        """Try what can be tried before the model loads; ConfigError or PluginError says what is wrong."""
+
+    def rollouts(
+        self,
+        backend: Backend,
+        scoring: ScoringService,
+        context: PluginContext,
+        params: SamplingParams,
+        context_length: int | None,
+    ) -> Rollouts:
+        """The rollouts of a run that samples from `backend`, with `scoring` for what comes of them."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
 
 
 class RewardVerifier:
