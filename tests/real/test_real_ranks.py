@@ -55,5 +55,5 @@ def test_the_gradient_of_two_processes_is_that_of_one(parallel: str, rank: int, 
         backend.close()
         found[devices] = first_moments(folder)
     one, two = found.values()
-    # other rows share the products of a rank: an adapter's gradient was measured at 1.14e-6 from that of one process
-    assert np.linalg.norm(two - one) / np.linalg.norm(one) < (2e-6 if rank else 1e-6)
+    # measured: 1.1e-6 with replication; one process that packs its rows otherwise is 6e-6 from itself
+    assert np.linalg.norm(two - one) / np.linalg.norm(one) < (1e-6 if parallel == "fsdp" else 2e-6)
