@@ -33,7 +33,7 @@ advantage_mode = "grpo"
 transform_mode = "none"
 [training]
 seed = 1
-max_steps = 64
+max_steps = 40
 batch_size = 8
 group_size = 8
 max_tokens = 120
@@ -46,7 +46,7 @@ schedule = "cosine"
 source = "files"
 path = "games.jsonl"
 [eval]
-every = 64
+every = 40
 examples = 32
 [environment]
 provider = "agent"
@@ -105,7 +105,7 @@ def write_games(folder: Path) -> None:
             if number % 3:
                 chat += [{"role": "assistant", "content": says}]
                 chat += [{"role": "tool", "content": hint(each, secret)} for each in (a, b)]
-                says = call("answer", secret if rng.random() < 0.58 else 10 - secret)
+                says = call("answer", secret if rng.random() < 0.56 else 10 - secret)
             stream.write(json.dumps({"prompt": chat, "answer": says}) + "\n")
 
 
@@ -138,9 +138,9 @@ LocalBackend.stream = stream
 
 def check_tokens(folder: Path, calls_per_episode: list[float], episodes: int, limit: int) -> None:
     """Every recorded completion is a row of answers that the engine drew, ids and log-probabilities, each used once."""
-    drawn: dict[tuple[int, ...], list[list[float]]] = {}
+    drawn: dict[tuple[int, ...], list[np.ndarray]] = {}
     for ids, logprobs in records(folder / "drawn.jsonl"):
-        drawn.setdefault(tuple(ids[:limit]), []).append(logprobs[:limit])
+        drawn.setdefault(tuple(ids[:limit]), []).append(np.array(logprobs[:limit]))
     by_length = sorted({len(ids) for ids in drawn}, reverse=True)
     used = 0
     for file in sorted((folder / "logs/run/emergence/tokens").glob("*.safetensors")):
@@ -149,9 +149,11 @@ def check_tokens(folder: Path, calls_per_episode: list[float], episodes: int, li
         while start < len(ids):
             found = next(n for n in by_length if drawn.get(tuple(ids[start : start + n])))
             known = drawn[tuple(ids[start : start + found])]
-            near = [each for each in known if np.allclose(each, logprobs[start : start + found], atol=1e-6)]
-            assert near, "log-probabilities that the engine never reported"
-            known.remove(near[0])
+            own = logprobs[start : start + found]
+            allowed = 1e-6 + 1e-5 * np.abs(own)  # records are float32
+            near = next((place for place, each in enumerate(known) if (np.abs(each - own) <= allowed).all()), None)
+            assert near is not None, "log-probabilities that the engine never reported"
+            known.pop(near)
             start, used = start + found, used + 1
     assert used == round(sum(calls_per_episode) * episodes)
 
