@@ -33,7 +33,7 @@ advantage_mode = "grpo"
 transform_mode = "none"
 [training]
 seed = 1
-max_steps = 40
+max_steps = 64
 batch_size = 8
 group_size = 8
 max_tokens = 120
@@ -46,7 +46,7 @@ schedule = "cosine"
 source = "files"
 path = "games.jsonl"
 [eval]
-every = 40
+every = 64
 examples = 32
 [environment]
 provider = "agent"
@@ -105,7 +105,7 @@ def write_games(folder: Path) -> None:
             if number % 3:
                 chat += [{"role": "assistant", "content": says}]
                 chat += [{"role": "tool", "content": hint(each, secret)} for each in (a, b)]
-                says = call("answer", secret if rng.random() < 0.56 else 10 - secret)
+                says = call("answer", secret if rng.random() < 0.58 else 10 - secret)
             stream.write(json.dumps({"prompt": chat, "answer": says}) + "\n")
 
 
