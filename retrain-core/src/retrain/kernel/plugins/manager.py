@@ -13,28 +13,8 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import HookError, Problem, RetrainError
 from retrain.kernel.plugins.spec import LoadFailure, Owner, PluginSpec, Registered, Registry
 
-HOOK_OF_KIND = {
-    Kind.CONFIG_TABLE: "retrain_register_config_tables",
-    Kind.COMMAND: "retrain_register_commands",
-    Kind.TEMPLATE: "retrain_register_init_templates",
-    Kind.DATA_SOURCE: "retrain_register_data_sources",
-    Kind.ENVIRONMENT: "retrain_register_environments",
-    Kind.REWARD: "retrain_register_rewards",
-    Kind.BACKEND: "retrain_register_backends",
-    Kind.INFERENCE_ENGINE: "retrain_register_inference_engines",
-    Kind.ADVANTAGE: "retrain_register_advantages",
-    Kind.TRANSFORM: "retrain_register_transforms",
-    Kind.UNCERTAINTY: "retrain_register_uncertainties",
-    Kind.ALGORITHM: "retrain_register_algorithms",
-    Kind.RECIPE: "retrain_register_recipes",
-    Kind.LOSS: "retrain_register_losses",
-    Kind.PLANNING_DETECTOR: "retrain_register_planning_detectors",
-    Kind.CONTROLLER: "retrain_register_controllers",
-    Kind.RECORDER: "retrain_register_recorders",
-    Kind.HEALTH_MONITOR: "retrain_register_health_monitors",
-    Kind.PACER: "retrain_register_pacers",
-    Kind.LAUNCHER: "retrain_register_launchers",
-}
+PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
+HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
 
 
 @dataclass(slots=True)
