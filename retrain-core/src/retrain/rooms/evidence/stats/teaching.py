@@ -1,0 +1,195 @@
+"""The chance that a group teaches: a distribution of each prompt's rate, drifting with the policy; and calibration.
+
+A group of G completions teaches when it is neither all right nor all wrong. At a rate p that is 1 - p^G - (1-p)^G.
+Shapes: N prompts, K rates of a fixed grid, F forecasts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrain.kernel.types import Floats
+
+_SPAN, _CELLS = 7.0, 29  # log-odds from -7 to 7, half a unit apart: the outermost rates are 0.0009 and 0.9991
+_ROUNDS = 40  # of expectation maximisation: further ones change no forecast by more than about 0.002
+
+
+def chance_of_teaching(alpha: float, beta: float, group_size: int) -> float:
+    """E[1 - p^G - (1-p)^G] for p ~ Beta(alpha, beta), in [0, 1]; exact, by the moments of the distribution.
+
+    E[p^G] = B(alpha + G, beta) / B(alpha, beta), and E[(1-p)^G] with the two parameters exchanged. ValueError unless
+    both parameters are positive and finite and `group_size` is at least 1.
+    """
+    if not (0.0 < alpha < math.inf and 0.0 < beta < math.inf and group_size >= 1):
+        raise ValueError(f"Beta({alpha}, {beta}) and a group of {group_size}")
+
+    def moment(one: float) -> float:
+        whole = alpha + beta
+        return math.exp(
+            math.lgamma(one + group_size) - math.lgamma(one) + math.lgamma(whole) - math.lgamma(whole + group_size)
+        )
+
+    return max(0.0, 1.0 - moment(alpha) - moment(beta))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeachingForecast:
+    """How a `RateBook` turns outcomes into rates.
+
+    `decay` in (0, 1] is what a completion's evidence keeps with each step, because the policy that gave it changes.
+    Rates of prompts have a common distribution, which is fitted to all of them: `prior` = (alpha, beta) is its
+    guess before anything is seen, and counts as much as `prior_weight` prompts.
+    """
+
+    decay: float = 0.97
+    prior: tuple[float, float] = (0.3, 0.3)
+    prior_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        """ValueError for a decay outside (0, 1] or anything else that is not positive."""
+        positive = (*self.prior, self.prior_weight)
+        if not (0.0 < self.decay <= 1.0 and all(0.0 < each < math.inf for each in positive)):
+            raise ValueError(f"{self}")
+
+
+@dataclass(slots=True, kw_only=True)
+class RateBook:
+    """What is known of each prompt's rate of correct completions at a step, from those of earlier steps.
+
+    A prompt's evidence are its right and wrong completions, each times decay^(steps since). Its posterior is
+    proportional to population(p) p^right (1-p)^wrong on a grid of rates. The population's distribution is the
+    non-parametric estimate from all prompts' present evidence (Laird 1978, by expectation maximisation): unlike a Beta
+    distribution it holds prompts that are never and always right beside those that are learnt. It is the posterior of
+    an unseen prompt, and of one whose evidence has decayed.
+    """
+
+    settings: TeachingForecast = field(default_factory=TeachingForecast)
+    _seen: dict[str, tuple[float, float, int]] = field(default_factory=dict)  # right, wrong, as of which step
+    _fitted: tuple[int, Floats] | None = None
+
+    def observe(self, example_id: str, step: int, correct: int, judged: int) -> None:
+        """Count a group of `step`: `correct` of its `judged` completions; nothing when none was judged.
+
+        ValueError unless 0 <= correct <= judged, or when a later step of this prompt was counted before.
+        """
+        if not 0 <= correct <= judged:
+            raise ValueError(f"{correct} of {judged} completions")
+        if judged:
+            right, wrong = self._evidence(example_id, step)
+            self._seen[example_id] = (right + correct, wrong + judged - correct, step)
+            self._fitted = None
+
+    def chance(self, example_id: str, step: int, group_size: int) -> float:
+        """The chance in [0, 1] that a group of this prompt teaches at `step`."""
+        return float(self.chances([example_id], step, group_size)[0])
+
+    def chances(self, example_ids: Sequence[str], step: int, group_size: int) -> Floats:
+        """The chance in [0, 1] that a group teaches at `step`, of each prompt: [N]."""
+        return np.asarray(self._spread(example_ids, step) @ teaching(_RATES_K, group_size))
+
+    def rate(self, example_id: str, step: int) -> tuple[float, float]:
+        """The Beta distribution (alpha, beta) with the mean and variance of the prompt's posterior at `step`."""
+        posterior_K = self._spread([example_id], step)[0]
+        mean = float(posterior_K @ _RATES_K)
+        variance = float(posterior_K @ (_RATES_K - mean) ** 2)
+        total = mean * (1.0 - mean) / max(variance, 1e-12) - 1.0
+        return mean * total, (1.0 - mean) * total
+
+    def draw(self, example_ids: Sequence[str], step: int, rng: np.random.Generator) -> Floats:
+        """One rate of each prompt, drawn from its posterior at `step`: [N]."""
+        at_most_NK = np.cumsum(self._spread(example_ids, step), axis=1)
+        cells_N = (at_most_NK < rng.random(len(example_ids))[:, None]).sum(axis=1)
+        return _RATES_K[np.minimum(cells_N, _CELLS - 1)]
+
+    def state(self) -> dict[str, Any]:
+        """Evidence by prompt as JSON; `restore` continues from it exactly."""
+        return {"seen": {each: list(evidence) for each, evidence in self._seen.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self._seen = {each: (float(s), float(f), int(step)) for each, (s, f, step) in state["seen"].items()}
+        self._fitted = None
+
+    def population(self, step: int) -> Floats:
+        """Weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
+        if self._fitted is None or self._fitted[0] != step:
+            self._fitted = (step, self._fit(self._likelihood(self._seen, step)))
+        return self._fitted[1]
+
+    def _evidence(self, example_id: str, step: int) -> tuple[float, float]:
+        right, wrong, at = self._seen.get(example_id, (0.0, 0.0, step))
+        if step < at:
+            raise ValueError(f"step {step} of {example_id!r}, of which step {at} is known")
+        kept = self.settings.decay ** (step - at)
+        return right * kept, wrong * kept
+
+    def _likelihood(self, example_ids: Iterable[str], step: int) -> Floats:
+        """Up to a factor per prompt: [N, K]."""
+        evidence_N2 = np.array([self._evidence(each, step) for each in example_ids]).reshape(-1, 2)
+        log_NK = evidence_N2 @ np.log(np.stack([_RATES_K, 1.0 - _RATES_K]))
+        return np.asarray(np.exp(log_NK - log_NK.max(axis=1, keepdims=True, initial=-np.inf)))
+
+    def _fit(self, likelihood_NK: Floats) -> Floats:
+        alpha, beta = self.settings.prior
+        guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta  # the density, times the width p (1-p) of a cell
+        guess_K *= self.settings.prior_weight / guess_K.sum()
+        weights_K: Floats = guess_K / guess_K.sum()
+        for _ in range(_ROUNDS if len(likelihood_NK) else 0):
+            share_N = 1.0 / (likelihood_NK @ weights_K)
+            weights_K = guess_K + weights_K * (share_N @ likelihood_NK)
+            weights_K /= weights_K.sum()
+        return weights_K
+
+    def _spread(self, example_ids: Sequence[str], step: int) -> Floats:
+        """The posterior of each prompt over the grid: [N, K]."""
+        weights_K = self.population(step)
+        posterior_NK = np.tile(weights_K, (len(example_ids), 1))
+        known = [index for index, each in enumerate(example_ids) if each in self._seen]
+        if known:
+            posterior_NK[known] *= self._likelihood([example_ids[index] for index in known], step)
+            posterior_NK[known] /= posterior_NK[known].sum(axis=1, keepdims=True)
+        return posterior_NK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Forecast chances held against what happened, in bins of equal counts, lowest forecasts first.
+
+    `bins` has (mean forecast, share that happened, count) of each; `error` is their mean absolute difference, weighted
+    by count: the expected calibration error, in [0, 1]. Chance alone makes it positive: about
+    sqrt(2 p (1-p) / (pi n)) in a bin of n.
+    """
+
+    bins: tuple[tuple[float, float, int], ...]
+    error: float
+
+
+def calibration(forecasts_F: Sequence[float], outcomes_F: Sequence[bool], *, bins: int = 10) -> Calibration | None:
+    """Calibration of the forecasts in `bins` bins of equal counts (fewer with fewer forecasts); None without any.
+
+    Equal forecasts may fall into two bins, in the order given. ValueError when a forecast is not in [0, 1] or the
+    lengths differ.
+    """
+    forecasts, outcomes = np.asarray(forecasts_F, dtype=np.float64), np.asarray(outcomes_F, dtype=np.float64)
+    if forecasts.shape != outcomes.shape or not ((forecasts >= 0.0) & (forecasts <= 1.0)).all():
+        raise ValueError("a forecast in [0, 1] is wanted for each outcome")
+    if not forecasts.size:
+        return None
+    order = np.argsort(forecasts, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if part.size]
+    found = tuple((float(forecasts[part].mean()), float(outcomes[part].mean()), len(part)) for part in parts)
+    error = sum(count * abs(forecast - share) for forecast, share, count in found) / len(forecasts)
+    return Calibration(bins=found, error=error)
+
+
+def teaching(rates_K: Floats, group_size: int) -> Floats:
+    """1 - p^G - (1-p)^G of each rate p, in [0, 1]."""
+    return np.maximum(0.0, 1.0 - rates_K**group_size - (1.0 - rates_K) ** group_size)
+
+
+_RATES_K: Floats = 1.0 / (1.0 + np.exp(-np.linspace(-_SPAN, _SPAN, _CELLS)))
