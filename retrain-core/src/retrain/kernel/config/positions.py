@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 # A closing run of quotes may contain one or two that belong to the text. Only \n ends a line in TOML.
 _TOKEN = re.compile(
@@ -18,6 +19,7 @@ _TOKEN = re.compile(
 )
 
 
+@lru_cache(maxsize=1)  # a campaign reads its file once for each condition
 def key_lines(text: str) -> Mapping[str, int]:
     """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
 

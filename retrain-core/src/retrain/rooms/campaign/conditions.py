@@ -62,11 +62,12 @@ def read_conditions(
     names = _Names(keys)
     conditions: list[Condition] = []
     problems: list[Problem] = []
+    first_of: dict[str, int] = {}  # by label
     for number, entries in enumerate(given, start=1):
         condition, found = _read(number, entries, names, lines)
         problems += found
-        if twin := next((other for other in conditions if other.label == condition.label), None):
-            what = f"is the same as condition {twin.number}: {condition.label}"
+        if (twin := first_of.setdefault(condition.label, number)) != number:
+            what = f"is the same as condition {twin}: {condition.label}"
             problems.append(Problem(where=lines.of(number), what=what, fix="remove one, or make them differ in a key"))
         conditions.append(condition)
     return conditions, problems

@@ -63,7 +63,8 @@ def read_config(
         settings=settings,
         recipe=recipe_layer(plugins, tables),
     )
-    LEARNED.learn_config(config.as_dict())
+    known = config.foreign_tables if settings else ()  # the settings of a condition come after the campaign itself
+    LEARNED.learn_config({name: table for name, table in config.as_dict().items() if name not in known})
     return config, with_owner(problems, config, plugins)
 
 
