@@ -104,7 +104,7 @@ class RateBook:
         """One rate of each prompt, drawn from its posterior at `step`: [N]."""
         at_most_NK = np.cumsum(self._spread(example_ids, step), axis=1)
         cells_N = (at_most_NK < rng.random(len(example_ids))[:, None]).sum(axis=1)
-        return _RATES_K[np.minimum(cells_N, _CELLS - 1)]
+        return np.asarray(_RATES_K[np.minimum(cells_N, _CELLS - 1)])
 
     def state(self) -> dict[str, Any]:
         """Evidence by prompt as JSON; `restore` continues from it exactly."""
@@ -118,7 +118,8 @@ class RateBook:
     def population(self, step: int) -> Floats:
         """Weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
         if self._fitted is None or self._fitted[0] != step:
-            self._fitted = (step, self._fit(self._likelihood(self._seen, step)))
+            in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state
+            self._fitted = (step, self._fit(self._likelihood(in_order, step)))
         return self._fitted[1]
 
     def _evidence(self, example_id: str, step: int) -> tuple[float, float]:
