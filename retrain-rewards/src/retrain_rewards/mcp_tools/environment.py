@@ -9,18 +9,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from retrain.api import (
-    Action,
     ConfigError,
     EpisodeResult,
     Example,
     LoadedData,
     Message,
-    Observation,
     PluginContext,
     Problem,
     Score,
 )
 from retrain_rewards.episodes.arguments import require_library
+from retrain_rewards.episodes.environment import PlayedEnvironment
 from retrain_rewards.episodes.episode import Episode, TurnLimitError
 from retrain_rewards.episodes.loop import EpisodeLoop
 from retrain_rewards.mcp_tools.settings import McpSettings
@@ -29,22 +28,13 @@ CALL_MARK = "<tool_call>"
 NO_CALL = 'error: what stands between <tool_call> and </tool_call> must be JSON with "name" and "arguments", an object'
 
 
-class McpEnvironment:
-    """Episodes over the tasks of `[data]` with the tools of MCP servers, behind `retrain.api.Environment`.
-
-    It holds plain data until `load` is called; a pickled copy holds plain data again. Not safe for several threads.
-    """
+class McpEnvironment(PlayedEnvironment[McpSettings]):
+    """Episodes over the tasks of `[data]` with the tools of MCP servers; a shared one that has died starts again."""
 
     def __init__(self, settings: McpSettings) -> None:
-        self.settings = settings
-        self._loop: EpisodeLoop | None = None
+        super().__init__(settings)
+        self.max_turns = settings.limits.max_turns
         self._shared: Any = None  # SharedServers, whose module imports the library
-
-    def __getstate__(self) -> McpSettings:
-        return self.settings
-
-    def __setstate__(self, settings: McpSettings) -> None:
-        self.__init__(settings)  # type: ignore[misc]
 
     def load(self) -> LoadedData:
         """No examples, but a note of the tools; ConfigError when a server cannot be used."""
@@ -62,20 +52,6 @@ class McpEnvironment:
         return LoadedData(
             examples=(), notes=tuple(f"MCP server {s!r}: {', '.join(tools)}" for s, tools in names.items())
         )
-
-    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        """Start one episode per entry; a shared server that has died is started again."""
-        return self._started().reset(examples, self._play, self.settings.limits.max_turns)
-
-    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        """Call the tools that the actions name; returns within `timeout_s`."""
-        return self._started().step(actions)
-
-    def results(self) -> Sequence[EpisodeResult]:
-        """The last answer of every episode, for the run's reward; a failed score where a server let it down."""
-        loop = self._started()
-        loop.close()
-        return [_result(episode) for episode in loop.episodes]
 
     async def _tool_names(self) -> dict[str, list[str]]:
         async with self._toolbox() as toolbox:
@@ -132,10 +108,10 @@ class McpEnvironment:
         async with open_toolbox(self.settings) as toolbox:
             yield toolbox
 
-    def _started(self) -> EpisodeLoop:
-        if self._loop is None:
-            raise RuntimeError("load() comes first")
-        return self._loop
+    def _result(self, episode: Episode) -> EpisodeResult:
+        if episode.failure:
+            return EpisodeResult(score=Score.failed(episode.failure))
+        return EpisodeResult(answer=str(episode.result or ""), hit_turn_limit=episode.hit_turn_limit)
 
 
 def make_mcp(context: PluginContext) -> McpEnvironment:
@@ -151,9 +127,3 @@ async def _all(calls: Sequence[Any]) -> list[str]:
         if isinstance(each, BaseException):
             raise each
     return [str(each) for each in found]
-
-
-def _result(episode: Episode) -> EpisodeResult:
-    if episode.failure:
-        return EpisodeResult(score=Score.failed(episode.failure))
-    return EpisodeResult(answer=str(episode.result or ""), hit_turn_limit=episode.hit_turn_limit)

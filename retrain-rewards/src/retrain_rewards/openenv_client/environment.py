@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from retrain.api import (
-    Action,
     ConfigError,
     EpisodeResult,
     Example,
     LoadedData,
     Message,
-    Observation,
     PluginContext,
     Problem,
     Score,
 )
 from retrain_rewards.episodes.arguments import require_library
+from retrain_rewards.episodes.environment import PlayedEnvironment
 from retrain_rewards.episodes.episode import Episode, TurnLimitError
 from retrain_rewards.episodes.loop import EpisodeLoop
 from retrain_rewards.openenv_client.mapping import ActionMapping, NoActionError, observation_text
 from retrain_rewards.openenv_client.settings import OpenEnvSettings
 
 
-class OpenEnvEnvironment:
-    """Episodes of an OpenEnv server, one session each, behind `retrain.api.Environment`.
+class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
+    """Episodes of an OpenEnv server: each is a session of its own with its example's seed, and its rewards add up.
 
     A text that holds no action that the server takes is answered with what is wrong, and earns 0.
-
-    It holds plain data until `load` is called; a pickled copy holds plain data again. Not safe for several threads.
     """
 
     def __init__(self, settings: OpenEnvSettings) -> None:
-        self.settings = settings
-        self._loop: EpisodeLoop | None = None
+        super().__init__(settings)
+        self.max_turns = settings.limits.max_turns
         self._mapping = ActionMapping()
-
-    def __getstate__(self) -> OpenEnvSettings:
-        return self.settings
-
-    def __setstate__(self, settings: OpenEnvSettings) -> None:
-        self.__init__(settings)  # type: ignore[misc]
 
     def load(self) -> LoadedData:
         """One task per seed; ConfigError when the server does not answer or its actions cannot be written as text."""
@@ -61,20 +51,6 @@ class OpenEnvEnvironment:
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"
         note = f"OpenEnv server {_shown(table.url)}: an action is {how}"
         return LoadedData(examples=tuple(map(self._example, range(table.tasks))), notes=(note,))
-
-    def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        """Start one episode per entry, each with a session of its own and the seed of its example."""
-        return self._started().reset(examples, self._play, self.settings.limits.max_turns)
-
-    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        """Hand the actions to the server; returns within `timeout_s`."""
-        return self._started().step(actions)
-
-    def results(self) -> Sequence[EpisodeResult]:
-        """The sum of each episode's rewards; a failed score where the server failed or gave none."""
-        loop = self._started()
-        loop.close()
-        return [_result(episode) for episode in loop.episodes]
 
     async def _play(self, episode: Episode) -> None:
         from retrain_rewards.openenv_client.session import RefusedActionError, open_session
@@ -126,22 +102,16 @@ class OpenEnvEnvironment:
             raise ConfigError(Problem(where=self.settings.places["args"], what=what, fix=fix)) from error
         return schema
 
-    def _started(self) -> EpisodeLoop:
-        if self._loop is None:
-            raise RuntimeError("load() comes first")
-        return self._loop
+    def _result(self, episode: Episode) -> EpisodeResult:
+        if episode.failure or not episode.result:
+            return EpisodeResult(score=Score.failed(episode.failure or "the server gave no reward"))
+        return EpisodeResult(score=Score.of(sum(episode.result)), hit_turn_limit=episode.hit_turn_limit)
 
 
 def make_openenv(context: PluginContext) -> OpenEnvEnvironment:
     """The environment that `[environment] args` describes; ConfigError on faults found without asking the server."""
     require_library(context, "websockets", "openenv")
     return OpenEnvEnvironment(OpenEnvSettings.of(context))
-
-
-def _result(episode: Episode) -> EpisodeResult:
-    if episode.failure or not episode.result:
-        return EpisodeResult(score=Score.failed(episode.failure or "the server gave no reward"))
-    return EpisodeResult(score=Score.of(sum(episode.result)), hit_turn_limit=episode.hit_turn_limit)
 
 
 def _shown(url: str) -> str:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
+from retrain.api import EpisodeResult, Example, LoadedData, Observation, PluginContext, Score, install_line
+from retrain_rewards.episodes.environment import PlayedEnvironment
 from retrain_rewards.episodes.episode import Episode
 from retrain_rewards.episodes.loop import EpisodeLoop, reason_of
 from retrain_rewards.verifiers.locate import check_library, find_module
@@ -34,24 +35,16 @@ class Generation(Protocol):
         """Score the episodes of one example that did not fail, together."""
 
 
-class VerifiersEnvironment:
-    """An environment of the verifiers library, classic or v1, behind `retrain.api.Environment`.
+class VerifiersEnvironment(PlayedEnvironment[Settings]):
+    """An environment of the verifiers library, classic or v1.
 
-    It holds plain data until `load` is called; a pickled copy holds plain data again. One event loop plays all
-    episodes: the environment's own rollout code runs, with a client in place of a server, and each call of that client
-    is an observation. Not safe for use by several threads.
+    Its own rollout code runs, with a client in place of a server, and each call of that client is an observation.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        super().__init__(settings)
+        self.max_turns = settings.max_turns if settings.max_turns > 0 else None
         self._generation: Generation | None = None
-        self._loop: EpisodeLoop | None = None
-
-    def __getstate__(self) -> Settings:
-        return self.settings
-
-    def __setstate__(self, settings: Settings) -> None:
-        self.__init__(settings)  # type: ignore[misc]
 
     def load(self) -> LoadedData:
         """All tasks, the same in every run; ConfigError when the environment is missing, foreign, or has no tasks."""
@@ -67,17 +60,12 @@ class VerifiersEnvironment:
 
         Returns within `timeout_s`, as `step` does.
         """
-        generation = self._loaded()
+        self._loaded()
         if self._loop is None:
             self._loop = EpisodeLoop(self.settings.timeout_s)
         names = json.dumps([self.settings.seed, *(example.id for example in examples)])
         _seed_generators(int.from_bytes(hashlib.blake2b(names.encode(), digest_size=4).digest(), "little"))
-        limit = self.settings.max_turns if self.settings.max_turns > 0 else None
-        return self._loop.reset(examples, generation.play, limit)
-
-    def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        """Continue the episodes; returns within `timeout_s`, plus a second in which episodes that were cut clean up."""
-        return self._started().step(actions)
+        return super().reset(examples)
 
     def results(self) -> Sequence[EpisodeResult]:
         """Score the episodes, those of one example together, within `timeout_s`; the results in order.
@@ -93,17 +81,21 @@ class VerifiersEnvironment:
         for group, failure in zip(groups, failures, strict=True):
             for episode in group:
                 episode.failure = failure
-        return [_result(episode) for episode in loop.episodes]
+        return [self._result(episode) for episode in loop.episodes]
+
+    async def _play(self, episode: Episode) -> None:
+        await self._loaded().play(episode)
+
+    def _result(self, episode: Episode) -> EpisodeResult:
+        score = episode.score
+        if episode.failure or score is None:
+            score = Score.failed(episode.failure or "the environment gave no score")
+        return EpisodeResult(score=score, hit_turn_limit=episode.hit_turn_limit)
 
     def _loaded(self) -> Generation:
         if self._generation is None:
             raise RuntimeError("load() comes first")
         return self._generation
-
-    def _started(self) -> EpisodeLoop:
-        if self._loop is None:
-            raise RuntimeError("reset() comes first")
-        return self._loop
 
 
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
@@ -115,13 +107,6 @@ def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
 
 async def _score(generation: Generation, group: Sequence[Episode]) -> None:
     await generation.score(group)
-
-
-def _result(episode: Episode) -> EpisodeResult:
-    score = episode.score
-    if episode.failure or score is None:
-        score = Score.failed(episode.failure or "the environment gave no score")
-    return EpisodeResult(score=score, hit_turn_limit=episode.hit_turn_limit)
 
 
 def _seed_generators(seed: int) -> None:
