@@ -46,13 +46,13 @@ def test_known_chances() -> None:
 
 def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:
     book = RateBook()
-    for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
-        for step in range(3):
+    for step in range(3):
+        for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
             book.observe(example, step, correct, GROUP)
     at_once = {each: book.chance(each, 3, GROUP) for each in ("never", "always", "half", "unseen")}
     assert max(at_once["never"], at_once["always"]) < 0.1 < at_once["unseen"] < 0.9 < at_once["half"]
-    assert book.rate("half", 3) == pytest.approx(book.rate("half", 3)[::-1], rel=1e-6)  # as often right as wrong
-    later = {each: book.chance(each, 400, GROUP) for each in at_once}
+    assert book.rate("half", 3) == pytest.approx(book.rate("half", 3)[::-1], rel=0.05)  # as often right as wrong
+    later = {each: book.chance(each, 600, GROUP) for each in at_once}
     assert later == pytest.approx(dict.fromkeys(later, later["unseen"]), abs=1e-3)
 
 
@@ -98,13 +98,37 @@ def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cu
     assert ((expected_N >= 0.0) & (expected_N <= 1.0)).all()
 
 
+def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
+    """Steps may be asked for before those in between are counted, as they are when sampling runs ahead."""
+    asked, silent = RateBook(), RateBook()
+    for step in range(6):
+        before = asked.chance("a", step, GROUP)
+        for book in (asked, silent):
+            book.observe("a", step, GROUP // 2, GROUP)
+        assert asked.chance("a", step, GROUP) == before
+        asked.chance("a", step + 3, GROUP)
+    assert asked.chance("a", 6, GROUP) == silent.chance("a", 6, GROUP)
+
+
+def test_the_drift_of_the_log_odds_is_followed() -> None:
+    rng, book = np.random.default_rng(0), RateBook()
+    for step in range(60):
+        rate = 1.0 / (1.0 + np.exp(3.0 - 0.1 * step))
+        for each in range(8):
+            book.observe(f"learnt {each}", step, int(rng.binomial(GROUP, rate)), GROUP)
+            book.observe(f"never {each}", step, 0, GROUP)
+    book.chance("unseen", 60, GROUP)
+    assert book.drift == pytest.approx(0.1, abs=0.03)
+    assert book.chance("never 0", 80, GROUP) < 0.1
+
+
 def test_what_cannot_be_counted_is_refused() -> None:
     book = RateBook()
     for correct, judged in ((-1, 2), (3, 2)):
         with pytest.raises(ValueError, match="completions"):
             book.observe("a", 0, correct, judged)
     book.observe("a", 5, 1, 2)
-    with pytest.raises(ValueError, match="step 4"):
+    with pytest.raises(ValueError, match="step 5"):
         book.chance("a", 4, GROUP)
     for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, 1.0)}, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):

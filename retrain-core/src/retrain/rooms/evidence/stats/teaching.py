@@ -7,7 +7,7 @@ Shapes: N prompts, K rates of a fixed grid, F forecasts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from retrain.kernel.types import Floats
 
 _SPAN, _CELLS = 7.0, 29  # log-odds from -7 to 7, half a unit apart: the outermost rates are 0.0009 and 0.9991
 _ROUNDS = 40  # of expectation maximisation: further ones change no forecast by more than about 0.002
+_DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01  # of the drift per step before anything is seen, and of its change in a step
 
 
 def chance_of_teaching(alpha: float, beta: float, group_size: int) -> float:
@@ -46,7 +47,7 @@ class TeachingForecast:
     guess before anything is seen, and counts as much as `prior_weight` prompts.
     """
 
-    decay: float = 0.97
+    decay: float = 0.98
     prior: tuple[float, float] = (0.3, 0.3)
     prior_weight: float = 2.0
 
@@ -57,32 +58,47 @@ class TeachingForecast:
             raise ValueError(f"{self}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """Right and wrong completions of a prompt as of step `at`, each times decay^(steps since), and their mean step."""
+
+    right: float = 0.0
+    wrong: float = 0.0
+    mean: float = 0.0
+    at: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class RateBook:
-    """What is known of each prompt's rate of correct completions at a step, from those of earlier steps.
+    """What is known of each prompt's rate of correct completions at a step, from those of the steps before it.
 
-    A prompt's evidence are its right and wrong completions, each times decay^(steps since). Its posterior is
-    proportional to population(p) p^right (1-p)^wrong on a grid of rates. The population's distribution is the
-    non-parametric estimate from all prompts' present evidence (Laird 1978, by expectation maximisation): unlike a Beta
-    distribution it holds prompts that are never and always right beside those that are learnt. It is the posterior of
-    an unseen prompt, and of one whose evidence has decayed.
+    Rates lie on a grid. A prompt's posterior is proportional to population(p) q^right (1-q)^wrong, where q is the
+    rate that one of p had when the evidence was drawn: log-odds of all prompts move by a common drift per step, but
+    for the outermost rates, which stand for never and always. An extended Kalman filter follows the drift. The
+    population's distribution is the non-parametric estimate from all prompts' present evidence (Laird 1978, by
+    expectation maximisation): unlike a Beta distribution it holds prompts that are never and always right beside
+    those that are learnt. It is the posterior of an unseen prompt, and of one whose evidence has decayed.
     """
 
     settings: TeachingForecast = field(default_factory=TeachingForecast)
-    _seen: dict[str, tuple[float, float, int]] = field(default_factory=dict)  # right, wrong, as of which step
+    drift: float = 0.0  # of log-odds per step
+    _variance: float = _DRIFT_SD**2
+    _seen: dict[str, _Evidence] = field(default_factory=dict)
+    _pending: list[tuple[str, int, int]] = field(default_factory=list)  # groups of step `_step`: id, correct, judged
+    _step: int = 0
     _fitted: tuple[int, Floats] | None = None
 
     def observe(self, example_id: str, step: int, correct: int, judged: int) -> None:
         """Count a group of `step`: `correct` of its `judged` completions; nothing when none was judged.
 
-        ValueError unless 0 <= correct <= judged, or when a later step of this prompt was counted before.
+        ValueError unless 0 <= correct <= judged, or when groups of a later step were counted before.
         """
         if not 0 <= correct <= judged:
             raise ValueError(f"{correct} of {judged} completions")
+        self._take_in(step)
+        self._step = step
         if judged:
-            right, wrong = self._evidence(example_id, step)
-            self._seen[example_id] = (right + correct, wrong + judged - correct, step)
-            self._fitted = None
+            self._pending.append((example_id, correct, judged))
 
     def chance(self, example_id: str, step: int, group_size: int) -> float:
         """The chance in [0, 1] that a group of this prompt teaches at `step`."""
@@ -90,11 +106,11 @@ class RateBook:
 
     def chances(self, example_ids: Sequence[str], step: int, group_size: int) -> Floats:
         """The chance in [0, 1] that a group teaches at `step`, of each prompt: [N]."""
-        return np.asarray(self._spread(example_ids, step) @ teaching(_RATES_K, group_size))
+        return np.asarray(self._posterior(example_ids, step) @ teaching(_RATES_K, group_size))
 
     def rate(self, example_id: str, step: int) -> tuple[float, float]:
         """The Beta distribution (alpha, beta) with the mean and variance of the prompt's posterior at `step`."""
-        posterior_K = self._spread([example_id], step)[0]
+        posterior_K = self._posterior([example_id], step)[0]
         mean = float(posterior_K @ _RATES_K)
         variance = float(posterior_K @ (_RATES_K - mean) ** 2)
         total = mean * (1.0 - mean) / max(variance, 1e-12) - 1.0
@@ -102,51 +118,85 @@ class RateBook:
 
     def draw(self, example_ids: Sequence[str], step: int, rng: np.random.Generator) -> Floats:
         """One rate of each prompt, drawn from its posterior at `step`: [N]."""
-        at_most_NK = np.cumsum(self._spread(example_ids, step), axis=1)
+        at_most_NK = np.cumsum(self._posterior(example_ids, step), axis=1)
         cells_N = (at_most_NK < rng.random(len(example_ids))[:, None]).sum(axis=1)
         return np.asarray(_RATES_K[np.minimum(cells_N, _CELLS - 1)])
 
+    def population(self, step: int) -> Floats:
+        """Weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
+        self._take_in(step)
+        if self._fitted is None or self._fitted[0] != step:
+            in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state
+            self._fitted = (step, _fit(self._likelihood(in_order, step), self.settings))
+        return self._fitted[1]
+
     def state(self) -> dict[str, Any]:
-        """Evidence by prompt as JSON; `restore` continues from it exactly."""
-        return {"seen": {each: list(evidence) for each, evidence in self._seen.items()}}
+        """Everything as JSON; `restore` continues from it exactly."""
+        return {
+            "seen": {each: [e.right, e.wrong, e.mean, e.at] for each, e in self._seen.items()},
+            "pending": [list(group) for group in self._pending],
+            "step": self._step,
+            "drift": [self.drift, self._variance],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""
-        self._seen = {each: (float(s), float(f), int(step)) for each, (s, f, step) in state["seen"].items()}
+        self._seen = {each: _Evidence(right=r, wrong=w, mean=m, at=at) for each, (r, w, m, at) in state["seen"].items()}
+        self._pending = [(example_id, correct, judged) for example_id, correct, judged in state["pending"]]
+        self._step = state["step"]
+        self.drift, self._variance = state["drift"]
         self._fitted = None
 
-    def population(self, step: int) -> Floats:
-        """Weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
-        if self._fitted is None or self._fitted[0] != step:
-            in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state
-            self._fitted = (step, self._fit(self._likelihood(in_order, step)))
-        return self._fitted[1]
+    def _take_in(self, step: int) -> None:
+        """Groups that were pending become evidence when an earlier step is theirs; ValueError when a later one is."""
+        if step < self._step:
+            raise ValueError(f"step {step}, but groups of step {self._step} were counted")
+        if step > self._step and self._pending:
+            groups = self._pending
+            if self._seen:
+                self._follow(self._step, groups)
+            for example_id, correct, judged in groups:
+                self._add(example_id, self._step, correct, judged - correct)
+            self._pending, self._fitted = [], None
 
-    def _evidence(self, example_id: str, step: int) -> tuple[float, float]:
-        right, wrong, at = self._seen.get(example_id, (0.0, 0.0, step))
-        if step < at:
-            raise ValueError(f"step {step} of {example_id!r}, of which step {at} is known")
-        kept = self.settings.decay ** (step - at)
-        return right * kept, wrong * kept
+    def _add(self, example_id: str, step: int, right: float, wrong: float) -> None:
+        old = self._seen.get(example_id, _Evidence(at=step))
+        kept = self.settings.decay ** (step - old.at)
+        before, now = kept * (old.right + old.wrong), right + wrong
+        self._seen[example_id] = _Evidence(
+            right=kept * old.right + right,
+            wrong=kept * old.wrong + wrong,
+            mean=(before * old.mean + now * step) / (before + now),
+            at=step,
+        )
 
-    def _likelihood(self, example_ids: Iterable[str], step: int) -> Floats:
+    def _follow(self, step: int, groups: Sequence[tuple[str, int, int]]) -> None:
+        """Move the drift towards what the groups of `step` say of it: one update of the filter for each."""
+        known = [group for group in groups if group[0] in self._seen]
+        posterior_NK = self._posterior([example_id for example_id, _, _ in known], step)
+        means_N = posterior_NK @ _RATES_K
+        slopes_N = posterior_NK @ (_RATES_K * (1.0 - _RATES_K))
+        spreads_N = posterior_NK @ _RATES_K**2 - means_N**2
+        self._variance += _DRIFT_STEP_SD**2
+        for (example_id, correct, judged), mean, slope, spread in zip(known, means_N, slopes_N, spreads_N, strict=True):
+            slope = judged * float(slope) * (step - self._seen[example_id].mean)
+            noise = judged * float(mean * (1.0 - mean)) + judged * (judged - 1) * float(spread)
+            gain = self._variance * slope / (self._variance * slope**2 + noise)
+            self.drift += gain * (correct - judged * float(mean))
+            self._variance *= 1.0 - gain * slope
+
+    def _likelihood(self, example_ids: Sequence[str], step: int) -> Floats:
         """Up to a factor per prompt: [N, K]."""
-        evidence_N2 = np.array([self._evidence(each, step) for each in example_ids]).reshape(-1, 2)
-        log_NK = evidence_N2 @ np.log(np.stack([_RATES_K, 1.0 - _RATES_K]))
+        found = [self._seen[each] for each in example_ids]
+        right_N, wrong_N, mean_N, at_N = np.array([(e.right, e.wrong, e.mean, e.at) for e in found]).reshape(-1, 4).T
+        kept_N = self.settings.decay ** (step - at_N)
+        odds_NK = _ODDS_K - self.drift * (step - mean_N)[:, None]
+        odds_NK[:, [0, -1]] = _ODDS_K[[0, -1]]
+        log_NK = (kept_N * right_N)[:, None] * odds_NK
+        log_NK -= (kept_N * (right_N + wrong_N))[:, None] * np.logaddexp(0.0, odds_NK)
         return np.asarray(np.exp(log_NK - log_NK.max(axis=1, keepdims=True, initial=-np.inf)))
 
-    def _fit(self, likelihood_NK: Floats) -> Floats:
-        alpha, beta = self.settings.prior
-        guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta  # the density, times the width p (1-p) of a cell
-        guess_K *= self.settings.prior_weight / guess_K.sum()
-        weights_K: Floats = guess_K / guess_K.sum()
-        for _ in range(_ROUNDS if len(likelihood_NK) else 0):
-            share_N = 1.0 / (likelihood_NK @ weights_K)
-            weights_K = guess_K + weights_K * (share_N @ likelihood_NK)
-            weights_K /= weights_K.sum()
-        return weights_K
-
-    def _spread(self, example_ids: Sequence[str], step: int) -> Floats:
+    def _posterior(self, example_ids: Sequence[str], step: int) -> Floats:
         """The posterior of each prompt over the grid: [N, K]."""
         weights_K = self.population(step)
         posterior_NK = np.tile(weights_K, (len(example_ids), 1))
@@ -155,6 +205,19 @@ class RateBook:
             posterior_NK[known] *= self._likelihood([example_ids[index] for index in known], step)
             posterior_NK[known] /= posterior_NK[known].sum(axis=1, keepdims=True)
         return posterior_NK
+
+
+def _fit(likelihood_NK: Floats, settings: TeachingForecast) -> Floats:
+    """The population's weights of the grid's rates: [K]."""
+    alpha, beta = settings.prior
+    guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta  # the density, times the width p (1-p) of a cell
+    guess_K *= settings.prior_weight / guess_K.sum()
+    weights_K: Floats = guess_K / guess_K.sum()
+    for _ in range(_ROUNDS if len(likelihood_NK) else 0):
+        share_N = 1.0 / (likelihood_NK @ weights_K)
+        weights_K = guess_K + weights_K * (share_N @ likelihood_NK)
+        weights_K /= weights_K.sum()
+    return weights_K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +256,5 @@ def teaching(rates_K: Floats, group_size: int) -> Floats:
     return np.maximum(0.0, 1.0 - rates_K**group_size - (1.0 - rates_K) ** group_size)
 
 
-_RATES_K: Floats = 1.0 / (1.0 + np.exp(-np.linspace(-_SPAN, _SPAN, _CELLS)))
+_ODDS_K: Floats = np.linspace(-_SPAN, _SPAN, _CELLS)
+_RATES_K: Floats = 1.0 / (1.0 + np.exp(-_ODDS_K))
