@@ -119,7 +119,7 @@ def test_the_drift_of_the_log_odds_is_followed() -> None:
             book.observe(f"never {each}", step, 0, GROUP)
     book.chance("unseen", 60, GROUP)
     assert book.drift == pytest.approx(0.1, abs=0.03)
-    assert book.chance("never 0", 80, GROUP) < 0.1
+    assert book.chance("never 0", 60, GROUP) < 0.1
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
