@@ -30,6 +30,9 @@ CUT_OFF = (
 )
 # Described, and not to be seen in these runs; each has a test where it comes about.
 ELSEWHERE = {
+    "sampler": "end_to_end/test_samplers.py: a sampler other than uniform",
+    "sampler_chance_mean": "end_to_end/test_samplers.py: a sampler other than uniform",
+    "sampler_uniform_share": "end_to_end/test_samplers.py: a sampler other than uniform",
     "rejected": "loop/test_train.py: a step whose numbers are not finite",
     "bp_sigma": "backpressure/: a fit to three batch sizes or more",
     "bp_kappa": "backpressure/: a fit to three batch sizes or more",

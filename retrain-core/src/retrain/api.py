@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         Reply,
         Reward,
     )
+    from retrain.rooms.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler
     from retrain.rooms.teacher.contract import Teacher
     from retrain.rooms.text.tool_calls import ToolCall, parse_tool_calls
     from retrain.rooms.use.contract import ExportedModel, ModelExport
@@ -131,6 +132,7 @@ __all__ = [
     "Floats",
     "Found",
     "Group",
+    "GroupOutcome",
     "HealthMonitor",
     "Job",
     "KeepsVersions",
@@ -169,6 +171,8 @@ __all__ = [
     "Plugins",
     "Policy",
     "Problem",
+    "PromptChoice",
+    "PromptRequest",
     "Publishing",
     "RanksTokens",
     "Recorder",
@@ -182,6 +186,7 @@ __all__ = [
     "RunningJob",
     "Sample",
     "SampleRequest",
+    "Sampler",
     "SamplesAhead",
     "SamplingParams",
     "Score",
@@ -241,6 +246,7 @@ _HOMES = (  # a name comes from the first module that has it; those that import 
     "retrain.kernel.config.keys",
     "retrain.kernel.config.resolved",
     "retrain.rooms.tasks.contracts",
+    "retrain.rooms.tasks.sampling",
     "retrain.rooms.credit.parts",
     "retrain.rooms.recorders.contract",
     "retrain.rooms.health.contract",

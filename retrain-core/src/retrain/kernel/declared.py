@@ -32,6 +32,7 @@ class Kind(StrEnum):
     RECORDER = "recorder"
     HEALTH_MONITOR = "health monitor"
     PACER = "pacer"
+    SAMPLER = "sampler"
     LAUNCHER = "launcher"
     CONFIG_TABLE = "config table"
     COMMAND = "command"

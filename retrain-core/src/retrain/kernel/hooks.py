@@ -168,6 +168,14 @@ def retrain_register_launchers(register: Register) -> None:
     """Offer a way to start the runs of a campaign: `factory(context) -> Launcher`."""
 
 
+@hookspec
+def retrain_register_samplers(register: Register) -> None:
+    """Offer a `[data] sampler`, which chooses the prompts of each step: `factory(context, examples) -> Sampler`.
+
+    `params` is the model of `[data.sampler_params]`.
+    """
+
+
 # ---------------------------------------------------------------- the manual: once per command
 
 

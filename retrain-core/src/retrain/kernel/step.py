@@ -66,7 +66,7 @@ class Step:
     def sample_and_score(self, planned: Planned, clock: Clock) -> Sampled:
         """A scored group of completions for every prompt; scoring overlaps sampling where the backend allows it."""
         run, group_size = self.run, self.run.parts.config.training.group_size
-        prompts = run.parts.prompts.draw(planned.cursor, planned.batch_size)
+        prompts = run.parts.prompts.draw(planned.cursor, planned.batch_size, planned.step)
         enter = run.enter if planned.is_announced else lambda step, phase: None
         enter(planned.step, "sampling")
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +43,7 @@ OPTIONS_OF_KIND = {
     Kind.DATA_SOURCE: "data.options",
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
+    Kind.SAMPLER: "data.sampler_params",
 }
 # Keys of tables that another distribution registers: set if the table exists, omitted without harm if it does not.
 OPTIONAL_KEY_OF_KIND = {
@@ -51,6 +52,7 @@ OPTIONAL_KEY_OF_KIND = {
     Kind.PLANNING_DETECTOR: "planning.detector",
     Kind.INFERENCE_ENGINE: "inference.engine",
     Kind.PACER: "backpressure.pacer",
+    Kind.SAMPLER: "data.sampler",
     Kind.LAUNCHER: "campaign.launcher",
 }
 LISTS_OF_KIND = {Kind.RECORDER: "logging.recorders", Kind.HEALTH_MONITOR: "health.monitors"}
@@ -154,13 +156,18 @@ class Bench:
         seeds = run_seeds(config)
         return PluginContext(config=config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
 
-    def build(self, options: Mapping[str, Any] | None = None, config: Config | None = None) -> Any:
-        """What the part's factory returns when called as in a run; `options` replace the configured ones."""
+    def build(
+        self, options: Mapping[str, Any] | None = None, config: Config | None = None, given: Sequence[Any] = ()
+    ) -> Any:
+        """What the part's factory returns when called as in a run, with what else is `given` to factories of its kind.
+
+        `options` replace the configured ones.
+        """
         context = self.context(config)
         path = OPTIONS_OF_KIND.get(self.kind, "")
         chosen = options if options is not None else (context.config.value(path, {}) if path else {})
         where = KEY_OF_KIND.get(self.kind) or OPTIONAL_KEY_OF_KIND.get(self.kind) or f"{self.kind}.name"
-        return build_part(self.kind, self.name, where, context, chosen, path)
+        return build_part(self.kind, self.name, where, context, chosen, path, given)
 
     def closing(self, close: Callable[[], object]) -> None:
         """Call this when the check ends."""

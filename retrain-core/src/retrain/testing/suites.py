@@ -30,6 +30,7 @@ SUITES: Mapping[Kind, str] = {
     Kind.RECORDER: "retrain.testing.recorders:RECORDER",
     Kind.HEALTH_MONITOR: "retrain.testing.monitors:HEALTH_MONITOR",
     Kind.PACER: "retrain.testing.pacers:PACER",
+    Kind.SAMPLER: "retrain.testing.samplers:SAMPLER",
     Kind.LAUNCHER: "retrain.testing.launchers:LAUNCHER",
     Kind.CONFIG_TABLE: "retrain.testing.tables:CONFIG_TABLE",
     Kind.COMMAND: "retrain.testing.commands:COMMAND",

@@ -15,7 +15,7 @@ from retrain.kernel.types import Completion, Example, Score, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """An example together with its tokens; `epoch` counts the passes over the pool before it was drawn."""
+    """An example together with its tokens; `epoch` tells its draws apart: passes over the pool before, by default."""
 
     example: Example
     tokens_T: Tokens
@@ -23,10 +23,10 @@ class Prompt:
 
 
 class Prompts(Protocol):
-    """Training prompts in a seeded order."""
+    """Training prompts, each as often as a sampler chooses it."""
 
-    def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The `count` prompts from position `cursor` of an endless sequence, which is the same for any batch size."""
+    def draw(self, cursor: int, count: int, step: int) -> list[Prompt]:
+        """`count` prompts for a step, after the `cursor` ones that the run drew before; asked again, the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

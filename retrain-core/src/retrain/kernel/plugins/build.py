@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -22,10 +22,12 @@ def build_part(
     context: PluginContext,
     options: Mapping[str, Any] | None = None,
     options_path: str = "",
+    given: Sequence[Any] = (),
 ) -> Any:
     """What the factory of `name` returns; an unexpected exception becomes a PluginError with the plugin's name.
 
-    `path` and `options_path` are the keys (`table.key`) that name the part and its options, for messages.
+    `path` and `options_path` are the keys (`table.key`) that name the part and its options, for messages; `given` are
+    further arguments of factories of this kind.
     """
     config = context.config
     where = config.place(path)
@@ -34,7 +36,7 @@ def build_part(
     if problems:
         raise ConfigError(*problems)
     try:
-        return found.target(replace(context, params=params))
+        return found.target(replace(context, params=params), *given)
     except RetrainError:
         raise
     except Exception as error:

@@ -33,6 +33,7 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.RECORDER: ("Recorder",),
     Kind.HEALTH_MONITOR: ("HealthMonitor", "Finding"),
     Kind.PACER: ("Pacer", "PaceView"),
+    Kind.SAMPLER: ("Sampler", "PromptRequest", "PromptChoice", "GroupOutcome"),
     Kind.LAUNCHER: ("Launcher", "Job", "RunningJob", "FindsJobs"),
 }
 

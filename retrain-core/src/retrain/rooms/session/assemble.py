@@ -38,9 +38,10 @@ from retrain.rooms.session.savepoint import restore_credit
 from retrain.rooms.session.selected import CREDIT
 from retrain.rooms.session.steps.check_loss import check_clips, check_loss
 from retrain.rooms.session.steps.controls import controlled_algorithm, controlled_sampling
+from retrain.rooms.session.steps.sampling_order import sampling_order
 from retrain.rooms.session.steps.selection import selection
 from retrain.rooms.session.steps.shaping import NamedShaper
-from retrain.rooms.session.steps.staleness import arrangement, staleness_problems
+from retrain.rooms.session.steps.staleness import arrangement, staleness_problems, steps_ahead
 from retrain.rooms.session.steps.updates import Updates
 from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
@@ -185,6 +186,7 @@ def assemble(
     with closed_on_error(tasks.verifier):
         if check_tasks:
             check_tasks(tasks)
+        order = sampling_order(tasks.pool, context)
         control = controlled_sampling(config, seeds, tasks.verifier)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
         import_backend(config, plugins)  # the slowest import
@@ -198,6 +200,7 @@ def assemble(
         pacer = _pacer(context)
         restore_credit(algorithm, pacer, saved or {})
         backend = build_backend(context)
+        order.draw_ahead(steps_ahead(config, backend))
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
     select = selection(config)
@@ -206,7 +209,7 @@ def assemble(
         plugins=plugins,
         seeds=seeds,
         tokenizer=context.tokenizer,
-        prompts=tasks.pool,
+        prompts=order,
         rollouts=_rollouts(tasks, backend, context),
         algorithm=algorithm,
         backend=backend,
@@ -219,7 +222,7 @@ def assemble(
         evaluation=evaluation,
     )
     watching = (shaper for shaper in shapers if any(name.startswith("retrain_") for name in dir(shaper)))
-    return Assembled(parts=parts, watchers=(*watchers, *watching))
+    return Assembled(parts=parts, watchers=(*watchers, *watching, order))
 
 
 def _pacer(context: PluginContext) -> Pacer:

@@ -74,16 +74,18 @@ def place_of(config: Config, path: str) -> str:
 
 
 def check_options(config: Config, plugins: Plugins) -> list[Problem]:
-    """Problems with `[backend.options]` and `[data.options]`, judged by the models that backend and source declare."""
+    """Problems with the options of backend, data source and sampler, judged by the models that these declare."""
     problems = []
     for name, (backend, default) in sorted(_options_of_others(config, plugins).items()):
         if config.backend.options[name] != default:
             where = f"{config.place('backend.options')}.{name}"
             what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
             problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
+    params: dict[str, Any] = config.value("data.sampler_params", {})
     for kind, name, path, options in (
         (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
         (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
+        (Kind.SAMPLER, config.value("data.sampler", ""), "data.sampler_params", params),
     ):
         entries = plugins.find(kind, name)
         try:

@@ -1,13 +1,13 @@
-"""Registers `[resume]`, and keys about truncated completions, rounds of prompts, updates, the loss and controls."""
+"""Registers `[resume]`, the sampler `uniform`, and keys about what a step samples, updates, loss and controls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.plugins.spec import PluginSpec
+from retrain.kernel.plugins.spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -27,6 +27,8 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="resume", summary=summary, factory=f"{TABLES}:ResumeTable", traits=traits))
     summary = "Truncated completions, and further rounds of prompts."
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:SelectionKeys", traits=extends))
+    summary = "What chooses the prompts."
+    register(PluginSpec(name="data", summary=summary, factory=f"{TABLES}:SamplerKeys", traits=extends))
     summary = "Several optimizer steps per step."
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:UpdateKeys", traits=extends))
     summary = "Sampling ahead of training."
@@ -37,6 +39,21 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
     register(PluginSpec(name="training", summary=summary, factory=f"{TABLES}:ControlKeys", traits=extends))
     keys, summary = "retrain.rooms.session.steps.loss_keys:LossKeys", "How the loss averages and weighs."
     register(PluginSpec(name="algorithm", summary=summary, factory=keys, traits=extends))
+
+
+@hookimpl
+def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
+    """The order in which every prompt is drawn once per pass."""
+    summary = "Every prompt once per pass, in a seeded order that is new in each."
+    register(PluginSpec(name="uniform", summary=summary, factory="retrain.rooms.tasks.sampling:uniform"))
+
+
+@hookimpl
+def retrain_describe_metrics() -> Iterable[MetricSpec]:
+    """The fields about the prompts that a sampler chose."""
+    from retrain.rooms.session.steps.sampling_order import METRICS
+
+    return METRICS
 
 
 @hookimpl

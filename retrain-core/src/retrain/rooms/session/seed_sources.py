@@ -14,7 +14,8 @@ from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.seeding import Seeds
 
 PURPOSES: Mapping[SeedSource, tuple[str, ...]] = {
-    "data": ("shuffle", "max_examples", "minibatches", "sft"),  # which prompts, in which order they are learnt from
+    # which prompts, in which order they are learnt from
+    "data": ("shuffle", "sampler", "max_examples", "minibatches", "sft"),
     "initialisation": ("lora init",),
     # completions, their worlds and scores, and what is drawn of them
     "sampling": ("sample", "clip_cov", "environment", "judge markers", "random_reward"),

@@ -1,10 +1,11 @@
-"""`[resume]`, and the keys of `[training]` that select what a step trains."""
+"""`[resume]`, and keys of other tables that select what a step samples and trains."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from retrain.kernel.config.keys import Table, key
+from retrain.kernel.declared import Kind
 
 
 class ResumeTable(Table):
@@ -26,6 +27,13 @@ class SelectionKeys(Table):
         0, "Length of the zone below max_tokens in which the reward falls by up to 1; 0 = off.", ge=0
     )
     refill: int = key(0, "Further rounds of prompts, at most, until batch_size groups can teach; 0 = off.", ge=0)
+
+
+class SamplerKeys(Table):
+    """Keys of `[data]`: what chooses the prompts of a step."""
+
+    sampler: str = key("uniform", "What chooses the prompts of each step: {names} or a plugin.", names=Kind.SAMPLER)
+    sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")
 
 
 class UpdateKeys(Table):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,27 +21,28 @@ from retrain.rooms.text.context import fit_context
 
 @dataclass(slots=True)
 class PromptPool:
-    """Training prompts, shuffled anew in each epoch, and the held-out ones; see `Prompts`.
-
-    The order depends on the seed and the epoch only, so position `cursor` of the endless sequence is the same prompt
-    whatever the batch size. A step goes through a pool smaller than its batch more than once.
-    """
+    """Training prompts, shuffled anew in each epoch, and the held-out ones."""
 
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
     seeds: Seeds
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The `count` prompts from position `cursor`."""
-        size = len(self.train)
-        drawn = []
-        for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
-            order = self.seeds.stream("shuffle", epoch).permutation(size)
-            start, end = max(cursor - epoch * size, 0), min(cursor + count - epoch * size, size)
-            for index in order[start:end]:
-                prompt = self.train[index]
-                drawn.append(Prompt(example=prompt.example, tokens_T=prompt.tokens_T, epoch=epoch))
-        return drawn
+        """The `count` training prompts from position `cursor` of the order that `order_from` describes."""
+        order = order_from(self.seeds, len(self.train), cursor, count)
+        return [replace(self.train[index], epoch=epoch) for index, epoch in order]
+
+
+def order_from(seeds: Seeds, size: int, cursor: int, count: int) -> Iterator[tuple[int, int]]:
+    """Index and epoch of the `count` prompts from position `cursor` of an endless sequence over a pool of `size`.
+
+    The order depends on the seed and the epoch only, so a position is the same prompt whatever the batch size. A step
+    goes through a pool smaller than its batch more than once.
+    """
+    for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
+        order = seeds.stream("shuffle", epoch).permutation(size)
+        start, end = max(cursor - epoch * size, 0), min(cursor + count - epoch * size, size)
+        yield from ((int(index), epoch) for index in order[start:end])
 
 
 def build_pool(

@@ -34,6 +34,12 @@ def arrangement(config: Config, backend: object) -> Callable[[Run, Sample], Seri
     return partial(Buffered, backend=backend, most=most)
 
 
+def steps_ahead(config: Config, backend: object) -> int:
+    """How many steps the prompts of a step are drawn ahead: step s is drawn when step s - 1 - this is over."""
+    most = config.value(KEY, AUTO)
+    return int(overlaps_training(backend)) if most == AUTO else most
+
+
 def staleness_problems(config: Config, capabilities: Capabilities | None) -> Iterator[Problem]:
     """More steps than the backend declares, and what chooses by the step before where there are several."""
     most = config.value(KEY, AUTO)
