@@ -11,11 +11,13 @@ from retrain import advantages, api
 API = """
 Action ActionRow Ask Backend BackendError Capabilities CheckpointMode Completion Config ConfigClaim ConfigError
 Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending Engine
-EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats Found Group GroupOutcome HealthMonitor Job
+EngineTraits Environment EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats Found Group GroupOutcome
+HealthMonitor Job
 KeepsVersions Kind Launcher LoadedData LogprobRow LossClip LossContext LossSpec LossTerms LossTraits LossTrial
 LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message MetricSpec ModelExport Needs
 NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView Pacer PhaseProgress
-PlanningDetector PluginContext PluginError PluginSpec Plugins Policy Problem PromptChoice PromptRequest Publishing RanksTokens Recorder
+PlanningDetector PluginContext PluginError PluginSpec Plugins Policy Problem PromptChoice PromptRequest
+Publishing RanksTokens Recorder
 Reply ReportPlot ReportSection ResumeError RetrainError Reward RewardError RunningJob Sample SampleRequest Sampler
 SamplesAhead SamplingParams Score Seeds ServedElsewhere Shaper StopReason StreamsTokens Table TableTraits
 TakesWeights Teacher TensorSize Throttle Tokens ToolCall TopLogprobs TrainBatch TrainReport TrainRow Workload
