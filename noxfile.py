@@ -185,6 +185,13 @@ def fleet(session: nox.Session) -> None:
     _test_with_server(session, "RETRAIN_VLLM_PYTHON", _vllm_python(session), "test_fleet.py")
 
 
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Do to runs and campaigns what the docs say that they survive, for an hour: `-- --hours H --seed S --only K`."""
+    _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS[:-1])
+    session.run("python", "-m", "tests.soak", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session(name="server-slurm", default=False)
 def server_slurm(session: nox.Session) -> None:
     """Start Debian's Slurm (munge, slurmctld, slurmd, slurm-client) as root and run launcher slurm's tests with it."""

@@ -1,0 +1,138 @@
+"""Faults between two processes: files that are damaged, cut, edited or changed while nobody has them open."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrain.rooms.session.records.checkpoints import checkpoint_folders
+from tests.end_to_end.running import retrain
+from tests.soak.configurations import RUN
+from tests.soak.fault import Damage
+from tests.soak.ground import Ground
+from tests.soak.referee import everything, require
+
+
+def flip(file: Path, stream: random.Random) -> None:
+    """One bit."""
+    content = bytearray(file.read_bytes())
+    content[stream.randrange(len(content))] ^= 1 << stream.randrange(8)
+    file.write_bytes(content)
+
+
+def cut(file: Path, stream: random.Random) -> None:
+    """The end is missing."""
+    content = file.read_bytes()
+    file.write_bytes(content[: stream.randrange(len(content))])
+
+
+def delete(file: Path, stream: random.Random) -> None:
+    """It is gone."""
+    file.unlink()
+
+
+def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], bool]:
+    """A file of the newest checkpoint: it is named and passed over, for the one before it or the beginning."""
+
+    def strike(ground: Ground) -> bool:
+        folders = checkpoint_folders(ground.run / "adapter")
+        if not folders:
+            return False
+        files = sorted(file for file in folders[0].rglob("*") if file.is_file() and file.stat().st_size)
+        file = ground.stream.choice(files)
+        spoil(file, ground.stream)
+        told = retrain("resume-check", ground.run.name, cwd=ground.folder)
+        require(told.code == 0, f"resume-check after damage to {file}: {told.code} {told.out}{told.err}")
+        require(folders[0].name in told.out, f"resume-check does not name {file}: {told.out}")
+        return False
+
+    return strike
+
+
+@contextmanager
+def taken_back(file: Path) -> Iterator[Path]:
+    """What is done to the file is undone."""
+    content = file.read_bytes()
+    try:
+        yield file
+    finally:
+        file.write_bytes(content)
+
+
+def refused(ground: Ground, name: str) -> bool:
+    """A resume is refused: code 2, the file or key named, a fix, nothing touched."""
+    before = everything(ground.run)
+    ended = ground.finish(ground.start())
+    told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
+    require(ended.code == 2 and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
+    require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
+    return True
+
+
+def record(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], bool]:
+    """A record file within what the newest checkpoint knows of it: refused, and mended by putting it back."""
+
+    def strike(ground: Ground) -> bool:
+        names = ["metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl"]
+        name = ground.stream.choice(names)
+        known = _known_size(ground.run, name)
+        if not known:
+            return False
+        with taken_back(ground.run / name) as file:
+            content = file.read_bytes()
+            file.write_bytes(content[:known])
+            spoil(file, ground.stream)
+            return refused(ground, name)
+
+    return strike
+
+
+def _known_size(run: Path, name: str) -> int:
+    """How much of a record the newest checkpoint vouches for."""
+    for folder in checkpoint_folders(run / "adapter"):
+        state = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        return int(state["record_sizes"].get(name, 0))
+    return 0
+
+
+def torn_line(ground: Ground) -> bool:
+    """A line that a kill cut off: it is newer than the checkpoint and goes."""
+    with (ground.run / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 99, "loss": 0.1')
+    return False
+
+
+def trainer_state(ground: Ground) -> bool:
+    """Written for people: a resume does not read it."""
+    (ground.run / "trainer_state.json").unlink(missing_ok=True)
+    return False
+
+
+def changed(name: str, text: str, put: str, told: str = "") -> Callable[[Ground], bool]:
+    """Another configuration, other code, other data: refused, and taken back."""
+
+    def strike(ground: Ground) -> bool:
+        with taken_back(ground.folder / name) as file:
+            content = file.read_text(encoding="utf-8")
+            require(text in content, f"{name} has no {text}")
+            file.write_text(content.replace(text, put, 1), encoding="utf-8")
+            return refused(ground, told or name)
+
+    return strike
+
+
+SPOILT = {"bit flipped": flip, "truncated": cut, "file deleted": delete}
+RIGHT, TWICE = "return float(example.reference == ", "return 2 * float(example.reference == "
+DAMAGES = (
+    *(Damage(name=f"checkpoint {name}", strike=checkpoint(spoil)) for name, spoil in SPOILT.items()),
+    Damage(name="record cut", strike=record(cut)),
+    Damage(name="record bit flipped", strike=record(flip)),
+    Damage(name="torn last line", strike=torn_line),
+    Damage(name="trainer_state.json deleted", strike=trainer_state),
+    Damage(name="code changed", strike=changed("parts.py", RIGHT, TWICE)),
+    Damage(name="data changed", strike=changed("sums.jsonl", "What is 2 + 2?", "What is 2 + 3?")),
+    Damage(name="configuration changed", strike=changed(RUN, "lr = ", "lr = 1", "training.lr")),
+)

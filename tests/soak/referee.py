@@ -1,0 +1,89 @@
+"""What must be equal is compared byte for byte; and nothing that was once on disk may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from retrain.rooms.session.records.checkpoints import newest_valid
+from tests.end_to_end import campaigns
+from tests.end_to_end.killing import check_nothing_is_half_written
+
+# Counts of what befell servers and scoring processes, and the probe by which a server was let back in.
+OF_FAULTS = ("inference_", "probe_gap", "timed_out_score_count")
+# What a disturbed run may have beside the other: checkpoints of a stop, and what was set aside or told about a fault.
+BESIDE = ("adapter/checkpoint_step_", "adapter/.", "failures", "stacks.txt", "inputs/until_", "emergence/.")
+
+
+class PromiseError(AssertionError):
+    """A promise was broken."""
+
+
+def require(is_kept: object, what: str) -> None:
+    """PromiseError unless it is kept."""
+    if not is_kept:
+        raise PromiseError(what)
+
+
+def check_same(folder: Path, twin: Path, *, is_campaign: bool) -> None:
+    """Every file that the undisturbed twin has, as it has it; and nothing else but what faults may leave."""
+    if not is_campaign:
+        _check_run(folder, twin)
+        return
+    names = [str(run["run_name"]) for run in campaigns.manifest(twin)["runs"]]
+    require(names == [str(run["run_name"]) for run in campaigns.manifest(folder)["runs"]], "other runs in the campaign")
+    for name in names:
+        _check_run(folder / "runs" / name, twin / "runs" / name)
+
+
+def _check_run(run: Path, twin: Path) -> None:
+    ours, theirs = _comparable(run), _comparable(twin)
+    missing = sorted(set(theirs) - set(ours))
+    require(not missing, f"{run}: {missing} are missing")
+    more = [name for name in sorted(set(ours) - set(theirs)) if not name.startswith(BESIDE)]
+    require(not more, f"{run}: {more} are of no run that was left alone")
+    for name, content in theirs.items():
+        if ours[name] != content:
+            raise PromiseError(f"{run / name} is another one than {twin / name}{_first(ours[name], content)}")
+
+
+def _comparable(run: Path) -> dict[str, Any]:
+    found = campaigns.contents(run)
+    del found["inputs/files.json"]  # has the places of the files
+    found["metrics.jsonl"] = [
+        {key: value for key, value in line.items() if not key.startswith(OF_FAULTS)} for line in found["metrics.jsonl"]
+    ]
+    found["config.toml"] = [line for line in found["config.toml"] if not line.startswith("url =")]
+    return found
+
+
+def _first(ours: Any, theirs: Any) -> str:
+    """Where two lists of lines part."""
+    if not isinstance(ours, list):
+        return ""
+    if len(ours) != len(theirs):
+        return f": {len(ours)} lines, not {len(theirs)}"
+    number = next(n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    if not isinstance(ours[number], dict):
+        return f": {ours[number]!r}, not {theirs[number]!r}"
+    keys = [key for key in {**ours[number], **theirs[number]} if ours[number].get(key) != theirs[number].get(key)]
+    return f": line {number + 1}, {keys[:8]}, {ours[number].get(keys[0])!r}, not {theirs[number].get(keys[0])!r}"
+
+
+def check_whole(runs: Iterable[Path]) -> None:
+    """Every checkpoint that can be seen is whole."""
+    for run in runs:
+        check_nothing_is_half_written(run)
+
+
+def progress(run: Path) -> int:
+    """The step with which a resume would go on."""
+    checkpoint, _ = newest_valid(run / "adapter")
+    return checkpoint.next_step if checkpoint else 0
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All bytes below a folder, apart from locks."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}

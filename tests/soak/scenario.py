@@ -1,0 +1,199 @@
+"""A scenario: a configuration, the faults that befall it, and whether it ends as its undisturbed twin."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.soak.blows import BLOWS
+from tests.soak.configurations import Configuration
+from tests.soak.damages import DAMAGES
+from tests.soak.fault import Damage, Fault
+from tests.soak.ground import NAME, Ended, Ground
+from tests.soak.referee import PromiseError, check_same, check_whole, progress, require
+from tests.soak.troubles import TROUBLES
+
+DISK_FULL = "disk full"
+Kind = TypeVar("Kind", Fault, Damage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Befallen:
+    """A fault and what came of it: `went on`, `resumed`, `refused`, or `missed` where the run was faster."""
+
+    fault: str
+    outcome: str
+    code: int | None = None
+    message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """What happened in a scenario; `failure` is empty if every promise was kept."""
+
+    number: int
+    configuration: str
+    faults: list[Befallen] = field(default_factory=list)
+    processes: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report."""
+        return asdict(self)
+
+
+class Twins:
+    """Runs that are left alone, each made when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+
+    def of(self, configuration: Configuration) -> Path:
+        """The folder of its run."""
+        folder = self._folder / configuration.name
+        with self._lock:
+            if not (folder / "made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                self._make(configuration, folder)
+                (folder / "made").touch()
+        return folder / NAME
+
+    def _make(self, configuration: Configuration, folder: Path) -> None:
+        ground = Ground(configuration, folder, random.Random(0))
+        try:
+            ground.set_up()
+            ended = ground.finish(ground.start())
+            require(ended.code == 0, f"left alone, {configuration.name} ends with {ended.code}: {ended.err[-2000:]}")
+        finally:
+            ground.close()
+
+
+class Scenario:
+    """One of them, drawn from a seed and its number."""
+
+    def __init__(self, seed: int, number: int, pool: Sequence[Configuration], folder: Path, *, mounts: bool) -> None:
+        self.stream = random.Random(f"{seed} scenario {number}")
+        rounds, place = divmod(number, len(pool))
+        order = random.Random(f"{seed} round {rounds}").sample(pool, len(pool))  # every shape, in each round
+        self.configuration = order[place]
+        self.account = Account(number=number, configuration=self.configuration.name)
+        self._ground = Ground(self.configuration, folder, self.stream)
+        self._blows = self._some(BLOWS, self.stream.randint(1, 4))
+        if not mounts:
+            self._blows = [blow for blow in self._blows if blow.name != DISK_FULL]
+        self._is_on_disk_of_its_own = any(blow.name == DISK_FULL for blow in self._blows)
+        self._reached = 0  # the step with which the run would go on
+
+    def _some(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
+        fitting = [kind for kind in kinds if kind.suits(self.configuration)]
+        return self.stream.sample(fitting, min(count, len(fitting)))
+
+    def play(self, twins: Twins) -> Account:
+        """The run with its faults, to the end; then it must be its twin."""
+        started, folder = time.monotonic(), self._ground.folder
+        try:
+            twin = twins.of(self.configuration)
+            self._prepare(folder)
+            self._ground.set_up()
+            if not self._is_over():
+                require(self._leg([], None), "a process that nothing ended did not complete the run")
+            check_same(self._ground.run, twin, is_campaign=self.configuration.is_campaign)
+        except PromiseError as error:
+            self.account.failure = str(error)
+        except Exception:  # whatever it is, the other scenarios go on, and this one counts as failed
+            self.account.failure = traceback.format_exc()
+        finally:
+            self._ground.close()
+            self._leave(folder)
+        self.account.seconds = round(time.monotonic() - started, 1)
+        return self.account
+
+    def _prepare(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if self._is_on_disk_of_its_own:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "none", folder], check=True)
+
+    def _leave(self, folder: Path) -> None:
+        """What failed is kept."""
+        if self._is_on_disk_of_its_own and folder.is_mount():
+            if self.account.failure:
+                shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"), dirs_exist_ok=True)
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        if not self.account.failure:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_over(self) -> bool:
+        """The legs that blows end, and what happens between them; True if the run completed on the way."""
+        for left, blow in reversed(list(enumerate(self._blows))):
+            if self._leg(self._some(TROUBLES, self.stream.choice((0, 1, 1, 2))), blow, of=left + 1):
+                return True
+            if (self._ground.run / "run.json").exists():
+                for damage in self._some(DAMAGES, self.stream.choice((0, 1, 1, 2))):
+                    self._damage(damage)
+        return False
+
+    def _leg(self, troubles: Sequence[Fault], blow: Fault | None, of: int = 1) -> bool:
+        """One process from its start to its end; True if it completed the run."""
+        ground = self._ground
+        faults = [*troubles, *([blow] if blow else [])]
+        have, process = ground.num_records(), ground.start("\n".join(fault.patch(ground) for fault in faults))
+        self.account.processes += 1
+        most = (self.configuration.num_records * max(1, len(ground.runs)) - have) // (of + 1)
+        is_early = blow is not None and blow.name.startswith("SIGKILL") and self.stream.random() < 0.15
+        if blow and is_early:
+            ground.pause(4.0)
+            process = blow.strike(ground, process)
+        else:
+            ground.wait_for_records(process, have + self.stream.randint(0, max(0, most)))
+            for fault in faults:
+                if process.poll() is None:
+                    ground.pause(0.5)
+                    process = fault.strike(ground, process)
+        ended = ground.finish(process)
+        for trouble in troubles:
+            self._note(trouble.name, "went on", ended if ended.code == 0 else None)
+        return self._judge(blow, ended)
+
+    def _judge(self, blow: Fault | None, ended: Ended) -> bool:
+        told = f"code {ended.code}: {(ended.err or ended.out)[-1500:]}"
+        is_killed = blow is not None and ended.code in blow.codes and ended.code < 0
+        if blow is not None:
+            blow.mend(self._ground)
+        if ended.code == 0:
+            if blow is not None:
+                self._note(blow.name, "missed", ended)
+            return True
+        require(blow is not None and ended.code in blow.codes, f"after {blow.name if blow else 'nothing'}: {told}")
+        assert blow is not None
+        require("Traceback" not in ended.err, f"after {blow.name}: {told}")
+        require(is_killed or blow.says in ended.err, f"after {blow.name}, which says {blow.says!r}: {told}")
+        self._note(blow.name, "resumed", ended)
+        self._check_nothing_is_lost(blow.name)
+        return False
+
+    def _check_nothing_is_lost(self, after: str) -> None:
+        check_whole(self._ground.runs)
+        if not self.configuration.is_campaign:
+            reached = progress(self._ground.run)
+            require(reached >= self._reached, f"after {after}: a checkpoint of step {self._reached} is gone")
+            self._reached = reached
+
+    def _damage(self, damage: Damage) -> None:
+        is_refused = damage.strike(self._ground)
+        self._note(damage.name, "refused" if is_refused else "went on", None)
+        self._reached = 0 if damage.name.startswith("checkpoint") else self._reached
+
+    def _note(self, fault: str, outcome: str, ended: Ended | None) -> None:
+        message = ended.err.strip().splitlines()[:2] if ended else []
+        code = ended.code if ended else None
+        self.account.faults.append(Befallen(fault=fault, outcome=outcome, code=code, message=" / ".join(message)[:300]))
