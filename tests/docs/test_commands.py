@@ -54,7 +54,8 @@ def faults_of(words: list[str]) -> Iterator[str]:
             else:
                 yield from (f"{name} has no extra {each}" for each in extras.split(",") if each not in _extras(name))
     elif words[:1] == ["nox"] and "-s" in words:
-        yield from (f"there is no session {each}" for each in words[words.index("-s") + 1 :] if each not in _sessions())
+        named = words[words.index("-s") + 1 : words.index("--") if "--" in words else None]
+        yield from (f"there is no session {each}" for each in named if each not in _sessions())
     elif words[:1] == ["python"] and len(words) > 1 and not (ROOT / words[1]).is_file():
         yield f"there is no file {words[1]}"
 
@@ -71,6 +72,7 @@ def test_commands_of_pip_nox_and_python_name_what_exists(page: Path) -> None:
         ("pip install retrain-cor", "no distribution retrain-cor"),
         ('pip install -e "./retrain-core[rai]"', "no extra rai"),
         ("python -m pip install nox && python -m nox -s test", "no session test"),
+        ("nox -s test -- --hours 1", "no session test"),
         ("python benchmarks/stepp.py", "no file benchmarks/stepp.py"),
     ],
 )
