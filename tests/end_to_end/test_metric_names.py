@@ -20,7 +20,7 @@ SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-ev
 EVERYTHING = (
     *("--eval-examples", "4", "--eval-samples", "2", "--eval-every", "2", "--bp-enabled", "true"),
     *("--bp-warmup-steps", "2", "--bp-max-batch-size", "4", "--sepa-correct-rate-gate", "0"),
-    *("--reward-weights", '{"match": 1.0, "math": 0.5}'),
+    *("--reward-weights", '{"match": 1.0, "math": 0.5}', "--reward-shadow", "math"),
     *("--refill", "1", "--overlong", "drop", "--soft-overlong", "8"),
 )
 CUT_OFF = (

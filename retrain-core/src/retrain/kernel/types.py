@@ -142,12 +142,12 @@ class Score:
     value: float | None = None
     detail: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+    shadow: Score | None = None  # that of `[reward] shadow` on the same text: recorded, never trained
 
     @classmethod
     def of(cls, value: float) -> Score:
         """A verdict; ValueError unless it is a finite number, because a failure must never become one."""
-        number = float(value)
-        if not np.isfinite(number):
+        if not np.isfinite(number := float(value)):
             raise ValueError(f"a score must be a finite number, not {value!r}")
         return cls(outcome=Outcome.SCORED, value=number)
 

@@ -116,6 +116,7 @@ def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Evaluated, st
             "correct": [score.value is not None and score.value > above for score in scores],
             **_outcomes(scores),
             **_parts(scores),
+            **_shadows(scores),
             "lengths": [completion.num_actions for completion in completions],
             "stops": [completion.stop_reason.value for completion in completions],
         }
@@ -134,6 +135,15 @@ def _parts(scores: Sequence[Score]) -> dict[str, Any]:
     """The rewards whose sum is the score, each with a value per sample, where there are several."""
     names = sorted({name for score in scores for name in score.parts})
     return {"parts": {name: [score.parts.get(name) for score in scores] for name in names}} if names else {}
+
+
+def _shadows(scores: Sequence[Score]) -> dict[str, Any]:
+    """The scores of `[reward] shadow`, as those of the reward; nothing without a shadow."""
+    found = [score.shadow for score in scores if score.shadow is not None]
+    if len(found) < len(scores):
+        return {}
+    outcomes = _outcomes(found)
+    return {"shadow_scores": [score.value for score in found], **{f"shadow_{name}": v for name, v in outcomes.items()}}
 
 
 def _cluster(example: Example, column: str) -> str:

@@ -18,8 +18,8 @@ from retrain.rooms.session.seed_sources import set_apart
 from retrain.rooms.tasks.contracts import LoadedData, Verifier
 from retrain.rooms.tasks.examples import uses_own_verifier
 from retrain.rooms.tasks.prompts import build_pool
-from retrain.rooms.tasks.scoring.build import DEFAULT_REWARD, build_rewards, comparing_rewards, load_data
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.tasks.scoring.build import DEFAULT_REWARD, comparing_rewards, load_data
+from retrain.rooms.tasks.scoring.shadow import build_service
 from retrain.rooms.tasks.scoring.trial import refuse_broken_rewards
 from retrain.rooms.tasks.tasks import Tasks, closed_on_error
 from retrain.rooms.tasks.verifiers import RewardVerifier
@@ -85,9 +85,7 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
     if data.reward is not None and not each.names_reward and each.config.data.source != context.config.data.source:
         reading = replace(reading, config=_without_reward(each.config))  # the source's own verifier is the better one
     shared = _shared_verifier(tasks, data, reading.config, context.config)
-    verifier = shared or RewardVerifier(
-        ScoringService(build_rewards(reading.config, reading, data.reward), reading.config.scoring)
-    )
+    verifier = shared or RewardVerifier(build_service(reading.config, reading, data.reward))
     with closed_on_error(verifier):
         length = tasks.context_length if tasks else context_length(context.config, context.plugins)
         pool, notes = build_pool(

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,23 @@ class ResultFile:
 
 def scores_of(record: Record) -> tuple[Score, ...]:
     """The scores of a record's samples."""
-    values: Sequence[float | None] = record["scores"]
-    outcomes = record.get("outcomes") or [Outcome.SCORED.value] * len(values)
     parts: Mapping[str, Sequence[float | None]] = record.get("parts", {})
+    scores = _scores(record)
+    shadows = _scores(record, "shadow_") if "shadow_scores" in record else [None] * len(scores)
     return tuple(
-        Score(
-            outcome=Outcome(outcome),
-            value=value,
+        replace(
+            score,
             parts={name: found for name, all_G in parts.items() if (found := all_G[index]) is not None},
+            shadow=shadow,
         )
-        for index, (value, outcome) in enumerate(zip(values, outcomes, strict=True))
+        for index, (score, shadow) in enumerate(zip(scores, shadows, strict=True))
     )
+
+
+def _scores(record: Record, prefix: str = "") -> list[Score]:
+    values: Sequence[float | None] = record[f"{prefix}scores"]
+    outcomes = record.get(f"{prefix}outcomes") or [Outcome.SCORED.value] * len(values)
+    return [Score(outcome=Outcome(name), value=value) for value, name in zip(values, outcomes, strict=True)]
 
 
 def own_records(run: Path, step: int, name: str) -> list[Record]:

@@ -19,7 +19,7 @@ _PATTERNS = tuple(
     for pattern, name in (
         (r"(exec|plan)_(entropy|surprisal|uncertainty)_(mean|var)", r"train/\2/\1_\3"),
         (r"post_(exec|plan)_(entropy|surprisal|uncertainty)_(mean|var)", r"train/\2/post_\1_\3"),
-        (r"(mean_reward|correct_rate|running_correct_rate)", r"train/rewards/\1"),
+        (r"(mean_reward|correct_rate|running_correct_rate|shadow_\w+)", r"train/rewards/\1"),
         (r"reward_((?:tie|uniform|unique)_\w+|p\d+)", r"train/rewards/\1"),
         (r"backend_(reports_sync_loss|preserves_token_advantages)", r"train/backend/\1"),
         (r"bp_(\w+)", r"train/backpressure/\1"),

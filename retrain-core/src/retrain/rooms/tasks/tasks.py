@@ -16,8 +16,8 @@ from retrain.kernel.types import Kind
 from retrain.rooms.tasks.contracts import Environment, LoadedData, Verifier
 from retrain.rooms.tasks.environment_process import EnvironmentProcess
 from retrain.rooms.tasks.prompts import PromptPool, build_pool
-from retrain.rooms.tasks.scoring.build import brings_tasks, build_rewards, comparing_rewards, load_data
-from retrain.rooms.tasks.scoring.service import ScoringService
+from retrain.rooms.tasks.scoring.build import brings_tasks, comparing_rewards, load_data
+from retrain.rooms.tasks.scoring.shadow import build_service
 from retrain.rooms.tasks.verifiers import EnvironmentPlayer, EnvironmentVerifier, Player, RewardVerifier
 from retrain.rooms.text.context import context_length
 from retrain.rooms.text.terminal_text import printable
@@ -61,7 +61,7 @@ def load_tasks(context: PluginContext) -> Tasks:
 def _from_source(context: PluginContext) -> Tasks:
     config = context.config
     data = load_data(config, context)
-    service = ScoringService(build_rewards(config, context, data.reward), config.scoring)
+    service = build_service(config, context, data.reward)
     player = _player(context) if _provider(config) else None
     verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):

@@ -109,8 +109,8 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
         _add_module(module, graph, packages)
     for path in key_paths(tables, "code"):
         _add_code(str(config.value(path, "")), graph, packages)
-    for values in _eval_sets(config):
-        reward = values.get("reward")
+    shadow: Mapping[str, Any] = config.value("reward.shadow_params", {})
+    for reward in (shadow, *(values.get("reward") for values in _eval_sets(config))):
         _add_code(str(reward.get("custom_module", "")) if isinstance(reward, Mapping) else "", graph, packages)
     for path in key_paths(tables, "package"):
         _add_package(str(config.value(path, "")), graph, modules, packages)

@@ -105,7 +105,9 @@ def _score_fields(score: Score) -> dict[str, Any]:
         fields["reward_parts"] = dict(score.parts)
     is_failed = score.outcome is Outcome.FAILED
     detail = hide_text(score.detail) if is_failed else score.detail  # an exception may quote a key
-    return fields | ({"detail": detail} if detail else {})
+    fields |= {"detail": detail} if detail else {}
+    of_shadow = _score_fields(score.shadow) if score.shadow is not None else {}
+    return fields | {f"shadow_{name}": value for name, value in of_shadow.items()}
 
 
 def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:

@@ -101,7 +101,11 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
         return controlled
 
     def _with_scores(prompt: Prompt, group: Group) -> Group:
-        scores = tuple(_score(pays(prompt, number, c), weights) for number, c in enumerate(group.completions))
+        found = zip(group.completions, group.raw_scores, strict=True)
+        scores = tuple(
+            replace(_score(pays(prompt, number, completion), weights), shadow=score.shadow)
+            for number, (completion, score) in enumerate(found)
+        )
         return replace(group, scores=scores, raw_scores=scores)
 
     return select

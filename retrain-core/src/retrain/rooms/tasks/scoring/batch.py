@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -15,14 +17,19 @@ from retrain.rooms.tasks.scoring.dispatcher import Dispatcher
 from retrain.rooms.tasks.scoring.failures import FailureRecord, FailureWriter
 from retrain.rooms.tasks.scoring.task import Attempt, Task
 from retrain.rooms.tasks.scoring.verdict import combined, part_means
+from retrain.rooms.text.secrets import hide_text
+from retrain.rooms.text.terminal_text import printable
 
+LOG = logging.getLogger("retrain")
 POLL_S = 0.5  # between two looks at the event loop's heartbeat
 
 
 class ScoringBatch:
     """Made by `ScoringService.batch`: `submit` while sampling, `collect` once, and then `seconds` and `metrics`.
 
-    With a cache, equal texts to one example are scored once; without one, each is scored anew.
+    With a cache, equal texts to one example are scored once; without one, each is scored anew. A `shadow` scores the
+    same texts, and what it finds is the `shadow` of each score: its failures are warned of and fail nothing, and
+    neither budget nor seconds nor metrics count it.
     """
 
     def __init__(
@@ -33,8 +40,10 @@ class ScoringBatch:
         writer: FailureWriter,
         label: str,
         failures: Path | None,
+        shadow: ScoringBatch | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._shadow = shadow
         self._cache = cache
         self._writer = writer
         self._label = label
@@ -49,6 +58,8 @@ class ScoringBatch:
         """Start scoring a completion, without waiting; returns the index of its score in what `collect` returns."""
         tasks = tuple(self._task(number, example, text) for number in range(len(self._dispatcher.rewards)))
         self._submitted.append(tasks)
+        if self._shadow is not None:
+            self._shadow.submit(example, text)
         return len(self._submitted) - 1
 
     @property
@@ -84,7 +95,23 @@ class ScoringBatch:
             self._keep_failures(self._failures)
         if within_budget:
             self._check_budget()
-        return self._combined()
+        scores = self._combined()
+        if self._shadow is None:
+            return scores
+        return [replace(s, shadow=of_shadow) for s, of_shadow in zip(scores, self._shadow.tolerated(), strict=True)]
+
+    def tolerated(self) -> list[Score]:
+        """What `collect` finds, as a shadow: failures end nothing. A warning tells where those of a reward would."""
+        try:
+            scores = self.collect(within_budget=False)
+        except RewardError as error:  # it blocks the event loop; all its scores have failed by now
+            LOG.warning("the shadow: %s", error.problems[0].what)
+            scores = self.collect(within_budget=False)
+        failed = [score.detail for score in scores if score.outcome is Outcome.FAILED]
+        if len(failed) > self._dispatcher.limits[0].max_failed_frac * len(scores):
+            text, first = "shadow %r failed on %d of %d completions; first: %s", printable(hide_text(failed[0]))
+            LOG.warning(text, self._names[0], len(failed), len(scores), first)
+        return scores
 
     def _combined(self) -> list[Score]:
         names, weights = self._names, [reward.weight for reward in self._dispatcher.rewards]

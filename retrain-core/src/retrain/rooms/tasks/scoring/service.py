@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,9 +20,13 @@ class ScoringService:
     """The rewards of a run at work: `with service.batch() as batch`, `batch.submit(...)`, `batch.collect()`.
 
     One batch is open at a time. Scores depend neither on the number of workers nor on which of them finishes first.
+    `shadow` scores the same texts in processes and with a cache of its own; see `ScoringBatch`.
     """
 
-    def __init__(self, rewards: Sequence[NamedReward], settings: ScoringTable) -> None:
+    def __init__(
+        self, rewards: Sequence[NamedReward], settings: ScoringTable, *, shadow: ScoringService | None = None
+    ) -> None:
+        self.shadow = shadow
         self._dispatcher = Dispatcher(rewards, settings)
         self._cache = VerdictCache() if settings.cache else None
         self._writer = FailureWriter()
@@ -45,14 +49,20 @@ class ScoringService:
     def launch(self) -> None:
         """Start a scoring process and return at once; see `Dispatcher.launch`."""
         self._dispatcher.launch()
+        if self.shadow is not None:
+            self.shadow.launch()
 
     def start(self) -> None:
         """Prepare the rewards; PluginError says what is wrong with one. The first batch does it otherwise."""
         self._dispatcher.start()
+        if self.shadow is not None:
+            self.shadow.start()
 
     def close(self) -> None:
         """End all processes and threads; safe to call twice."""
         self._dispatcher.close()
+        if self.shadow is not None:
+            self.shadow.close()
 
     def __enter__(self) -> ScoringService:
         self.start()
@@ -83,17 +93,19 @@ class ScoringService:
         """One step's scores; leaving the block cancels what is outstanding, so that the next batch begins clean.
 
         Scores that fail for good are written to `<failures>/<label>_<n>.json`. With `fresh` every text is scored anew,
-        equal ones too.
+        equal ones too, and by the rewards alone.
         """
         self.start()
-        batch = ScoringBatch(
-            self._dispatcher,
-            cache=None if fresh else self._cache,
-            writer=self._writer,
-            label=label,
-            failures=failures,
-        )
-        try:
-            yield batch
-        finally:
-            batch.cancel()
+        with nullcontext() if fresh or self.shadow is None else self.shadow.batch() as shadow:
+            batch = ScoringBatch(
+                self._dispatcher,
+                cache=None if fresh else self._cache,
+                writer=self._writer,
+                label=label,
+                failures=failures,
+                shadow=shadow,
+            )
+            try:
+                yield batch
+            finally:
+                batch.cancel()

@@ -19,6 +19,7 @@ from retrain.rooms.tasks.child.process_copy import in_copy
 from retrain.rooms.tasks.child.system import limit_memory
 from retrain.rooms.tasks.contracts import Verifier
 from retrain.rooms.tasks.examples import names_a_reward
+from retrain.rooms.tasks.scoring.service import ScoringService
 from retrain.rooms.tasks.scoring.verdict import verdict
 from retrain.rooms.tasks.verifiers import RewardVerifier
 
@@ -35,7 +36,12 @@ def refuse_broken_rewards(verifier: Verifier, prompts: Sequence[Prompt], config:
     """
     if config.scoring.audit == "off" or not isinstance(verifier, RewardVerifier):
         return
-    service = verifier.service
+    _refuse(verifier.service, prompts, config)
+    if verifier.service.shadow is not None:
+        _refuse(verifier.service.shadow, prompts, config, of_shadow=True)
+
+
+def _refuse(service: ScoringService, prompts: Sequence[Prompt], config: Config, *, of_shadow: bool = False) -> None:
     for number, (named, limits) in enumerate(zip(service.rewards, service.limits, strict=True)):
         reward: Any = named.reward
         is_light = getattr(reward, "is_loaded", not hasattr(reward, "prepare"))
@@ -46,7 +52,8 @@ def refuse_broken_rewards(verifier: Verifier, prompts: Sequence[Prompt], config:
             what = f"reward {named.name!r} failed on all {len(pairs)} texts that it was tried on; first: {fault}"
             why = f"they are right answers, and the empty text, for {min(ROWS, len(prompts))} rows of the data"
             fix = "repair the reward; `retrain audit` tries it alone"
-            raise RewardError(Problem(where=_place(config, named.name), what=what, why=why, fix=fix))
+            where = config.place("reward.shadow") if of_shadow else _place(config, named.name)
+            raise RewardError(Problem(where=where, what=what, why=why, fix=fix))
 
 
 def _fails_in_copy(reward: Any, pairs: Pairs, config: Config) -> bool:
