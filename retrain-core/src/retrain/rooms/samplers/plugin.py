@@ -1,4 +1,4 @@
-"""Registers the samplers `curriculum` and `replay`."""
+"""Registers the samplers `thompson`, `curriculum` and `replay`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
 
 SAMPLERS = {
+    "thompson": "Prompts whose chance to teach is largest in a draw from the posterior of each rate.",
     "curriculum": "Prompts in order of a difficulty field: a window that moves with the steps, or with the rate.",
     "replay": "The order of `uniform`, and prompts that taught nothing when seen and are forecast to do so now.",
 }
