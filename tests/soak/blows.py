@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.end_to_end.campaigns import kill_all
 from tests.end_to_end.test_resume import SOURCE_OF_PATCHES
 from tests.soak.configurations import Configuration
-from tests.soak.fault import Fault, Process, of_campaigns, of_runs, of_shapes
+from tests.soak.fault import Fault, Process, anywhere, of_campaigns, of_runs, of_shapes
 from tests.soak.ground import NAME, Ground, command_of, descendants_of
 
 STOPPED, KILLED, FAILED = 75, -9, 1
@@ -157,6 +157,19 @@ def _tell(ground: Ground, name: str) -> None:
     part.rename(ground.folder / "trouble")
 
 
+def replace_servers(ground: Ground, process: Process) -> Process:
+    """Both come back with other weights under the model's name."""
+    for server in ground.servers:
+        server.other_model()
+    return process
+
+
+def mend_servers(ground: Ground) -> None:
+    """The model again."""
+    for server in ground.servers:
+        server.mend()
+
+
 def trains_only(configuration: Configuration) -> bool:
     """A single run without evaluations, where a score that failed would count as wrong."""
     return of_runs(configuration) and not configuration.evaluates
@@ -175,11 +188,11 @@ def on_small_disk(configuration: Configuration) -> bool:
 
 
 BLOWS = (
-    Fault(name="SIGKILL", strike=kill, suits=lambda _: True, codes=(KILLED,)),
+    Fault(name="SIGKILL", strike=kill, suits=anywhere, codes=(KILLED,)),
     Fault(name="SIGKILL at a bad place", strike=struck_already, codes=(KILLED,), patch=at_a_place),
     Fault(name="SIGKILL to the campaign alone", strike=kill_leader, suits=of_campaigns, codes=(KILLED,)),
     *(
-        Fault(name=name, strike=signalled(name), suits=lambda _: True, codes=(STOPPED,), says="resume")
+        Fault(name=name, strike=signalled(name), suits=anywhere, codes=(STOPPED,), says="resume")
         for name in ("SIGTERM", "SIGINT")
     ),
     Fault(name="SIGUSR1", strike=signalled("SIGUSR1"), codes=(STOPPED,), says="resume"),
@@ -197,11 +210,28 @@ BLOWS = (
     Fault(name="run folder deleted", strike=delete_run, codes=(FAILED,), says="rescued", mend=go_to_rescued),
     Fault(name="record file deleted", strike=delete_record, codes=(FAILED,), says="rescued", mend=go_to_rescued),
     Fault(name="rank killed", strike=kill_rank, suits=of_shapes("ranks"), codes=(FAILED,), says="signal 9"),
+    Fault(name="SIGHUP", strike=signalled("SIGHUP"), suits=of_campaigns, codes=(STOPPED,), says="resume"),
+    Fault(
+        name="all servers wrong",
+        strike=replace_servers,
+        suits=of_shapes("server"),
+        codes=(FAILED,),
+        says="http://",
+        mend=mend_servers,
+    ),
+    Fault(
+        name="environment or agent exits",
+        strike=breaks_down("exits"),
+        suits=lambda each: each.shape in ("game", "agent") and not each.evaluates,
+        codes=(FAILED,),
+        says="max_failed_frac",
+        mend=come_to_terms,
+    ),
     *(
         Fault(
             name=f"reward {name}",
             strike=breaks_down(name),
-            suits=trains_only,
+            suits=lambda each: trains_only(each) and each.shape not in ("game", "agent"),
             codes=(FAILED,),
             says="max_failed_frac",
             mend=come_to_terms,

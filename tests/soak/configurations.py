@@ -29,6 +29,7 @@ EXTRAS: tuple[Tables, ...] = (
     {"optimizer": {"schedule": "cosine", "warmup_steps": 2}},
     {"training": {"keep_last": 2}},
     {"lora": {"rslora": True}},
+    {"logging": {"recorders": ["parts.Recorder"]}},
 )
 SHAPES: Mapping[str, Tables] = {
     "plain": {},

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from retrain.rooms.session.records.checkpoints import checkpoint_folders
 from tests.end_to_end.running import retrain
-from tests.soak.configurations import RUN
-from tests.soak.fault import Damage
+from tests.soak.blows import OBEYS_PERMISSIONS
+from tests.soak.configurations import CAMPAIGN, RUN
+from tests.soak.fault import Damage, anywhere, of_campaigns
 from tests.soak.ground import Ground
 from tests.soak.referee import everything, require
 
@@ -38,13 +39,13 @@ def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground
     """A file of the newest checkpoint: it is named and passed over, for the one before it or the beginning."""
 
     def strike(ground: Ground) -> bool:
-        folders = checkpoint_folders(ground.run / "adapter")
+        folders = checkpoint_folders(ground.victim / "adapter")
         if not folders:
             return False
         files = sorted(file for file in folders[0].rglob("*") if file.is_file() and file.stat().st_size)
         file = ground.stream.choice(files)
         spoil(file, ground.stream)
-        told = retrain("resume-check", ground.run.name, cwd=ground.folder)
+        told = retrain("resume-check", str(ground.victim.relative_to(ground.folder)), cwd=ground.folder)
         require(told.code == 0, f"resume-check after damage to {file}: {told.code} {told.out}{told.err}")
         require(folders[0].name in told.out, f"resume-check does not name {file}: {told.out}")
         return False
@@ -62,10 +63,10 @@ def taken_back(file: Path) -> Iterator[Path]:
         file.write_bytes(content)
 
 
-def refused(ground: Ground, name: str) -> bool:
+def refused(ground: Ground, name: str, patch: str = "") -> bool:
     """A resume is refused: code 2, the file or key named, a fix, nothing touched."""
     before = everything(ground.run)
-    ended = ground.finish(ground.start())
+    ended = ground.finish(ground.start(patch))
     told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
     require(ended.code == 2 and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
     require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
@@ -78,10 +79,10 @@ def record(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], b
     def strike(ground: Ground) -> bool:
         names = ["metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl"]
         name = ground.stream.choice(names)
-        known = _known_size(ground.run, name)
+        known = _known_size(ground.victim, name)
         if not known:
             return False
-        with taken_back(ground.run / name) as file:
+        with taken_back(ground.victim / name) as file:
             content = file.read_bytes()
             file.write_bytes(content[:known])
             spoil(file, ground.stream)
@@ -98,16 +99,26 @@ def _known_size(run: Path, name: str) -> int:
     return 0
 
 
+def unreadable(ground: Ground) -> bool:
+    """A record that may not be read: refused."""
+    file = ground.victim / "metrics.jsonl"
+    file.chmod(0o000)
+    try:
+        return refused(ground, file.name, OBEYS_PERMISSIONS)
+    finally:
+        file.chmod(0o644)
+
+
 def torn_line(ground: Ground) -> bool:
     """A line that a kill cut off: it is newer than the checkpoint and goes."""
-    with (ground.run / "metrics.jsonl").open("ab") as stream:
+    with (ground.victim / "metrics.jsonl").open("ab") as stream:
         stream.write(b'{"step": 99, "loss": 0.1')
     return False
 
 
 def trainer_state(ground: Ground) -> bool:
     """Written for people: a resume does not read it."""
-    (ground.run / "trainer_state.json").unlink(missing_ok=True)
+    (ground.victim / "trainer_state.json").unlink(missing_ok=True)
     return False
 
 
@@ -127,12 +138,14 @@ def changed(name: str, text: str, put: str, told: str = "") -> Callable[[Ground]
 SPOILT = {"bit flipped": flip, "truncated": cut, "file deleted": delete}
 RIGHT, TWICE = "return float(example.reference == ", "return 2 * float(example.reference == "
 DAMAGES = (
-    *(Damage(name=f"checkpoint {name}", strike=checkpoint(spoil)) for name, spoil in SPOILT.items()),
+    *(Damage(name=f"checkpoint {name}", strike=checkpoint(spoil), suits=anywhere) for name, spoil in SPOILT.items()),
     Damage(name="record cut", strike=record(cut)),
     Damage(name="record bit flipped", strike=record(flip)),
-    Damage(name="torn last line", strike=torn_line),
-    Damage(name="trainer_state.json deleted", strike=trainer_state),
-    Damage(name="code changed", strike=changed("parts.py", RIGHT, TWICE)),
-    Damage(name="data changed", strike=changed("sums.jsonl", "What is 2 + 2?", "What is 2 + 3?")),
+    Damage(name="torn last line", strike=torn_line, suits=anywhere),
+    Damage(name="trainer_state.json deleted", strike=trainer_state, suits=anywhere),
+    Damage(name="code changed", strike=changed("parts.py", RIGHT, TWICE), suits=anywhere),
+    Damage(name="data changed", strike=changed("sums.jsonl", "What is 2 + 2?", "What is 2 + 3?"), suits=anywhere),
     Damage(name="configuration changed", strike=changed(RUN, "lr = ", "lr = 1", "training.lr")),
+    Damage(name="campaign changed", strike=changed(CAMPAIGN, "lr = ", "lr = 1", "lr"), suits=of_campaigns),
+    Damage(name="record unreadable", strike=unreadable),
 )

@@ -31,6 +31,11 @@ def of_campaigns(configuration: Configuration) -> bool:
     return configuration.is_campaign
 
 
+def anywhere(configuration: Configuration) -> bool:
+    """Runs and campaigns."""
+    return True
+
+
 def of_shapes(*names: str) -> Callable[[Configuration], bool]:
     """Configurations of these shapes."""
     return lambda configuration: configuration.shape in names
@@ -50,6 +55,7 @@ class Fault:
     suits: Callable[[Configuration], bool] = of_runs
     codes: tuple[int, ...] = ()
     says: str = ""
+    is_at_once: bool = False  # strikes as soon as the process has been started
     patch: Callable[[Ground], str] = no_patch
     mend: Callable[[Ground], None] = nothing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -54,6 +55,12 @@ class Ground:
         if not self.configuration.is_campaign:
             return [self.run]
         return [file.parent for file in sorted(self.run.glob("runs/*/run.json"))]
+
+    @property
+    def victim(self) -> Path:
+        """The run whose files are damaged: of a campaign the first that has not ended well, or none."""
+        state = {run: json.loads((run / "run.json").read_text(encoding="utf-8"))["status"] for run in self.runs}
+        return next((run for run in self.runs if state[run] != "done"), self.folder / "nowhere")
 
     def arguments(self) -> Sequence[str]:
         """The command line that begins, or goes on."""

@@ -68,6 +68,24 @@ class Shadow(Reward):
         return float(f"boxed{{{example.reference}}}" in text)
 
 
+class Recorder:
+    """A board that is down; whoever trains goes on without it."""
+
+    def __init__(self, context: object) -> None:
+        """Nothing is kept."""
+
+    def start(self, manifest: object, folder: object) -> None:
+        """Still well."""
+
+    def step(self, metrics: object) -> None:
+        """Down."""
+        raise RuntimeError("the board is down")
+
+    def finish(self, error: object = None) -> None:
+        """Down."""
+        raise RuntimeError("the board is still down")
+
+
 class Game:
     """Sums in two turns: an answer, and another one after a hint."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from retrain.rooms.evidence.ledger.chain import read_chain
 from retrain.rooms.session.records.checkpoints import newest_valid
 from tests.end_to_end import campaigns
 from tests.end_to_end.killing import check_nothing_is_half_written
@@ -75,6 +76,12 @@ def check_whole(runs: Iterable[Path]) -> None:
     """Every checkpoint that can be seen is whole."""
     for run in runs:
         check_nothing_is_half_written(run)
+
+
+def check_ledger(folder: Path) -> None:
+    """Every line follows the one before."""
+    for entry in read_chain(folder / "ledger.jsonl"):
+        require(not entry.fault, f"{folder}/ledger.jsonl:{entry.line} {entry.fault}")
 
 
 def progress(run: Path) -> int:

@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.soak.blows import BLOWS
+from tests.soak.blows import BLOWS, kill
 from tests.soak.configurations import Configuration
 from tests.soak.damages import DAMAGES
 from tests.soak.fault import Damage, Fault
 from tests.soak.ground import NAME, Ended, Ground
-from tests.soak.referee import PromiseError, check_same, check_whole, progress, require
+from tests.soak.referee import PromiseError, check_ledger, check_same, check_whole, everything, progress, require
 from tests.soak.troubles import TROUBLES
 
 DISK_FULL = "disk full"
+AGAIN = 0.25  # of the runs that have ended are resumed once more
+EARLY = 0.15  # of the kills come while the process starts
 Kind = TypeVar("Kind", Fault, Damage)
 
 
@@ -107,6 +109,9 @@ class Scenario:
             if not self._is_over():
                 require(self._leg([], None), "a process that nothing ended did not complete the run")
             check_same(self._ground.run, twin, is_campaign=self.configuration.is_campaign)
+            check_ledger(folder)
+            if self.stream.random() < AGAIN:
+                self._again()
         except PromiseError as error:
             self.account.failure = str(error)
         except Exception:  # whatever it is, the other scenarios go on, and this one counts as failed
@@ -116,6 +121,15 @@ class Scenario:
             self._leave(folder)
         self.account.seconds = round(time.monotonic() - started, 1)
         return self.account
+
+    def _again(self) -> None:
+        """What is complete stays as it is."""
+        before = everything(self._ground.run)
+        ended = self._ground.finish(self._ground.start())
+        require(ended.code == 0 and "lready complete" in ended.out, f"complete, and resumed: {ended.out}{ended.err}")
+        changed = [name for name, content in everything(self._ground.run).items() if before.get(name) != content]
+        require(not changed, f"complete, and resumed: {changed} changed")
+        self._note("resumed when complete", "went on", ended)
 
     def _prepare(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -137,7 +151,7 @@ class Scenario:
         for left, blow in reversed(list(enumerate(self._blows))):
             if self._leg(self._some(TROUBLES, self.stream.choice((0, 1, 1, 2))), blow, of=left + 1):
                 return True
-            if (self._ground.run / "run.json").exists():
+            if any((run / "run.json").exists() for run in self._ground.runs) and self._ground.victim.exists():
                 for damage in self._some(DAMAGES, self.stream.choice((0, 1, 1, 2))):
                     self._damage(damage)
         return False
@@ -149,16 +163,16 @@ class Scenario:
         have, process = ground.num_records(), ground.start("\n".join(fault.patch(ground) for fault in faults))
         self.account.processes += 1
         most = (self.configuration.num_records * max(1, len(ground.runs)) - have) // (of + 1)
-        is_early = blow is not None and blow.name.startswith("SIGKILL") and self.stream.random() < 0.15
-        if blow and is_early:
-            ground.pause(4.0)
-            process = blow.strike(ground, process)
+        for fault in faults:
+            process = fault.strike(ground, process) if fault.is_at_once else process
+        if blow and blow.strike is kill and self.stream.random() < EARLY:
+            ground.pause(4.0)  # perhaps before there is a run
         else:
             ground.wait_for_records(process, have + self.stream.randint(0, max(0, most)))
-            for fault in faults:
-                if process.poll() is None:
-                    ground.pause(0.5)
-                    process = fault.strike(ground, process)
+        for fault in (fault for fault in faults if not fault.is_at_once):
+            if process.poll() is None:
+                ground.pause(0.5)
+                process = fault.strike(ground, process)
         ended = ground.finish(process)
         for trouble in troubles:
             self._note(trouble.name, "went on", ended if ended.code == 0 else None)

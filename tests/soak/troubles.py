@@ -11,7 +11,7 @@ from contextlib import suppress
 from tests.end_to_end.running import retrain
 from tests.soak.blows import breaks_down, struck_already
 from tests.soak.configurations import Configuration
-from tests.soak.fault import Fault, Process, of_runs, of_shapes
+from tests.soak.fault import Fault, Process, anywhere, of_campaigns, of_runs, of_shapes
 from tests.soak.ground import Ground, command_of, descendants_of
 from tests.soak.referee import require
 
@@ -62,6 +62,18 @@ def to_a_scorer(number: signal.Signals) -> Callable[[Ground, Process], Process]:
     return strike
 
 
+def start_another(ground: Ground, process: Process) -> Process:
+    """The same command at the same time: one of them holds the run, the other one is refused."""
+    second = ground.start()
+    ground.wait_until(process, lambda: second.poll() is not None)
+    loser, winner = (second, process) if second.poll() is not None else (process, second)
+    ended = ground.finish(loser)
+    require(
+        ended.code == 2 and str(winner.pid) in ended.err, f"the other one ended with {ended.code}: {ended.err[-500:]}"
+    )
+    return winner
+
+
 def resume_as_well(ground: Ground, process: Process) -> Process:
     """The same command again, while the first one is at work: it is refused, and names the other."""
     ground.wait_for_lock(process)
@@ -74,6 +86,15 @@ def resume_as_well(ground: Ground, process: Process) -> Process:
     return process
 
 
+def kill_a_run(ground: Ground, process: Process) -> Process:
+    """One of a campaign's, which then is tried again."""
+    runs = [pid for pid in descendants_of(process.pid) if "-m retrain run/configs" in command_of(pid)]
+    if runs:
+        with suppress(ProcessLookupError):
+            os.kill(ground.stream.choice(runs), signal.SIGKILL)
+    return process
+
+
 def look_on(ground: Ground, process: Process) -> Process:
     """`retrain status`, which reads what is being written."""
     outcome = retrain("status", ".", cwd=ground.folder)
@@ -83,7 +104,7 @@ def look_on(ground: Ground, process: Process) -> Process:
 
 def of_own_reward(configuration: Configuration) -> bool:
     """Its reward is ours."""
-    return of_runs(configuration) and configuration.shape != "game"
+    return of_runs(configuration) and configuration.shape not in ("game", "agent")
 
 
 def trouble_a_server(ground: Ground, process: Process) -> Process:
@@ -110,8 +131,10 @@ TROUBLES = (
     Fault(name="clock jumps", strike=struck_already, patch=jumping_clock),
     Fault(name="scoring process killed", strike=to_a_scorer(signal.SIGKILL), suits=of_own_reward),
     Fault(name="scoring process stopped", strike=to_a_scorer(signal.SIGSTOP), suits=of_own_reward),
-    Fault(name="second resume", strike=resume_as_well),
-    Fault(name="somebody looks", strike=look_on, suits=lambda _: True),
+    Fault(name="two at once", strike=start_another, is_at_once=True),
+    Fault(name="second resume", strike=resume_as_well, suits=anywhere),
+    Fault(name="run of a campaign killed", strike=kill_a_run, suits=of_campaigns),
+    Fault(name="somebody looks", strike=look_on, suits=anywhere),
     *(
         Fault(name=f"reward {name} once", strike=breaks_down(f"once {name}"), suits=of_own_reward)
         for name in ("raises", "nan", "exits", "hangs")
