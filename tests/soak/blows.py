@@ -121,6 +121,21 @@ def delete_record(ground: Ground, process: Process) -> Process:
     return process
 
 
+def delete_checkpoints(ground: Ground, process: Process) -> Process:
+    """All of them, with their folder."""
+    (ground.run / "adapter").rename(ground.folder / "gone")
+    shutil.rmtree(ground.folder / "gone")
+    return process
+
+
+def move_rescued_back(ground: Ground) -> None:
+    """As the message says; what the deleted folder has left is in the way."""
+    rescued = ground.run / "adapter.rescued"
+    if rescued.exists():
+        shutil.rmtree(ground.run / "adapter", ignore_errors=True)
+        rescued.rename(ground.run / "adapter")
+
+
 def go_to_rescued(ground: Ground) -> None:
     """Where the message says that the run goes on."""
     rescued = ground.folder / f"{NAME}.rescued"
@@ -207,8 +222,23 @@ BLOWS = (
         patch=lambda _: OBEYS_PERMISSIONS,
         mend=give_permission,
     ),
-    Fault(name="run folder deleted", strike=delete_run, codes=(FAILED,), says="rescued", mend=go_to_rescued),
+    Fault(
+        name="run folder deleted",
+        strike=delete_run,
+        codes=(FAILED,),
+        says="rescued",
+        mend=go_to_rescued,
+        loses=("emergence/tokens/", "adapter/checkpoint_step_"),
+    ),
     Fault(name="record file deleted", strike=delete_record, codes=(FAILED,), says="rescued", mend=go_to_rescued),
+    Fault(
+        name="checkpoints deleted",
+        strike=delete_checkpoints,
+        codes=(FAILED,),
+        says="adapter.rescued",
+        mend=move_rescued_back,
+        loses=("adapter/checkpoint_step_",),
+    ),
     Fault(name="rank killed", strike=kill_rank, suits=of_shapes("ranks"), codes=(FAILED,), says="signal 9"),
     Fault(name="SIGHUP", strike=signalled("SIGHUP"), suits=of_campaigns, codes=(STOPPED,), says="resume"),
     Fault(

@@ -55,6 +55,7 @@ class Fault:
     suits: Callable[[Configuration], bool] = of_runs
     codes: tuple[int, ...] = ()
     says: str = ""
+    loses: tuple[str, ...] = ()  # where files lie that the fault itself deletes, and that a run does not hold in memory
     is_at_once: bool = False  # strikes as soon as the process has been started
     patch: Callable[[Ground], str] = no_patch
     mend: Callable[[Ground], None] = nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,13 @@ def require(is_kept: object, what: str) -> None:
         raise PromiseError(what)
 
 
-def check_same(folder: Path, twin: Path, *, is_campaign: bool) -> None:
-    """Every file that the undisturbed twin has, as it has it; and nothing else but what faults may leave."""
+def check_same(folder: Path, twin: Path, *, is_campaign: bool, lost: Sequence[str] = ()) -> None:
+    """Every file that the undisturbed twin has, as it has it; and nothing else but what faults may leave.
+
+    Files in the places `lost` may be missing: somebody has deleted them.
+    """
     if not is_campaign:
-        _check_run(folder, twin)
+        _check_run(folder, twin, tuple(lost))
         return
     names = [str(run["run_name"]) for run in campaigns.manifest(twin)["runs"]]
     require(names == [str(run["run_name"]) for run in campaigns.manifest(folder)["runs"]], "other runs in the campaign")
@@ -38,13 +41,13 @@ def check_same(folder: Path, twin: Path, *, is_campaign: bool) -> None:
         _check_run(folder / "runs" / name, twin / "runs" / name)
 
 
-def _check_run(run: Path, twin: Path) -> None:
+def _check_run(run: Path, twin: Path, lost: tuple[str, ...] = ()) -> None:
     ours, theirs = _comparable(run), _comparable(twin)
-    missing = sorted(set(theirs) - set(ours))
+    missing = [name for name in sorted(set(theirs) - set(ours)) if not name.startswith(lost)]
     require(not missing, f"{run}: {missing} are missing")
     more = [name for name in sorted(set(ours) - set(theirs)) if not name.startswith(BESIDE)]
     require(not more, f"{run}: {more} are of no run that was left alone")
-    for name, content in theirs.items():
+    for name, content in ((name, content) for name, content in theirs.items() if name in ours):
         if ours[name] != content:
             raise PromiseError(f"{run / name} is another one than {twin / name}{_first(ours[name], content)}")
 

@@ -93,6 +93,7 @@ class Scenario:
         if not mounts:
             self._blows = [blow for blow in self._blows if blow.name != DISK_FULL]
         self._is_on_disk_of_its_own = any(blow.name == DISK_FULL for blow in self._blows)
+        self._lost: list[str] = []  # places of files that faults have deleted for good
         self._reached = 0  # the step with which the run would go on
 
     def _some(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
@@ -108,7 +109,7 @@ class Scenario:
             self._ground.set_up()
             if not self._is_over():
                 require(self._leg([], None), "a process that nothing ended did not complete the run")
-            check_same(self._ground.run, twin, is_campaign=self.configuration.is_campaign)
+            check_same(self._ground.run, twin, is_campaign=self.configuration.is_campaign, lost=self._lost)
             check_ledger(folder)
             if self.stream.random() < AGAIN:
                 self._again()
@@ -192,6 +193,7 @@ class Scenario:
         require("Traceback" not in ended.err, f"after {blow.name}: {told}")
         require(is_killed or blow.says in ended.err, f"after {blow.name}, which says {blow.says!r}: {told}")
         self._note(blow.name, "resumed", ended)
+        self._lost += blow.loses
         self._check_nothing_is_lost(blow.name)
         return False
 

@@ -46,6 +46,7 @@ def test_another_number_weight_or_file_is_named(tmp_path: Path) -> None:
     (flipped / "adapter/final/adapter_model.safetensors").unlink()
     with pytest.raises(PromiseError, match=r"adapter_model.safetensors'\] are missing"):
         check_same(flipped, twin, is_campaign=False)
+    check_same(flipped, twin, is_campaign=False, lost=["adapter/"])
     more = run_in(tmp_path / "more")
     (more / "eval.jsonl").write_text("{}")
     with pytest.raises(PromiseError, match=r"\['eval.jsonl'\] are of no run"):
