@@ -97,14 +97,20 @@ def empty_disk(ground: Ground) -> None:
 
 def take_permission(ground: Ground, process: Process) -> Process:
     """A folder of the run becomes read-only."""
-    ground.stream.choice([ground.run / "adapter", ground.run / "emergence/tokens", ground.run]).chmod(0o555)
+    ground.stream.choice(_folders(ground)).chmod(0o555)
     return process
 
 
 def give_permission(ground: Ground) -> None:
     """And writable again."""
-    for folder in (ground.run, ground.run / "adapter", ground.run / "emergence/tokens"):
+    for folder in _folders(ground):
         folder.chmod(0o755)
+
+
+def _folders(ground: Ground) -> list[Path]:
+    """What a run writes to, as far as it is there."""
+    named = (ground.run, ground.run / "adapter", ground.run / "emergence", ground.run / "emergence/tokens")
+    return [folder for folder in named if folder.exists()]
 
 
 def delete_run(ground: Ground, process: Process) -> Process:
@@ -116,15 +122,16 @@ def delete_run(ground: Ground, process: Process) -> Process:
 
 def delete_record(ground: Ground, process: Process) -> Process:
     """One of the record files."""
-    files = ("metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl")
-    (ground.run / ground.stream.choice(files)).unlink()
+    files = [ground.run / name for name in ("metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl")]
+    ground.stream.choice([file for file in files if file.exists()]).unlink()
     return process
 
 
 def delete_checkpoints(ground: Ground, process: Process) -> Process:
     """All of them, with their folder."""
-    (ground.run / "adapter").rename(ground.folder / "gone")
-    shutil.rmtree(ground.folder / "gone")
+    with suppress(FileNotFoundError):  # there is none before the first
+        (ground.run / "adapter").rename(ground.folder / "gone")
+    shutil.rmtree(ground.folder / "gone", ignore_errors=True)
     return process
 
 

@@ -42,6 +42,7 @@ SHAPES: Mapping[str, Tables] = {
     "server": {"inference": {"engine": "vllm", "retry_s": 60.0, "timeout_s": 20.0}},
     "game": {"environment": {"provider": "parts.Game", "timeout_s": 5.0}},
     "agent": {"environment": {"provider": "agent", "id": "parts:play", "args": {"concurrency": 1}, "timeout_s": 5.0}},
+    "shadow": {"reward": {"shadow": "parts.Shadow"}},
     "campaign": {"campaign": {"seeds": [3], "parallel": True, "max_workers": 2}},
     "campaign in turn": {"campaign": {"seeds": [3, 4]}},
 }
