@@ -22,6 +22,8 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"advantage_mode": "rloo", "transform_mode": "none", "loss": "gspo"},
     {"recipe": "dapo"},
 )
+REPLAY = {"sampler": "replay", "sampler_params": {"share": 0.5, "least_chance": 0.1}}
+CURRICULUM = {"sampler": "curriculum", "sampler_params": {"moves_by": "rate", "moves": 3, "target": 0.3}}
 EXTRAS: tuple[Tables, ...] = (
     {"training": {"overlong": "mask", "soft_overlong": 6}},
     {"kl": {"coef": 0.05}},
@@ -30,7 +32,11 @@ EXTRAS: tuple[Tables, ...] = (
     {"training": {"keep_last": 2}},
     {"lora": {"rslora": True}},
     {"logging": {"recorders": ["parts.Recorder"]}},
+    {"reward": {"shadow": "parts.Shadow"}},
+    {"data": REPLAY},
+    {"data": CURRICULUM},
 )
+NOT_WITH = {"full": {"lora"}, "game": {"data", "reward"}}  # an environment has tasks and a verifier of its own
 SHAPES: Mapping[str, Tables] = {
     "plain": {},
     "split": {"backend": {"devices": "cpu,cpu"}},
@@ -43,6 +49,8 @@ SHAPES: Mapping[str, Tables] = {
     "game": {"environment": {"provider": "parts.Game", "timeout_s": 5.0}},
     "agent": {"environment": {"provider": "agent", "id": "parts:play", "args": {"concurrency": 1}, "timeout_s": 5.0}},
     "shadow": {"reward": {"shadow": "parts.Shadow"}},
+    "replay": {"data": REPLAY, "training": {"refill": 2}},
+    "curriculum": {"data": CURRICULUM, "backend": {"devices": "cpu,cpu"}},
     "campaign": {"campaign": {"seeds": [3], "parallel": True, "max_workers": 2}},
     "campaign in turn": {"campaign": {"seeds": [3, 4]}},
 }
@@ -126,8 +134,9 @@ def _drawn(shape: str, stream: random.Random) -> Configuration:
         "logging": {"log_dir": "run"},
     }
     _add(tables, SHAPES[shape])
-    for extra in stream.sample(EXTRAS, 2):
-        if shape != "full" or "lora" not in extra:
+    clashes = NOT_WITH.get(shape, set()) | ({"data"} & SHAPES[shape].keys())
+    for extra in stream.sample(EXTRAS, 3):
+        if not clashes & extra.keys():
             _add(tables, extra)
     if "campaign" in tables:
         _make_campaign(tables, stream)

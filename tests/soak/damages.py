@@ -63,10 +63,10 @@ def taken_back(file: Path) -> Iterator[Path]:
         file.write_bytes(content)
 
 
-def refused(ground: Ground, name: str, patch: str = "") -> bool:
+def refused(ground: Ground, name: str, *files: str, patch: str = "") -> bool:
     """A resume is refused: code 2, the file or key named, a fix, nothing touched."""
     before = everything(ground.run)
-    ended = ground.finish(ground.start(patch))
+    ended = ground.finish(ground.start(patch, *files))
     told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
     require(ended.code == 2 and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
     require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
@@ -104,7 +104,7 @@ def unreadable(ground: Ground) -> bool:
     file = ground.victim / "metrics.jsonl"
     file.chmod(0o000)
     try:
-        return refused(ground, file.name, OBEYS_PERMISSIONS)
+        return refused(ground, file.name, patch=OBEYS_PERMISSIONS)
     finally:
         file.chmod(0o644)
 
@@ -123,14 +123,17 @@ def trainer_state(ground: Ground) -> bool:
 
 
 def changed(name: str, text: str, put: str, told: str = "") -> Callable[[Ground], bool]:
-    """Another configuration, other code, other data: refused, and taken back."""
+    """Another configuration, other code, other data: refused, and taken back.
+
+    A resume reads the configuration that the run has kept, so that another one is named.
+    """
 
     def strike(ground: Ground) -> bool:
         with taken_back(ground.folder / name) as file:
             content = file.read_text(encoding="utf-8")
             require(text in content, f"{name} has no {text}")
             file.write_text(content.replace(text, put, 1), encoding="utf-8")
-            return refused(ground, told or name)
+            return refused(ground, told or name, *([name] if name == RUN else []))
 
     return strike
 

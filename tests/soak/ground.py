@@ -68,7 +68,7 @@ class Ground:
             return (CAMPAIGN, "--log-dir", NAME)
         return ("--resume", self.run.name) if (self.run / "run.json").exists() else ()
 
-    def start(self, patch: str = "") -> subprocess.Popen[str]:
+    def start(self, patch: str = "", *files: str) -> subprocess.Popen[str]:
         """The run goes on, in a process that `patch` has altered; a campaign in a session of its own, unaltered."""
         if self.configuration.is_campaign:
             process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Ground:
                 start_new_session=True,
             )
         else:
-            process = killing.start(*self.arguments(), cwd=self.folder, patch=patch)
+            process = killing.start(*files, *self.arguments(), cwd=self.folder, patch=patch)
         self._processes.append(process)
         return process
 
