@@ -22,6 +22,7 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"advantage_mode": "rloo", "transform_mode": "none", "loss": "gspo"},
     {"recipe": "dapo"},
 )
+THOMPSON = {"sampler": "thompson", "sampler_params": {"explore": 0.2}}
 REPLAY = {"sampler": "replay", "sampler_params": {"share": 0.5, "least_chance": 0.1}}
 CURRICULUM = {"sampler": "curriculum", "sampler_params": {"moves_by": "rate", "moves": 3, "target": 0.3}}
 EXTRAS: tuple[Tables, ...] = (
@@ -33,6 +34,7 @@ EXTRAS: tuple[Tables, ...] = (
     {"lora": {"rslora": True}},
     {"logging": {"recorders": ["parts.Recorder"]}},
     {"reward": {"shadow": "parts.Shadow"}},
+    {"data": THOMPSON},
     {"data": REPLAY},
     {"data": CURRICULUM},
 )
@@ -49,6 +51,8 @@ SHAPES: Mapping[str, Tables] = {
     "game": {"environment": {"provider": "parts.Game", "timeout_s": 5.0}},
     "agent": {"environment": {"provider": "agent", "id": "parts:play", "args": {"concurrency": 1}, "timeout_s": 5.0}},
     "shadow": {"reward": {"shadow": "parts.Shadow"}},
+    "thompson": {"data": THOMPSON},
+    "thompson ahead": {"data": THOMPSON, "backend": {"devices": "cpu,cpu"}, "training": {"max_staleness": 2}},
     "replay": {"data": REPLAY, "training": {"refill": 2}},
     "curriculum": {"data": CURRICULUM, "backend": {"devices": "cpu,cpu"}},
     "campaign": {"campaign": {"seeds": [3], "parallel": True, "max_workers": 2}},
