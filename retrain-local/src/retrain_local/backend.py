@@ -11,17 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from retrain.api import (
     ActionRow,
     BackendError,
     Capabilities,
+    Config,
     Deliver,
     Engine,
     Feed,
     Floats,
     Measuring,
+    Plugins,
     Problem,
     Publishing,
     Sample,
@@ -42,6 +46,7 @@ from retrain_local.policy import LocalPolicy
 from retrain_local.ranks.group import ALONE, Group
 from retrain_local.split import sample_with
 from retrain_local.training.budget import is_short
+from retrain_local.training.loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 
 log = logging.getLogger("retrain")
@@ -125,6 +130,14 @@ class LocalBackend:
             report = trainer.step(batch)
         self._version += 1
         return report
+
+    def gradient(
+        self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
+    ) -> tuple[NDArray[np.float32], float, int]:
+        """Under the loss that `config` names; see `Trainer.gradient`. `retrain replay` compares such gradients."""
+        _, trainer = self._open()
+        with self._training():
+            return trainer.gradient(batch, rows, PolicyLoss.of(config, plugins))
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Log-probabilities of the trained policy; see `Trainer.logprobs`."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from retrain.api import (
@@ -165,6 +166,26 @@ class Trainer:
             self._limits.tighten(share.limits for share in shares)
         loss, clipped = sum(share.loss for share in shares), sum(share.clipped for share in shares)
         return loss, clipped, np.concatenate([share.gaps_N for share in shares])
+
+    def gradient(
+        self, batch: TrainBatch, rows: Sequence[int], loss: PolicyLoss
+    ) -> tuple[NDArray[np.float32], float, int]:
+        """The share of these rows in the gradient of the step's loss, flat; their loss and clipped tokens.
+
+        Nothing changes. The shares of all rows add up to the gradient of the step. All rows at once, under the loss of
+        the run, are computed in the packs of `step`, so that every bit is that of the gradient which it takes.
+        """
+        check_rows(batch.rows, self._decoder.shape.vocabulary)
+        own, self._loss = self._loss, loss
+        try:
+            with nullcontext() if self._is_ordered else _deterministic():
+                work = partial(self._accumulate_own, batch, self._marked(batch), rows)
+                share = self._retry_smaller(work)
+            parts = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values())
+            return np.concatenate([part.float().cpu().numpy().ravel() for part in parts]), share.loss, share.clipped
+        finally:
+            self._loss = own
+            self.optimizer.zero_grad()
 
     def _own(self, rows: Sequence[TrainRow]) -> Sequence[int]:
         """The indices of the rows that this rank computes."""

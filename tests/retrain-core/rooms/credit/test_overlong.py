@@ -23,7 +23,7 @@ from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.group_status import group_status
 from retrain.rooms.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.rooms.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
-from retrain.rooms.insight.stored import read_step
+from retrain.rooms.session.records.stored_step import read_step
 from retrain.rooms.session.steps.selection import joined_fields, selection
 from tests.overlapped import GENERATIONS, lines, steps
 

@@ -19,7 +19,8 @@ from retrain.rooms.credit.algorithm import CreditAlgorithm
 from retrain.rooms.credit.flow import CreditFlow
 from retrain.rooms.credit.pipeline import CreditGroup
 from retrain.rooms.credit.specs import AlgorithmSpec, TransformContext, TransformSpec
-from retrain.rooms.insight.stored import StoredStep, replay
+from retrain.rooms.insight.stored import replay
+from retrain.rooms.session.records.stored_step import StoredStep
 from retrain.testing import conformance
 from retrain.testing.toy_groups import scored_groups
 from tests.docs.reading import SITE, blocks

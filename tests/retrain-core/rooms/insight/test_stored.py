@@ -15,7 +15,8 @@ from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.rooms.credit.flow import CreditFlow, build_flow
-from retrain.rooms.insight.stored import read_step, replay
+from retrain.rooms.insight.stored import replay
+from retrain.rooms.session.records.stored_step import read_step
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens, token_file, write_tokens
 
 

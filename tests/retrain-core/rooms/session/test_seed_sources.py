@@ -25,6 +25,7 @@ OUTSIDE = {  # streams that no run draws from, with what they are for
     "trace": "synthetic groups",
     "report": "excerpts on a page",
     "compare": "resampling in a comparison",
+    "replay": "resampling the groups of a stored step",
     "chat": "a chat",
     "doctor": "probes of a server",
     "tinker handshake": "probes of a service",

@@ -18,9 +18,10 @@ from retrain.rooms.credit.algorithm import build_detector
 from retrain.rooms.credit.parts import PlanningDetector
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
-from retrain.rooms.insight.stored import StoredCompletion, read_step, replay
+from retrain.rooms.insight.stored import replay
 from retrain.rooms.session.configure import Checked, load_checked
 from retrain.rooms.session.records.files import write_text
+from retrain.rooms.session.records.stored_step import StoredCompletion, read_step
 from retrain.rooms.text.token_text import token_texts
 from retrain.rooms.text.tokenizer.load import load_tokenizer
 

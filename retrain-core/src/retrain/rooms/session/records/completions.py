@@ -10,7 +10,8 @@ import numpy as np
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.informative import num_correct
-from retrain.kernel.types import Completion, Group, Outcome, Score
+from retrain.kernel.types import Completion, Floats, Group, Outcome, Score
+from retrain.rooms.session.records.rows import RowRecord
 from retrain.rooms.session.records.tokens import TokenRecord
 from retrain.rooms.text.secrets import hide_text
 
@@ -53,6 +54,7 @@ def generation_records(
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
+                    **({"surplus": True} if group.is_surplus else {}),
                     "trained": is_group_trained and score.value is not None and not token_credit.is_masked,
                     "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
                 }
@@ -85,12 +87,21 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
 
 def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRecord:
     action_T = completion.action_T
+
+    def at_actions(values_T: Floats | None) -> Floats | None:
+        return None if values_T is None else values_T[action_T]
+
     return TokenRecord(
         tokens_T=completion.tokens_T[action_T],
         logprobs_T=completion.logprobs_T[action_T],
         advantages_T=token_credit.advantages_A,
-        entropies_T=None if completion.entropies_T is None else completion.entropies_T[action_T],
+        entropies_T=at_actions(completion.entropies_T),
         planning_T=token_credit.planning_A,
+        engine_logprobs_T=at_actions(completion.engine_logprobs_T),
+        reference_logprobs_T=at_actions(completion.reference_logprobs_T),
+        rewards_T=at_actions(completion.rewards_T),
+        kl_coef=completion.kl_coef,
+        row=RowRecord(tokens_T=completion.tokens_T, action_T=action_T, starts=completion.starts),
     )
 
 

@@ -1,0 +1,1 @@
+"""A stored step again: as it was, to the bit, and under other credit and losses."""
