@@ -25,6 +25,7 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
 THOMPSON = {"sampler": "thompson", "sampler_params": {"explore": 0.2}}
 REPLAY = {"sampler": "replay", "sampler_params": {"share": 0.5, "least_chance": 0.1}}
 CURRICULUM = {"sampler": "curriculum", "sampler_params": {"moves_by": "rate", "moves": 3, "target": 0.3}}
+SHADOWED: Tables = {"reward": {"shadow": "parts.Shadow"}}
 EXTRAS: tuple[Tables, ...] = (
     {"training": {"overlong": "mask", "soft_overlong": 6}},
     {"kl": {"coef": 0.05}},
@@ -33,7 +34,7 @@ EXTRAS: tuple[Tables, ...] = (
     {"training": {"keep_last": 2}},
     {"lora": {"rslora": True}},
     {"logging": {"recorders": ["parts.Recorder"]}},
-    {"reward": {"shadow": "parts.Shadow"}},
+    SHADOWED,
     {"data": THOMPSON},
     {"data": REPLAY},
     {"data": CURRICULUM},
@@ -50,13 +51,13 @@ SHAPES: Mapping[str, Tables] = {
     "server": {"inference": {"engine": "vllm", "retry_s": 60.0, "timeout_s": 20.0}},
     "game": {"environment": {"provider": "parts.Game", "timeout_s": 5.0}},
     "agent": {"environment": {"provider": "agent", "id": "parts:play", "args": {"concurrency": 1}, "timeout_s": 5.0}},
-    "shadow": {"reward": {"shadow": "parts.Shadow"}},
+    "shadow": SHADOWED,
     "thompson": {"data": THOMPSON},
     "thompson ahead": {"data": THOMPSON, "backend": {"devices": "cpu,cpu"}, "training": {"max_staleness": 2}},
     "replay": {"data": REPLAY, "training": {"refill": 2}},
     "curriculum": {"data": CURRICULUM, "backend": {"devices": "cpu,cpu"}},
-    "campaign": {"campaign": {"seeds": [3], "parallel": True, "max_workers": 2}},
-    "campaign in turn": {"campaign": {"seeds": [3, 4]}},
+    "campaign": {"campaign": {"seeds": [3], "parallel": True, "max_workers": 2}, "data": THOMPSON, **SHADOWED},
+    "campaign in turn": {"campaign": {"seeds": [3]}, "data": REPLAY, **SHADOWED},
 }
 
 

@@ -35,20 +35,20 @@ def delete(file: Path, stream: random.Random) -> None:
     file.unlink()
 
 
-def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], bool]:
+def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], str]:
     """A file of the newest checkpoint: it is named and passed over, for the one before it or the beginning."""
 
-    def strike(ground: Ground) -> bool:
+    def strike(ground: Ground) -> str:
         folders = checkpoint_folders(ground.victim / "adapter")
         if not folders:
-            return False
+            return ""
         files = sorted(file for file in folders[0].rglob("*") if file.is_file() and file.stat().st_size)
         file = ground.stream.choice(files)
         spoil(file, ground.stream)
         told = retrain("resume-check", str(ground.victim.relative_to(ground.folder)), cwd=ground.folder)
         require(told.code == 0, f"resume-check after damage to {file}: {told.code} {told.out}{told.err}")
         require(folders[0].name in told.out, f"resume-check does not name {file}: {told.out}")
-        return False
+        return ""
 
     return strike
 
@@ -63,25 +63,25 @@ def taken_back(file: Path) -> Iterator[Path]:
         file.write_bytes(content)
 
 
-def refused(ground: Ground, name: str, *files: str, patch: str = "") -> bool:
-    """A resume is refused: code 2, the file or key named, a fix, nothing touched."""
+def refused(ground: Ground, name: str, *files: str, patch: str = "") -> str:
+    """A resume is refused: code 2, the file or key named, a fix, nothing touched; what it said."""
     before = everything(ground.run)
     ended = ground.finish(ground.start(patch, *files))
     told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
     require(ended.code == 2 and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
     require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
-    return True
+    return ended.err
 
 
-def record(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], bool]:
+def record(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground], str]:
     """A record file within what the newest checkpoint knows of it: refused, and mended by putting it back."""
 
-    def strike(ground: Ground) -> bool:
+    def strike(ground: Ground) -> str:
         names = ["metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl"]
         name = ground.stream.choice(names)
         known = _known_size(ground.victim, name)
         if not known:
-            return False
+            return ""
         with taken_back(ground.victim / name) as file:
             content = file.read_bytes()
             file.write_bytes(content[:known])
@@ -99,7 +99,7 @@ def _known_size(run: Path, name: str) -> int:
     return 0
 
 
-def unreadable(ground: Ground) -> bool:
+def unreadable(ground: Ground) -> str:
     """A record that may not be read: refused."""
     file = ground.victim / "metrics.jsonl"
     file.chmod(0o000)
@@ -109,26 +109,26 @@ def unreadable(ground: Ground) -> bool:
         file.chmod(0o644)
 
 
-def torn_line(ground: Ground) -> bool:
+def torn_line(ground: Ground) -> str:
     """A line that a kill cut off: it is newer than the checkpoint and goes."""
     with (ground.victim / "metrics.jsonl").open("ab") as stream:
         stream.write(b'{"step": 99, "loss": 0.1')
-    return False
+    return ""
 
 
-def trainer_state(ground: Ground) -> bool:
+def trainer_state(ground: Ground) -> str:
     """Written for people: a resume does not read it."""
     (ground.victim / "trainer_state.json").unlink(missing_ok=True)
-    return False
+    return ""
 
 
-def changed(name: str, text: str, put: str, told: str = "") -> Callable[[Ground], bool]:
+def changed(name: str, text: str, put: str, told: str = "") -> Callable[[Ground], str]:
     """Another configuration, other code, other data: refused, and taken back.
 
     A resume reads the configuration that the run has kept, so that another one is named.
     """
 
-    def strike(ground: Ground) -> bool:
+    def strike(ground: Ground) -> str:
         with taken_back(ground.folder / name) as file:
             content = file.read_text(encoding="utf-8")
             require(text in content, f"{name} has no {text}")

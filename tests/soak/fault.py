@@ -63,11 +63,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Done to files that nobody has open. `strike` checks what is said, and returns whether that was a refusal.
+    """Done to files that nobody has open. `strike` checks what follows, and returns what a refusal said, else nothing.
 
     It leaves the run so that it can go on.
     """
 
     name: str
-    strike: Callable[[Ground], bool]
+    strike: Callable[[Ground], str]
     suits: Callable[[Configuration], bool] = of_runs

@@ -66,6 +66,7 @@ class Report:
         faults = sorted({fault for fault, _ in counts})
         processes = sum(account.processes for account in self.accounts)
         befallen = sum(count for (_, outcome), count in counts.items() if outcome != "missed")
+        said = {each.fault: each.message for account in self.accounts for each in account.faults if each.message}
         lines = [
             f"{len(self.accounts)} scenarios, {processes} processes and {befallen} faults in "
             f"{self.seconds / 60:.0f} minutes (seed {self.seed}): {len(self.failures)} ended otherwise than promised.",
@@ -75,4 +76,16 @@ class Report:
         ]
         for fault in faults:
             lines.append(f"| {fault} | {' | '.join(str(counts[fault, outcome] or '') for outcome in OUTCOMES)} |")
+        lines += [
+            "",
+            "What was said, once of each:",
+            "",
+            *(f"- {fault}: `{_short(said[fault])}`" for fault in sorted(said)),
+        ]
         return "\n".join(lines) + "\n"
+
+
+def _short(message: str) -> str:
+    """Without the kind of the error, and what to do about it."""
+    parts = [part for part in message.split(" / ") if not part.startswith("retrain:")]
+    return (parts or [message])[0][:160].replace("`", "'")

@@ -22,6 +22,7 @@ from tests.soak.referee import PromiseError, check_ledger, check_same, check_who
 from tests.soak.troubles import TROUBLES
 
 DISK_FULL = "disk full"
+REFUSED = 2
 AGAIN = 0.25  # of the runs that have ended are resumed once more
 EARLY = 0.15  # of the kills come while the process starts
 Kind = TypeVar("Kind", Fault, Damage)
@@ -89,10 +90,10 @@ class Scenario:
         self.configuration = order[place]
         self.account = Account(number=number, configuration=self.configuration.name)
         self._ground = Ground(self.configuration, folder, self.stream)
-        self._blows = self._some(BLOWS, self.stream.randint(1, 4))
+        self.blows = self._some(BLOWS, self.stream.randint(1, 4))
         if not mounts:
-            self._blows = [blow for blow in self._blows if blow.name != DISK_FULL]
-        self._is_on_disk_of_its_own = any(blow.name == DISK_FULL for blow in self._blows)
+            self.blows = [blow for blow in self.blows if blow.name != DISK_FULL]
+        self._is_on_disk_of_its_own = any(blow.name == DISK_FULL for blow in self.blows)
         self._lost: list[str] = []  # places of files that faults have deleted for good
         self._reached = 0  # the step with which the run would go on
 
@@ -149,7 +150,7 @@ class Scenario:
 
     def _is_over(self) -> bool:
         """The legs that blows end, and what happens between them; True if the run completed on the way."""
-        for left, blow in reversed(list(enumerate(self._blows))):
+        for left, blow in reversed(list(enumerate(self.blows))):
             if self._leg(self._some(TROUBLES, self.stream.choice((0, 1, 1, 2))), blow, of=left + 1):
                 return True
             if any((run / "run.json").exists() for run in self._ground.runs) and self._ground.victim.exists():
@@ -176,7 +177,7 @@ class Scenario:
                 process = fault.strike(ground, process)
         ended = ground.finish(process)
         for trouble in troubles:
-            self._note(trouble.name, "went on", ended if ended.code == 0 else None)
+            self._note(trouble.name, "went on")
         return self._judge(blow, ended)
 
     def _judge(self, blow: Fault | None, ended: Ended) -> bool:
@@ -205,11 +206,14 @@ class Scenario:
             self._reached = reached
 
     def _damage(self, damage: Damage) -> None:
-        is_refused = damage.strike(self._ground)
-        self._note(damage.name, "refused" if is_refused else "went on", None)
+        refusal = damage.strike(self._ground)
+        if refusal:
+            self._note(damage.name, "refused", Ended(code=REFUSED, out="", err=refusal))
+        else:
+            self._note(damage.name, "went on")
         self._reached = 0 if damage.name.startswith("checkpoint") else self._reached
 
-    def _note(self, fault: str, outcome: str, ended: Ended | None) -> None:
-        message = ended.err.strip().splitlines()[:2] if ended else []
+    def _note(self, fault: str, outcome: str, ended: Ended | None = None) -> None:
+        lines = [line.strip() for line in ended.err.splitlines() if line.strip()] if ended and ended.code else []
         code = ended.code if ended else None
-        self.account.faults.append(Befallen(fault=fault, outcome=outcome, code=code, message=" / ".join(message)[:300]))
+        self.account.faults.append(Befallen(fault=fault, outcome=outcome, code=code, message=" / ".join(lines)[:600]))

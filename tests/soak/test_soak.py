@@ -13,7 +13,7 @@ from tests.soak.configurations import SHAPES, pool_of
 from tests.soak.damages import DAMAGES
 from tests.soak.referee import PromiseError, check_same
 from tests.soak.report import Report
-from tests.soak.scenario import Account, Befallen
+from tests.soak.scenario import Account, Befallen, Scenario
 from tests.soak.troubles import TROUBLES
 
 
@@ -61,9 +61,14 @@ def test_every_fault_has_a_name_of_its_own_and_a_shape_that_it_can_befall() -> N
     assert not [fault.name for fault in faults if not any(map(fault.suits, pools))]
 
 
-def test_a_seed_says_which_configurations_there_are() -> None:
+def test_a_seed_says_which_configurations_there_are_and_what_befalls_them(tmp_path: Path) -> None:
     assert pool_of(3) == pool_of(3) != pool_of(4)
     assert [configuration.shape for configuration in pool_of(3)] == list(SHAPES)
+    first, again = (
+        [Scenario(3, number, pool_of(3), tmp_path, mounts=True) for number in range(2 * len(SHAPES))] for _ in range(2)
+    )
+    assert [(s.configuration, s.blows) for s in first] == [(s.configuration, s.blows) for s in again]
+    assert {s.configuration.shape for s in first[: len(SHAPES)]} == set(SHAPES)
 
 
 def test_the_report_comes_back_from_its_file_and_counts(tmp_path: Path) -> None:
