@@ -229,15 +229,17 @@ BLOWS = (
         patch=lambda _: OBEYS_PERMISSIONS,
         mend=give_permission,
     ),
-    Fault(
-        name="run folder deleted",
-        strike=delete_run,
-        codes=(FAILED,),
-        says="rescued",
-        mend=go_to_rescued,
-        loses=("emergence/tokens/", "adapter/checkpoint_step_"),
+    *(
+        Fault(
+            name=f"{name} deleted",
+            strike=delete,
+            codes=(FAILED,),
+            says="rescued",
+            mend=go_to_rescued,
+            loses=("emergence/tokens/", "adapter/checkpoint_step_"),  # or they stay in the other folder
+        )
+        for name, delete in (("run folder", delete_run), ("record file", delete_record))
     ),
-    Fault(name="record file deleted", strike=delete_record, codes=(FAILED,), says="rescued", mend=go_to_rescued),
     Fault(
         name="checkpoints deleted",
         strike=delete_checkpoints,

@@ -87,7 +87,7 @@ class Scenario:
         self.stream = random.Random(f"{seed} scenario {number}")
         rounds, place = divmod(number, len(pool))
         order = random.Random(f"{seed} round {rounds}").sample(pool, len(pool))  # every shape, in each round
-        self.configuration = order[place]
+        self.configuration, self._pool = order[place], pool
         self.account = Account(number=number, configuration=self.configuration.name)
         self._ground = Ground(self.configuration, folder, self.stream)
         self.blows = self._some(BLOWS, self.stream.randint(1, 4))
@@ -98,8 +98,10 @@ class Scenario:
         self._reached = 0  # the step with which the run would go on
 
     def _some(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
+        """Drawn without replacement, each with a weight of one over the share of configurations that it suits."""
         fitting = [kind for kind in kinds if kind.suits(self.configuration)]
-        return self.stream.sample(fitting, min(count, len(fitting)))
+        shares = {kind.name: sum(map(kind.suits, self._pool)) / len(self._pool) for kind in fitting}
+        return sorted(fitting, key=lambda kind: self.stream.random() ** shares[kind.name], reverse=True)[:count]
 
     def play(self, twins: Twins) -> Account:
         """The run with its faults, to the end; then it must be its twin."""

@@ -11,6 +11,7 @@ from tests.soak.__main__ import main
 from tests.soak.blows import BLOWS
 from tests.soak.configurations import SHAPES, pool_of
 from tests.soak.damages import DAMAGES
+from tests.soak.fault import Damage, Fault
 from tests.soak.referee import PromiseError, check_same
 from tests.soak.report import Report
 from tests.soak.scenario import Account, Befallen, Scenario
@@ -54,7 +55,7 @@ def test_another_number_weight_or_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_fault_has_a_name_of_its_own_and_a_shape_that_it_can_befall() -> None:
-    faults = [*BLOWS, *TROUBLES, *DAMAGES]
+    faults: list[Fault | Damage] = [*BLOWS, *TROUBLES, *DAMAGES]
     names = [fault.name for fault in faults]
     assert sorted(set(names)) == sorted(names)
     pools = [configuration for seed in range(4) for configuration in pool_of(seed)]
