@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from retrain.kernel.informative import GroupStatus, values_of
 from retrain.kernel.types import Group, Outcome
 
@@ -12,11 +14,16 @@ def group_status(group: Group) -> GroupStatus:
     Decided on raw scores, without those of completions that a shaper left without a verdict.
     """
     pairs = zip(group.raw_scores, group.scores, strict=True)
-    values = values_of(raw for raw, score in pairs if score.outcome is Outcome.SCORED)
+    status = status_of(values_of(raw for raw, score in pairs if score.outcome is Outcome.SCORED))
+    return GroupStatus.SURPLUS if status is GroupStatus.INFORMATIVE and group.is_surplus else status
+
+
+def status_of(values: Sequence[float]) -> GroupStatus:
+    """The status of a group with these scores."""
     if len(values) < 2:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):
-        return GroupStatus.SURPLUS if group.is_surplus else GroupStatus.INFORMATIVE
+        return GroupStatus.INFORMATIVE
     if values[0] >= 1.0:
         return GroupStatus.ALL_RIGHT
     return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED

@@ -14,10 +14,10 @@ def t_interval(values_N: Floats, *, level: float = 0.95) -> tuple[float, float] 
     """Student's t interval of the mean over seeds; None below two seeds."""
     if values_N.size < 2:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit  # what `t.ppf` is, in a third of the time that scipy.stats takes to import
 
     mean, half = float(values_N.mean()), float(values_N.std(ddof=1) / np.sqrt(values_N.size))
-    half *= float(t.ppf(0.5 + level / 2, values_N.size - 1))
+    half *= float(stdtrit(values_N.size - 1, 0.5 + level / 2))
     return mean - half, mean + half
 
 

@@ -10,12 +10,14 @@ import numpy as np
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.informative import num_correct
-from retrain.kernel.types import Completion, Floats, Group, Outcome, Score
+from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score
+from retrain.rooms.session.records.reading import number
 from retrain.rooms.session.records.rows import RowRecord
 from retrain.rooms.session.records.tokens import TokenRecord
 from retrain.rooms.text.secrets import hide_text
 
 TOP_SURPRISALS = 10
+DIFFICULTY = ("difficulty", "level")  # columns of `Example.info`
 SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
 
 
@@ -33,17 +35,18 @@ def generation_records(
     `is_trained`: the step trained its groups.
     """
     records = []
-    for number, (prompt, group, credit_G) in enumerate(zip(prompts, groups, credit.tokens_PG, strict=True)):
+    for at, (prompt, group, credit_G) in enumerate(zip(prompts, groups, credit.tokens_PG, strict=True)):
         text = _prompt_text(prompt)
-        is_group_trained = is_trained and credit.trains(number)
+        is_group_trained = is_trained and credit.trains(at)
         pairs = zip(group.completions, group.raw_scores, group.scores, credit_G, strict=True)
         for index, (completion, raw, score, token_credit) in enumerate(pairs):
             records.append(
                 {
                     "step": step,
-                    "group": number,
+                    "group": at,
                     "index": index,
                     "example_id": group.example.id,
+                    **_difficulty(group.example),
                     "prompt": text,
                     "completion": completion.text,
                     "reference": group.example.reference,
@@ -55,7 +58,7 @@ def generation_records(
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
                     **({"surplus": True} if group.is_surplus else {}),
-                    "trained": is_group_trained and score.value is not None and not token_credit.is_masked,
+                    "trained": is_group_trained and _is_in_loss(score, token_credit),
                     "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
                 }
             )
@@ -103,6 +106,17 @@ def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRec
         kl_coef=completion.kl_coef,
         row=RowRecord(tokens_T=completion.tokens_T, action_T=action_T, starts=completion.starts),
     )
+
+
+def _is_in_loss(score: Score, token_credit: TokenCredit) -> bool:
+    """Whether a completion of a trained group is: with a verdict, or with credit that needs none."""
+    return not token_credit.is_masked and (score.value is not None or bool(token_credit.advantages_A.any()))
+
+
+def _difficulty(example: Example) -> dict[str, str | int | float]:
+    """What the example says of its own difficulty, in the first of these columns; nothing where it does not."""
+    found = next((each for name in DIFFICULTY if (each := example.info.get(name)) is not None), None)
+    return {"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}
 
 
 def _prompt_text(prompt: Prompt) -> Any:

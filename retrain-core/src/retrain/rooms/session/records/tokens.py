@@ -7,7 +7,7 @@ single tokens are float64, because credit is computed from them. `rows.py` store
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,18 +87,24 @@ def write_tokens(emergence: Path, step: int, records: Sequence[TokenRecord]) -> 
     return {"step": step, "bytes": len(content), "blake2b": digest.hexdigest()}
 
 
-def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
-    """The records of a step; ConfigError when there are none or the file is damaged."""
+def read_arrays(emergence: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Arrays of a step's file by name, those of `names` that it has; ConfigError when it is absent or damaged."""
     from safetensors import safe_open
 
     file = token_file(emergence, step)
     try:
         open_regular(file).close()  # a pipe would keep the library waiting
         with safe_open(file, framework="numpy") as stream:
-            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
+            wanted = [name for name in stream.keys() if names is None or name in names]  # noqa: SIM118 (not a mapping)
+            return {name: stream.get_tensor(name) for name in wanted}
     except Exception as error:  # the library raises exceptions of its own
         fix = "choose another --step, or a run made by this version"
         raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
+
+
+def read_tokens(emergence: Path, step: int) -> list[TokenRecord]:
+    """The records of a step; ConfigError when there are none or the file is damaged."""
+    arrays, file = read_arrays(emergence, step), token_file(emergence, step)
     cuts, num = np.cumsum(arrays["lengths"])[:-1], len(arrays["lengths"])
     names = ("tokens", "logprobs", "advantages", *(name for name, _, _ in OPTIONAL.values()))
     split = {name: np.split(arrays[name], cuts) for name in names if name in arrays}
