@@ -114,7 +114,7 @@ def checked(forecasts: Forecasts) -> Checked | None:
     cell_F = block_F * num_bins + bin_F
 
     def summed(weights_F: Floats) -> Floats:
-        sums: Floats = np.bincount(cell_F, weights=weights_F, minlength=num_blocks * num_bins)
+        sums = np.bincount(cell_F, weights=weights_F, minlength=num_blocks * num_bins).astype(np.float64)
         return sums.reshape(num_blocks, num_bins)
 
     difference_SB, count_SB = summed(forecasts.taught_F - forecasts.chance_F), summed(np.ones(order.size))

@@ -33,7 +33,7 @@ def run_picture(account: Account, most: int) -> RenderableType:
     pool = pooled(account.condition, [account])
     seed = "" if account.seed is None else f", seed {account.seed}"
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
-    parts = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
+    parts: list[RenderableType] = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
     if account.tallies:
         parts += _causes(account)
     if account.prompts:
@@ -178,20 +178,6 @@ def _gain(gain: Gain | str) -> str:
         return gain
     limits = "" if gain.interval is None else f" [{gain.interval[0]:+.1f}, {gain.interval[1]:+.1f}]"
     return f"{gain.points:+.1f} pp{limits}"
-
-
-def _error(found: Checked) -> str:
-    low, high = found.interval
-    return f"expected calibration error {percent(found.calibration.error)} [{percent(low)}, {percent(high)}]"
-
-
-def _held_out(pool: Pool) -> str:
-    gain = f"Held out: {_gain(pool.gain)}"
-    if not isinstance(pool.gain, Gain):
-        return gain
-    costs = ((pool.tokens_per_point, "{:,.0f}", "tokens"), (pool.seconds_per_point, "{:,.3g}", "s"))
-    known = [f"{_cost(cost, form)} {unit}" for cost, form, unit in costs if cost]
-    return f"{gain}, a point for {', '.join(known)}" if known else gain
 
 
 def _cost(cost: CostPerPoint | None, form: str) -> str:
