@@ -113,7 +113,7 @@ def _is_in_loss(score: Score, token_credit: TokenCredit) -> bool:
     return not token_credit.is_masked and (score.value is not None or bool(token_credit.advantages_A.any()))
 
 
-def _difficulty(example: Example) -> dict[str, str | int | float]:
+def _difficulty(example: Example) -> dict[str, Any]:
     """What the example says of its own difficulty, in the first of these columns; nothing where it does not."""
     found = next((each for name in DIFFICULTY if (each := example.info.get(name)) is not None), None)
     return {"difficulty": found} if isinstance(found, str | int) or number(found) is not None else {}
