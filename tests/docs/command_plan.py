@@ -98,6 +98,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "nox -s real": "makes the model and an environment of its own",
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
+    "docs/pages/repeat.md": {
+        "retrain rerun train.rtpack": "asks; tests/retrain-core/rooms/pack/test_rerun.py makes its environment",
+    },
     "docs/pages/rewards.md": {} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX},
     "docs/pages/scale.md": {
         "python benchmarks/records_scale.py": HOURS,

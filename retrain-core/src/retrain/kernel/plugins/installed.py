@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from importlib_metadata import EntryPoint, PackageNotFoundError, distribution, d
 from retrain import __version__
 
 if TYPE_CHECKING:
-    from importlib_metadata import IDistribution
+    from importlib_metadata import IDistribution, IPackagePath
 
 GROUP, KERNEL = "retrain", "retrain-core"
 # `retrain-core<0.2,>=0.1.0`, as in wheels; a requirement with a marker applies elsewhere, or to an extra.
@@ -60,28 +61,31 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     """The version in each distribution's metadata; those without metadata are left out."""
     found = {}
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = distribution(name).version
-        except PackageNotFoundError:
-            continue
     return found
+
+
+def files_of(name: str) -> tuple[IPackagePath, ...]:
+    """The files of an installed distribution with their recorded hashes; empty when there are none on record."""
+    with suppress(PackageNotFoundError):
+        return tuple(distribution(name).files or ())
+    return ()
 
 
 def installed_version(name: str) -> str:
     """Version of a distribution whose modules are present; empty otherwise. Imports nothing."""
-    try:
+    with suppress(PackageNotFoundError):
         found = distribution(name)
-    except PackageNotFoundError:
-        return ""
-    return found.version if _can_import(re.sub(r"[-.]+", "_", name)) or _has_modules(found) else ""
+        return found.version if _can_import(re.sub(r"[-.]+", "_", name)) or _has_modules(found) else ""
+    return ""
 
 
 def requirements_of(name: str) -> tuple[str, ...]:
     """The requirements in a distribution's metadata, extras included; empty when it is not installed."""
-    try:
+    with suppress(PackageNotFoundError):
         return tuple(distribution(name).requires or ())
-    except PackageNotFoundError:
-        return ()
+    return ()
 
 
 def installed_dependents(name: str) -> tuple[str, ...]:
@@ -99,10 +103,9 @@ def source_folder(name: str) -> Path | None:
     import json  # only an error message needs them
     from urllib.parse import unquote, urlsplit
 
-    try:
+    text: str | None = None
+    with suppress(PackageNotFoundError):
         text = distribution(name).read_text("direct_url.json")
-    except PackageNotFoundError:
-        return None
     record = json.loads(text) if text else {}
     return Path(unquote(urlsplit(record["url"]).path)) if "dir_info" in record else None
 
@@ -128,10 +131,9 @@ def normal_name(name: str) -> str:
 def _is_met(wanted: str) -> bool:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only third-party plugins need it
 
-    try:
+    with suppress(InvalidSpecifier):
         return SpecifierSet(wanted).contains(__version__, prereleases=True)
-    except InvalidSpecifier:
-        return False
+    return False
 
 
 def _has_modules(found: IDistribution) -> bool:
@@ -143,7 +145,6 @@ def _has_modules(found: IDistribution) -> bool:
 
 
 def _can_import(module: str) -> bool:
-    try:
+    with suppress(ImportError, ValueError):
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return False

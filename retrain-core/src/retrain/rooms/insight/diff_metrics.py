@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.rooms.session.records.reading import Record, number, read_steps
+from retrain.rooms.session.records.reading import TIMED, Record, number, read_steps
 
 T = TypeVar("T")
 FINAL = ("loss", "correct_rate", "mean_reward")
@@ -114,7 +114,7 @@ def side_by_side(a: Iterator[tuple[int, T]], b: Iterator[tuple[int, T]]) -> Iter
 
 
 def _results(metrics: Record) -> dict[str, Any]:
-    return {name: value for name, value in metrics.items() if name not in LABELS and not name.endswith("_time_s")}
+    return {name: value for name, value in metrics.items() if name not in LABELS and not name.endswith(TIMED)}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ _ASSIGNED = re.compile(
 
 def hide(value: Any, name: str = "") -> Any:
     """Plain data with its secrets replaced, recognised by key name, by URL form, or by values of the environment."""
-    return _hidden(value, name, _known_forms())
+    return _hidden(value, name, known_forms())
 
 
 def _hidden(value: Any, name: str, forms: Sequence[str]) -> Any:
@@ -62,7 +62,7 @@ def is_secret_name(name: str) -> bool:
 
 def hide_text(text: str) -> str:
     """A message without URL logins, `api_key = ...`, and the values that `redacted` knows."""
-    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text, _known_forms()))
+    return _ASSIGNED.sub(rf"\g<name>{HIDDEN}", _hide_known(text, known_forms()))
 
 
 def _hide_known(text: str, forms: Sequence[str]) -> str:
@@ -95,6 +95,11 @@ class LearnedSecrets:
 LEARNED = LearnedSecrets()
 
 
+def known_forms() -> tuple[str, ...]:
+    """Every known secret in every form it may be written in, the longest first."""
+    return _forms(frozenset({*_of_environ(os.environ), *LEARNED.values}))
+
+
 def redacted(value: Any) -> Any:
     """Plain data or text, with the known secrets replaced in every string; numbers and everything else as they are.
 
@@ -102,14 +107,14 @@ def redacted(value: Any) -> Any:
     that no rest of it remains where it contains another one. A value that is short, a number, or the path of a file
     that exists is no secret: see `is_secret_name` for the names.
     """
-    forms = _known_forms()
+    forms = known_forms()
     return _redacted(value, forms) if forms else value
 
 
 def redacted_json(records: Iterable[Any], *, indent: int | None = None) -> list[str]:
     """Each record as JSON without known secrets; ValueError on NaN or infinity, which JSON does not have."""
     dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent)
-    forms = _known_forms()
+    forms = known_forms()
     pairs = ((record, dump(record)) for record in records)
     # searching the text costs less than walking the record, which rarely holds a secret
     return [dump(_redacted(record, forms)) if any(form in text for form in forms) else text for record, text in pairs]
@@ -132,11 +137,6 @@ def _without(text: str, forms: Sequence[str]) -> str:
     return text
 
 
-def _known_forms() -> tuple[str, ...]:
-    """Every known secret in every form it may be written in, the longest first."""
-    return _forms(frozenset({*_of_environ(os.environ), *LEARNED.values}))
-
-
 @lru_cache(maxsize=8)
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
     """As it is, and inside JSON, HTML, a URL and Python's `repr`."""
@@ -153,11 +153,12 @@ def _in_ascii(value: str) -> str:
 
 
 def _of_environ(environ: Mapping[str, str | None]) -> Iterator[str]:
-    return (value for name, value in environ.items() if value and _is_secret_variable(name) and _is_secret(value))
+    return (value for name, value in environ.items() if value and is_secret_variable(name) and _is_secret(value))
 
 
 @lru_cache(maxsize=4096)
-def _is_secret_variable(name: str) -> bool:
+def is_secret_variable(name: str) -> bool:
+    """Whether the value of an environment variable of this name is a secret."""
     is_ours = name.upper().startswith(_CONFIG_VARIABLE)
     return is_secret_name(name.rpartition("__")[2]) if is_ours else bool(_SECRET_VARIABLE.search(name))
 

@@ -48,13 +48,13 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
     versions, found = versions_of(modules), {}
     for distribution, tops in sorted(modules.items()):
         is_ours = normal_name(distribution) in own_distributions()
-        located = [(top, *_located(top)) for top in sorted(tops)]
-        root = next((str(Path(place).parent) for _, place, _ in located if place), "")
+        places = [located(top) for top in sorted(tops)]
+        root = next((str(Path(place).parent) for place, _ in places if place), "")
         files = [
             hash_file(
                 _name(path, root), path, budget, sampled_above=MAX_FILE_BYTES, with_time=False, is_kept=not is_ours
             )
-            for _, place, is_folder in located
+            for place, is_folder in places
             for path in (islice(files_below(place), MAX_FILES) if is_folder else [place] if place else [])
             if not is_ours or path.endswith(".py")
         ]
@@ -63,7 +63,7 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
     return found
 
 
-def _located(top: str) -> tuple[str, bool]:
+def located(top: str) -> tuple[str, bool]:
     """The folder of a package, or the file of a module; empty for none."""
     try:
         spec = importlib.util.find_spec(top)

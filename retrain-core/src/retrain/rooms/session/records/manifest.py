@@ -31,6 +31,7 @@ LIBRARIES = (
     "pydantic",
     "pluggy",
 )
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # in how many parts a sum is added up
 
 COMMIT_LINE, NO_COMMIT = "# branch.oid ", "(initial)"
 
@@ -58,6 +59,8 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
             "machine": platform.machine(),
             "system": f"{platform.system()} {platform.release()}",
             "cores": os.cpu_count(),
+            "cpu": _cpu(),
+            "threads": {name: value for name in THREADS if (value := os.environ.get(name))},
         },
         "command": hide_arguments(sys.argv[1:]),
     }
@@ -89,6 +92,15 @@ def recorded_values(config: Config) -> dict[str, dict[str, Any]]:
     """
     left_out = {*config.foreign_tables, "resume"}
     return {name: table for name, table in config.as_dict().items() if name not in left_out}
+
+
+def _cpu() -> str:
+    """The processor's name, where the system tells it; kernels that are chosen by it round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _git_commit() -> dict[str, Any]:

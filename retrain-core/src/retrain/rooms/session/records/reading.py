@@ -13,6 +13,7 @@ from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
 
 BLOCK_BYTES = 8192
+TIMED = "_time_s"  # how fields of metrics.jsonl end that no two runs share
 FIX = "give the log_dir of a run, or restore the file"
 Record = Mapping[str, Any]
 T = TypeVar("T")

@@ -1,0 +1,138 @@
+"""`retrain rerun FILE`: what the pack would run is listed and asked for, then run and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import click
+
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.rooms.pack.archive import open_pack
+from retrain.rooms.pack.contents import Contents, listing, read_contents
+from retrain.rooms.pack.environment import environ_of, lay_out, make_environment
+from retrain.rooms.pack.packages import digests_in
+from retrain.rooms.pack.rerunning import Outcome, rerun
+from retrain.rooms.pack.verdict import verdict_lines
+from retrain.rooms.session.identity.copies import FOLDER
+from retrain.rooms.session.streams import is_interactive
+from retrain.rooms.text.terminal_text import printable
+
+RESULT = "rerun.json"
+EPILOG = """\b
+Examples:
+  retrain rerun train.rtpack
+  retrain rerun train.rtpack --yes --into again
+  retrain rerun train.rtpack --here             in this environment: nothing is installed
+  retrain rerun train.rtpack --data big.jsonl=/data/big.jsonl
+
+\b
+Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 different, or the run failed;
+            2 usage error, not agreed, or no pack that can be trusted.
+"""
+
+
+@click.command("rerun", epilog=EPILOG)
+@click.argument("file", metavar="PACK", type=click.Path(path_type=Path))
+@click.option("--yes", is_flag=True, help="Run and install what is listed, without asking.")
+@click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
+@click.option("--here", is_flag=True, help="Use this environment instead of making one.")
+@click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
+@click.option("--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE", help="Change a value, which is then named.")
+@click.option("--pass", "passed", multiple=True, metavar="VARIABLE", help="A secret variable that the run may see.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the outcome.")
+@click.option("--json", "as_json", is_flag=True, help="The outcome as JSON.")
+def command(
+    file: Path,
+    yes: bool,
+    into: Path | None,
+    here: bool,
+    data: tuple[str, ...],
+    sets: tuple[str, ...],
+    passed: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a PACK again in an environment of its own, and compare line by line: bit-identical on the same machine and
+    versions, else by the test that the pack declares. The first difference is named with its cause. A pack is code of
+    whoever made it: what it would run and install is listed, and nothing happens until you agree."""
+    contents = read_contents(open_pack(file))
+    folder = (into or Path(f"{file.stem}.rerun")).absolute()
+    if folder.exists():
+        what, fix = "is there already", "give another folder with --into, or remove it"
+        raise ConfigError(Problem(where=printable(str(folder)), what=what, fix=fix))
+    given = dict(map(_given, data))
+    for line in listing(contents, here=here):
+        click.echo(printable(line), err=True)
+    _agree(yes)
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=as_json)
+
+    unpacked, work = folder / "pack", folder / "work"
+    contents.opened.unpack(unpacked)
+    work.mkdir()
+    lay_out(contents, unpacked, work, given)
+    environ = environ_of(contents, passed, os.environ)
+    python: Path | str = sys.executable
+    if not here:
+        say(f"Making the environment in {printable(str(folder / 'environment'))} ...")
+        python = make_environment(contents, unpacked, folder / "environment", environ, say)
+
+    @cache
+    def installed() -> dict[str, dict[str, str]]:
+        return digests_in(python, contents.packages)
+
+    say(f"Running in {printable(str(work))}; its messages are in run.log")
+    arguments = [part for each in sets for part in ("--set", each)]
+    outcome = rerun(contents, work, python, environ, arguments, unpacked / FOLDER, installed, say)
+    told = {**_told(contents, outcome), "folder": str(folder)}
+    (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _print(contents, outcome)
+    if not outcome.is_repeated:
+        raise SystemExit(EXIT_FAILED)
+
+
+def _given(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or not Path(path).is_file():
+        what, fix = f"{text!r} names no file", "give NAME=PATH, with the name as `retrain pack` told it"
+        raise ConfigError(Problem(where="--data", what=what, fix=fix))
+    return name, Path(path).absolute()
+
+
+def _agree(yes: bool) -> None:
+    if yes:
+        return
+    if not is_interactive():
+        what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
+        raise ConfigError(Problem(where="command line", what=what, fix=fix))
+    if not click.confirm("Run it?", default=False):
+        raise ConfigError(Problem(what="not agreed: nothing was unpacked, installed or run"))
+
+
+def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:
+    campaign = {"verdict_in_the_pack": contents.verdict, "verdict": outcome.verdict} if contents.is_campaign else {}
+    return {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], **campaign}
+
+
+def _print(contents: Contents, outcome: Outcome) -> None:
+    for run in outcome.runs:
+        name = f"{printable(run.run.name)}: " if run.run.name else ""
+        lines = f"{run.num_same} of {len(contents.lines(run.run))} lines are the same"
+        weights = ", and the weights" if run.verdict == "identical" and run.run.weights else ""
+        click.echo(f"{name}{run.verdict}: {lines}{weights}")
+        if run.tested is not None:
+            click.echo(f"  {run.tested}")
+    if contents.is_campaign and outcome.verdict is not None and contents.verdict is not None:
+        same = "the same" if outcome.verdict == contents.verdict else "another"
+        click.echo(f"verdict, computed again: {same}")
+        for line in verdict_lines(dict(outcome.verdict)):
+            click.echo(f"  {printable(line)}")
