@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, boxed
-from retrain.rooms.audit.prompt_expressions import expressions
+from retrain.rooms.tasks.prompt_expressions import expressions
 
 Severity = Literal["error", "warning"]
 REPEATS = 64

@@ -11,6 +11,7 @@ from retrain.kernel.plugins.spec import MetricSpec, PluginSpec
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import GroupsView, RunView
     from retrain.kernel.errors import Problem
     from retrain.kernel.plugins.manager import Plugins
@@ -44,7 +45,10 @@ def retrain_describe_metrics() -> list[MetricSpec]:
         ("eval_shadow_reward", "`shadow_mean_reward` on the held-out examples.", "", not_evaluated),
         ("eval_shadow_gap", "`shadow_gap` on the held-out examples.", "", not_evaluated),
     )
-    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in rows]
+    from retrain.rooms.gaming.alarm_fields import FIELDS
+
+    named = (*rows, *FIELDS)
+    return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in named]
 
 
 @hookimpl
@@ -55,6 +59,14 @@ def retrain_check_config(config: Config, plugins: Plugins) -> Sequence[Problem]:
     from retrain.rooms.gaming.shadow_check import shadow_problems
 
     return [*shadow_problems(config, plugins)]
+
+
+@hookimpl
+def retrain_watch_run(context: PluginContext) -> object:
+    """The alarm and the suspicions."""
+    from retrain.rooms.gaming.alarm_watch import GamingWatch  # only a run needs it
+
+    return GamingWatch(context)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Registers `[health]` and the monitor `default`."""
+"""Registers `[health]` and the monitors `default` and `gaming`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_register_health_monitors(register: Callable[[PluginSpec], None]) -> None:
-    """The one built-in monitor."""
+    """The built-in monitors."""
     summary = "Truncation, no useful groups, and drift of entropy, ratios and lengths."
     register(PluginSpec(name="default", summary=summary, factory="retrain.rooms.health.monitors:build"))
+    summary = "A reward that pays for what its shadow does not confirm, and what looks like it without one."
+    register(PluginSpec(name="gaming", summary=summary, factory="retrain.rooms.health.gaming:build"))
 
 
 @hookimpl

@@ -12,7 +12,7 @@ class HealthTable(Table):
     """Warnings about runs that learn nothing."""
 
     monitors: list[str] = key(
-        ["default"], "Health monitors, by name; [] = none.", names=Kind.HEALTH_MONITOR, free_on_resume=True
+        ["default", "gaming"], "Health monitors, by name; [] = none.", names=Kind.HEALTH_MONITOR, free_on_resume=True
     )
     policy: Literal["warn", "stop"] = key(
         "warn", "warn, or stop: save a checkpoint and end with exit code 1 at the first finding.", free_on_resume=True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.rooms.audit.prompt_expressions import MOST, expressions
+from retrain.rooms.tasks.prompt_expressions import MOST, expressions
 
 
 @pytest.mark.parametrize(
