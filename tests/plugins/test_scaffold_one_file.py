@@ -76,10 +76,12 @@ def test_the_parts_of_a_run_are_selected_from_toml(lab: Path) -> None:
         'transform_mode = "my_transform.PLUGIN"\ntransform_params = { floor = 1.0 }\n'
         'uncertainty_kind = "my_uncertainty.SPEC"\n'
         '[data]\nsource = "my_data_source.PLUGIN"\noptions = { digits = 1, size = 45 }\n'
+        'sampler = "my_sampler.PLUGIN"\nsampler_params = { floor = 0.5 }\n'
         '[reward]\ntype = "my_reward.create"\n[inference]\nengine = "my_inference_engine.create"\n'
         '[logging]\nrecorders = ["my_recorder.create"]\n',
     )
     assert line["condition"] == "my_advantage.leave_one_out+my_transform"
+    assert line["sampler"] == "my_sampler.PLUGIN"
     assert float(str(line["floor_lifted_frac"])) > 0.2
     with (lab / "logs/run/metrics.csv").open(encoding="utf-8") as stream:
         rows = {(row["step"], row["metric"]): float(row["value"]) for row in csv.DictReader(stream)}

@@ -11,8 +11,7 @@ from retrain.kernel.types import Kind
 KINDS = (
     *(Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.REWARD, Kind.BACKEND, Kind.INFERENCE_ENGINE),
     *(Kind.DATA_SOURCE, Kind.ALGORITHM, Kind.PLANNING_DETECTOR, Kind.ENVIRONMENT, Kind.RECORDER, Kind.LAUNCHER),
-    Kind.LOSS,
-    Kind.RECIPE,
+    *(Kind.LOSS, Kind.RECIPE, Kind.SAMPLER),
 )
 SHORT = {"planning": Kind.PLANNING_DETECTOR, "data": Kind.DATA_SOURCE, "inference": Kind.INFERENCE_ENGINE}
 IN_WHEEL = Path(__file__).parent / "templates"
