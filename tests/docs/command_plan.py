@@ -111,6 +111,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain score --replay logs/train/failures": FAILED,
         "retrain score --replay logs/train/failures/step_000012_0.json": FAILED,
     },
+    "docs/pages/samplers.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "docs/pages/trl.md": {"nox -s referee": REFEREE},
     "docs/pages/watching.md": {
         "retrain top": "never ends; tests/retrain-core/rooms/insight/test_status_watch.py",

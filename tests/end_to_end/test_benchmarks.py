@@ -265,3 +265,15 @@ def test_questions_have_the_length_that_was_asked_for(harness: Any, length: int)
         chat = [{"role": "user", "content": task["prompt"]}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)
         assert len(ids["input_ids"]) == length
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_samplers_are_held_against_each_other_at_equal_tokens(tmp_path: Path) -> None:
+    command = ["samplers.py", str(tmp_path / "book"), "--seeds", "1", "--steps", "6", "--each", "30"]
+    printed = run(*command)
+    rows = {row.split("`")[1]: row.split(" | ") for row in printed.splitlines() if row.startswith("| `")}
+    assert list(rows) == ["uniform", "thompson"]
+    assert rows["uniform"][1] == rows["thompson"][1]  # the tokens up to which they are compared
+    assert float(printed.split("recomputed: ")[1].split()[0]) < 1e-12
+    assert printed.count("eval_arithmetic_correct_rate") >= 2
