@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrain.api import Example, GroupOutcome, PromptChoice, PromptRequest, Seeds
-from retrain.rooms.samplers import thompson
+from retrain.rooms.samplers import plugin, thompson
 
 POOL, COUNT, GROUP = 90, 8, 8
 RATES = (0.0, 0.5, 1.0)  # of example n: a third impossible, a third that teaches, a third trivial
@@ -99,3 +99,20 @@ def test_evidence_fades_so_that_a_prompt_is_tried_again() -> None:
     }
     assert not drawn[4] & {"e0", "e1", "e2"}
     assert drawn[40] & {"e0", "e1", "e2"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "problems"),
+    [
+        ({"data": {"sampler": "thompson"}, "reward": {"type": "none"}}, 1),
+        ({"data": {"sampler": "replay"}, "reward": {"type": "match", "weights": {"none": 1.0}}}, 1),
+        ({"data": {"sampler": "thompson"}, "reward": {"type": "match", "weights": {"none": 1.0, "match": 1.0}}}, 0),
+        ({"data": {"sampler": "thompson"}, "reward": {"type": "none"}, "environment": {"provider": "agent"}}, 0),
+        ({"data": {"sampler": "uniform"}, "reward": {"type": "none"}}, 0),
+        ({"data": {"sampler": "thompson"}}, 0),
+    ],
+)
+def test_a_sampler_that_goes_by_verdicts_is_refused_where_there_are_none(tables: dict[str, Any], problems: int) -> None:
+    values = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+    config: Any = SimpleNamespace(value=values.get, place=lambda path: f"[{path}]")
+    assert len(plugin.retrain_check_config(config)) == problems
