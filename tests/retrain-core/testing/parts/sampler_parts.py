@@ -1,0 +1,80 @@
+"""Samplers: a sound one, and one for each fault."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+from retrain.api import PromptChoice
+
+
+class Sampler:
+    """The prompts drawn least often so far; ties by lot."""
+
+    def __init__(self, context, examples):
+        self.seeds, self.drawn = context.seeds, {example.id: 0 for example in examples}
+
+    def choose(self, request):
+        rng = self.seeds.stream("sampler", request.step, request.cursor)
+        lots = {each: rng.random() for each in self.drawn}
+        left = sorted((self.drawn[each], lots[each], each) for each in self.drawn if each not in request.taken)
+        return [PromptChoice(example_id=each) for _, _, each in left[: request.count]]
+
+    def observe(self, step, outcomes):
+        for outcome in outcomes:
+            self.drawn[outcome.example_id] += 1
+
+    def state(self):
+        return {"drawn": self.drawn}
+
+    def restore(self, state):
+        self.drawn = state["drawn"]
+
+
+class LeavesThePool(Sampler):
+    def choose(self, request):
+        return [PromptChoice(example_id="held out"), *super().choose(request)[1:]]
+
+
+class OneShort(Sampler):
+    def choose(self, request):
+        return super().choose(request)[1:]
+
+
+class ForgetsTaken(Sampler):
+    def choose(self, request):
+        return [PromptChoice(example_id=each) for each in list(self.drawn)[: request.count]]
+
+
+class Learns(Sampler):
+    def choose(self, request):
+        chosen = super().choose(request)
+        self.observe(request.step, chosen)
+        return chosen
+
+
+class Rolls(Sampler):
+    lots = count(1)
+
+    def __init__(self, context, examples):
+        super().__init__(context, examples)
+        self.order = random.Random(next(self.lots)).sample(list(self.drawn), len(self.drawn))
+
+    def choose(self, request):
+        return [PromptChoice(example_id=each) for each in self.order if each not in request.taken][: request.count]
+
+
+class Certain(Sampler):
+    def choose(self, request):
+        return [PromptChoice(example_id=choice.example_id, chance=1.01) for choice in super().choose(request)]
+
+
+class Divides(Sampler):
+    def observe(self, step, outcomes):
+        super().observe(step, outcomes)
+        self.rate = sum(each.correct for each in outcomes) / sum(each.judged for each in outcomes)
+
+
+class StartsAnew(Sampler):
+    def restore(self, state):
+        pass
