@@ -39,7 +39,7 @@ MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sa
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 FREE_FORM = (  # whatever a plugin takes: a data file among it is recognised by its suffix
-    *("backend.options", "data.options", "environment.args", "eval.sets"),
+    *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets"),
     *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params")),
 )
 
