@@ -93,7 +93,8 @@ def _figure(data: Data) -> Any:
         figure.add_bar(x=values, y=names, text=labels, textposition="auto", **bars, row=1, col=column)
         figure.update_yaxes(showticklabels=False, autorange="reversed", row=1, col=column)
     figure.update_xaxes(rangemode="tozero", row=1, col=2)
-    figure.update_xaxes(tickformat=".0%", rangemode="tozero", row=1, col=3)
+    most = max(0.01, *(each["clip_fraction"] for each in others))
+    figure.update_xaxes(tickformat=".1%", range=[0.0, 1.1 * most], row=1, col=3)
     for name, color, each in zip(names, colors, others, strict=True):
         style = {"name": name, "marker": {"color": color}, "hovertemplate": "prompt of group %{x}: %{y:.3g}"}
         figure.add_bar(x=list(range(len(each["parts"]))), y=each["parts"], **style, row=2, col=1)
@@ -135,8 +136,8 @@ def _tables(condition: Data) -> str:
     """What turns a condition most."""
     cosine = condition["cosine"]
     told = "no direction" if cosine is None else f"cosine {cosine:.4f}"
-    found = [f"<h2>{_text(condition['name'])}</h2>", f"<p>{told}, {condition['trained_tokens']} tokens of ", ""]
-    found[1] += f"{condition['trained_groups']} groups trained, loss {condition['loss']:.6g}</p>"
+    trained = f"{condition['trained_tokens']} tokens of {condition['trained_groups']} groups trained"
+    found = [f"<h2>{_text(condition['name'])}</h2>", f"<p>{told}, {trained}, loss {condition['loss']:.6g}</p>"]
     if condition["prompts"]:
         rows = [
             (each["prompt"], each["example_id"], each["group"], f"{each['part'] / (1.0 - cosine):.1%}")
@@ -144,7 +145,7 @@ def _tables(condition: Data) -> str:
         ]
         found.append(_table(("prompt", "example", "group", "of the turn"), rows))
     if condition["tokens"]:
-        rows = [
+        changes = [
             (
                 repr(each["token"]),
                 f"group {each['group']}, completion {each['index']}, token {each['position']}",
@@ -154,7 +155,7 @@ def _tables(condition: Data) -> str:
             )
             for each in condition["tokens"]
         ]
-        found.append(_table(("token", "where", "reward", "weight taken", "weight here"), rows))
+        found.append(_table(("token", "where", "reward", "weight taken", "weight here"), changes))
     return "\n".join(found)
 
 

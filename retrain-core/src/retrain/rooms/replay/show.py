@@ -15,6 +15,7 @@ ONE_STEP = (
     "it does not say."
 )
 SEVERAL = "The run took {} updates with these rows; compared is the gradient of all of them before the first one."
+ZERO = "The gradient taken is 0, so it has no direction to compare with."
 Data = Mapping[str, Any]
 
 
@@ -24,7 +25,7 @@ def as_data(replay: Replay, most: int) -> dict[str, Any]:
         "run": str(replay.run),
         "step": replay.step,
         "updates": replay.updates,
-        "as_it_was": _as_it_was(replay.as_it_was),
+        "as_it_was": _as_it_was(replay.as_it_was, replay.step),
         "conditions": [_condition(replay, seen, most) for seen in replay.conditions],
         "resamples": replay.resamples,
         "passes": replay.passes,
@@ -37,6 +38,8 @@ def lines(data: Data) -> list[str]:
     found = [f"Step {data['step']} of {data['run']}", *_told_as_it_was(data["as_it_was"])]
     if len(data["conditions"]) > 1:
         found += ["", *_table(data)]
+        if data["conditions"][0]["cosine"] is None:
+            found += ["", ZERO]
         for condition in data["conditions"][1:]:
             found += _told_turns(condition)
     if data["updates"] > 1:
@@ -44,17 +47,17 @@ def lines(data: Data) -> list[str]:
     return [*found, "", data["note"]]
 
 
-def _as_it_was(found: AsItWas) -> dict[str, Any]:
-    def differences(step: int, different: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
-        return [{"step": step, "field": name, "was": was, "now": now} for name, (was, now) in different.items()]
+def _as_it_was(found: AsItWas, step: int) -> dict[str, Any]:
+    def differences(number: int, different: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
+        return [{"step": number, "field": name, "was": was, "now": now} for name, (was, now) in different.items()]
 
-    every = [*found.forward.items(), (-1, found.step)]
+    every = [*found.forward.items(), (step, found.step)]
     return {
         "start": found.start,
         "forward": list(found.forward),
         "is_exact": found.is_exact,
         "compared": list(found.step.compared),
-        "different": [each for step, agreed in every for each in differences(step, agreed.different)],
+        "different": [each for number, agreed in every for each in differences(number, agreed.different)],
         "after": found.after,
         "files": dict(found.files),
     }
@@ -108,7 +111,8 @@ def _told_as_it_was(found: Data) -> list[str]:
     same = [name for name, is_same in found["files"].items() if is_same]
     if found["is_exact"]:
         files = f"; {', '.join(same)} of {found['after']}" if same else "; there is no checkpoint after it to compare"
-        return [*told, f"  as it was: the same bits in {', '.join(found['compared'])}{files}"]
+        numbers = f"all {len(found['compared'])} numbers of its optimizer step"
+        return [*told, f"  as it was: the same bits in {numbers}{files}"]
     other = [name for name, is_same in found["files"].items() if not is_same]
     told.append("  as it was: the same step, but not the same bits")
     told += [
