@@ -86,10 +86,12 @@ def retrain_eval_metrics(scores_EG: Sequence[Sequence[Score]], correct_above: fl
 
 
 @hookimpl
-def retrain_report_sections(run: RunView) -> Mapping[str, ReportSection] | None:
-    """The curves of reward and shadow."""
+def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
+    """The curves of reward and shadow, and the alarms."""
     if not run.config.value("reward.shadow", ""):
         return None
-    from retrain.rooms.gaming.shadow_report import report_section  # only a report needs it
+    from retrain.rooms.gaming.alarm_report import alarm_text
+    from retrain.rooms.gaming.shadow_report import report_section  # only a report needs them
 
-    return report_section(run)
+    alarms = alarm_text(run.folder)
+    return {**(report_section(run) or {}), **({"Gaming": alarms} if alarms else {})}
