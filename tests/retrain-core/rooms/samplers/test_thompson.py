@@ -15,6 +15,7 @@ from retrain.rooms.samplers import plugin, thompson
 POOL, COUNT, GROUP = 90, 8, 8
 RATES = (0.0, 0.5, 1.0)  # of example n: a third impossible, a third that teaches, a third trivial
 EXAMPLES = tuple(Example(id=f"e{n}", prompt="p", reference="r") for n in range(POOL))
+BY_RATE = {"moves_by": "rate"}
 
 
 def make(size: int = POOL, seed: int = 0, **params: float) -> thompson.Thompson:
@@ -109,6 +110,8 @@ def test_evidence_fades_so_that_a_prompt_is_tried_again() -> None:
         ({"data": {"sampler": "thompson"}, "reward": {"type": "match", "weights": {"none": 1.0, "match": 1.0}}}, 0),
         ({"data": {"sampler": "thompson"}, "reward": {"type": "none"}, "environment": {"provider": "agent"}}, 0),
         ({"data": {"sampler": "uniform"}, "reward": {"type": "none"}}, 0),
+        ({"data": {"sampler": "curriculum"}, "reward": {"type": "none"}}, 0),
+        ({"data": {"sampler": "curriculum", "sampler_params": BY_RATE}, "reward": {"type": "none"}}, 1),
         ({"data": {"sampler": "thompson"}}, 0),
     ],
 )
