@@ -14,7 +14,7 @@ EPILOG = """\b
 Examples:
   retrain signal logs/tiny
   retrain signal logs/campaign_20260301_120000
-  retrain signal logs/tiny --json | jq .runs[0].tokens
+  retrain signal logs/tiny --json
 
 \b
 Exit codes: 0 done; 1 no run could be read; 2 usage error, or no run there.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,8 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
     sums = {name: np.zeros((DECILES, 3)) for name in ("surprisal", "entropy")} | {"planning": np.zeros((2, 3))}
     is_whole, missing = dict.fromkeys(sums, True), 0
     emergence = (run / GENERATIONS).parent
-    starts = np.flatnonzero(np.diff(drawn.step_N, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], size], strict=True):
+    starts = np.flatnonzero(np.diff(drawn.step_N, prepend=-1, append=-1)).tolist()  # and the end, unless it is empty
+    for start, stop in pairwise(starts):
         arrays = _arrays(emergence, int(drawn.step_N[start]), drawn.tokens_N[start:stop])
         if arrays is None:
             missing += 1
@@ -79,6 +80,8 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
                 continue
             values_T = logprobs_T if name == "surprisal" else arrays[stored][is_trained_A]
             sums[name] += _by_mark(values_T, columns) if name == "planning" else _by_tenth(np.abs(values_T), columns)
+    note = f"{missing:,} of {len(starts) - 1:,} steps have no token file that fits: their credit"
+    is_whole = {name: whole and bool(is_known_N.any()) for name, whole in is_whole.items()}
     return CreditShares(
         is_known_N=is_known_N,
         zero_tokens_N=zero_N,
@@ -87,9 +90,7 @@ def read_credit(run: Path, drawn: Drawn) -> CreditShares:
         surprisal=tuple(map(_share, sums["surprisal"])),
         entropy=tuple(map(_share, sums["entropy"])) if is_whole["entropy"] else (),
         planning=_share(sums["planning"][1]) if is_whole["planning"] else None,
-        notes=(f"{missing:,} of {len(starts):,} steps have no token file that fits their completions",)
-        if missing
-        else (),
+        notes=(note,) if missing else (),
     )
 
 

@@ -7,6 +7,7 @@ cut out of the line's bytes and parsed, and only an unusual line is parsed as a 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def _fields(line: bytes) -> Record:
     reward = line.rfind(_REWARD, 0, outcome)
     if min(head, end, outcome, reward) < 0 or not line.endswith(b"]}\n"):
         return parse_record(line)
-    return parse_record(line[:head] + line[reward:end] + b"}")
+    found: Record = json.loads(b"".join((line[:head], line[reward:end], b"}")).decode("utf-8"))  # `_row` refuses NaN
+    return found
 
 
 def _row(record: Record, examples: dict[str, int]) -> tuple[Any, ...]:

@@ -105,7 +105,7 @@ def _difficulties(prompts: Sequence[PromptAccount]) -> list[RenderableType]:
             printable(each.difficulty or ABSENT),
             f"{each.prompts:,}",
             f"{each.groups:,}",
-            percent(each.teaching_groups / each.groups),
+            percent(None if each.rate is None else each.teaching_groups / max(1, each.groups)),
             percent(each.rate),
             percent(each.chance),
             f"{each.tokens:,}",
@@ -165,12 +165,16 @@ def _error(found: Checked) -> str:
 
 
 def _held_out(pool: Pool) -> str:
-    gain = f"Held out: {_gain(pool.gain)}"
-    if not isinstance(pool.gain, Gain):
-        return gain
-    costs = ((pool.tokens_per_point, TOKENS, "tokens"), (pool.seconds_per_point, SECONDS, "s"))
-    known = [f"{_cost(cost, form)} {unit}" for cost, form, unit in costs if cost]
-    return f"{gain}, a point for {', '.join(known)}" if known else gain
+    gain, tokens, seconds = pool.gain, pool.tokens_per_point, pool.seconds_per_point
+    said = f"Held out: {_gain(gain)}"
+    if not isinstance(gain, Gain) or tokens is None or seconds is None:
+        return said
+    if tokens.at_least is not None and seconds.at_least is not None:
+        least = f"{TOKENS.format(tokens.at_least)} tokens and {SECONDS.format(seconds.at_least)} s"
+        return f"{said}: no gain shown, a point costs at least {least}"
+    if tokens.value is None:
+        return f"{said}: no gain shown"
+    return f"{said}, a point for {_cost(tokens, TOKENS)} tokens and {_cost(seconds, SECONDS)} s"
 
 
 def _gain(gain: Gain | str) -> str:
@@ -187,7 +191,7 @@ def _cost(cost: CostPerPoint | None, form: str) -> str:
         low, high = (form.format(limit) for limit in cost.interval)
         return f"{form.format(cost.value)} [{low}, {high}]"
     if cost.at_least is not None:
-        return f"at least {form.format(cost.at_least)} (no gain shown)"
+        return f"no gain shown: at least {form.format(cost.at_least)}"
     return "no gain shown" if cost.value is None else f"{form.format(cost.value)} (no interval)"
 
 
