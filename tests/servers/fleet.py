@@ -137,7 +137,7 @@ def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
             for member in [member for member, until in broken.items() if until < time.monotonic()]:
                 del broken[member]
                 member.mend()
-            well = [member for member in members if member not in broken and _answers(member)]
+            well = [member for member in members if member not in broken and answers(member)]
             if len(well) > 1:
                 member = stream.choice(well)
                 fault = stream.choice(member.faults)
@@ -156,7 +156,7 @@ def troubled(members: Sequence[Member], seed: int) -> Iterator[Counter[str]]:
             member.mend()
 
 
-def _answers(member: Member) -> bool:
+def answers(member: Member) -> bool:
     """Whether it has come back from the last fault."""
     with suppress(httpx.HTTPError):
         return httpx.get(f"{member.url}/health", timeout=5.0, trust_env=False).status_code == 200

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from tests.end_to_end.campaigns import kill_all
 from tests.end_to_end.test_resume import SOURCE_OF_PATCHES
+from tests.servers.fleet import answers
 from tests.soak.configurations import Configuration
 from tests.soak.fault import Fault, Process, anywhere, of_campaigns, of_runs, of_shapes
-from tests.soak.ground import NAME, Ground, command_of, descendants_of
+from tests.soak.ground import NAME, PATIENCE_S, Ground, command_of, descendants_of
 
 STOPPED, KILLED, FAILED = 75, -9, 1
 # Root would not notice that a folder may not be written to; so its right to ignore that goes.
@@ -187,9 +188,12 @@ def replace_servers(ground: Ground, process: Process) -> Process:
 
 
 def mend_servers(ground: Ground) -> None:
-    """The model again."""
+    """The model again; a run that begins before they answer ends after retry_s."""
     for server in ground.servers:
         server.mend()
+    last = time.monotonic() + PATIENCE_S
+    while not all(map(answers, ground.servers)) and time.monotonic() < last:
+        time.sleep(0.1)
 
 
 def trains_only(configuration: Configuration) -> bool:

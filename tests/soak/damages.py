@@ -63,12 +63,12 @@ def taken_back(file: Path) -> Iterator[Path]:
         file.write_bytes(content)
 
 
-def refused(ground: Ground, name: str, *files: str, patch: str = "") -> str:
-    """A resume is refused: code 2, the file or key named, a fix, nothing touched; what it said."""
+def refused(ground: Ground, name: str, *files: str, patch: str = "", code: int = 2) -> str:
+    """A resume is refused: the code, the file or key named, a fix, nothing touched; what it said."""
     before = everything(ground.run)
     ended = ground.finish(ground.start(patch, *files))
     told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
-    require(ended.code == 2 and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
+    require(ended.code == code and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
     require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
     return ended.err
 
@@ -104,7 +104,7 @@ def unreadable(ground: Ground) -> str:
     file = ground.victim / "metrics.jsonl"
     file.chmod(0o000)
     try:
-        return refused(ground, file.name, patch=OBEYS_PERMISSIONS)
+        return refused(ground, file.name, patch=OBEYS_PERMISSIONS, code=1)
     finally:
         file.chmod(0o644)
 

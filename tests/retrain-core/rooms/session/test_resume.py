@@ -227,7 +227,7 @@ def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> Non
     check_same(tmp_path / LOG, tmp_path / "again")
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "."])
+@pytest.mark.parametrize("folder", ["nowhere", ".", "too-long" * 50])
 def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(folder: str, run: Run, tmp_path: Path) -> None:
     before = contents(tmp_path)
     (tmp_path / "retrain.toml").write_text("")

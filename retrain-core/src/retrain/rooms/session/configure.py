@@ -90,7 +90,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if rest and not rest[0].startswith("-"):
         return Path(rest.pop(0)), rest
     resumed = _value_of("--resume", rest) or _value_of("--resume-from", rest)
-    if resumed and (Path(resumed) / "config.toml").is_file():
+    if resumed and os.path.isfile(Path(resumed) / "config.toml"):  # is_file would raise where it may not look
         return Path(resumed) / "config.toml", rest
     if DEFAULT_FILE.is_file():
         return DEFAULT_FILE, rest

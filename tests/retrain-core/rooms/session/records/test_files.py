@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.kernel.errors import RecordError
 from retrain.rooms.session.records.files import JsonLines, write_folder, write_json, write_text
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -108,6 +109,14 @@ def test_lines_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     lines.write({"n": n} for n in range(2))
     assert (tmp_path / "a.jsonl").read_text().count("\n") == 2
     lines.close()
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").mkdir()  # root may open everything else
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "a.jsonl", tmp_path / "file" / "b.jsonl"):
+        with pytest.raises(RecordError, match=f"{path}: cannot be written"):
+            JsonLines(path)
 
 
 def test_a_file_grows_over_several_openings(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def test_a_second_process_is_refused_with_the_first_ones_number(holder: subproce
     RunLock(tmp_path).release()
 
 
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match=r"\.lock: cannot be opened"):
+        RunLock(tmp_path)
+
+
 def test_a_process_of_another_machine_has_no_number_here(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text(f"{os.getpid()} another-machine\n")  # as a shared folder shows it
     assert owner_of(tmp_path) == -1

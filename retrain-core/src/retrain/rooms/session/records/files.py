@@ -104,9 +104,13 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """RecordError when the file cannot be opened."""
         self._path = path
-        self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
+        except OSError as error:
+            raise cannot_write(path, error) from error
         self._size = os.fstat(self._stream.fileno()).st_size
         self.digest = new_digest()
 

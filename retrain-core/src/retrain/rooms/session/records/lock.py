@@ -19,11 +19,15 @@ TRIES, PAUSE_S = 20, 0.01  # `owner_of` takes the lock for an instant when no pr
 class RunLock:
     """An advisory lock on a run folder, held until `release` or the end of the process.
 
-    ConfigError when another process holds it.
+    ConfigError when another process holds it, or its file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self._stream: TextIO = (path / NAME).open("a+", encoding="utf-8")
+        try:
+            self._stream: TextIO = (path / NAME).open("a+", encoding="utf-8")
+        except OSError as error:
+            what, fix = f"cannot be opened: {error.strerror or error}", "make it writable, or choose another --log-dir"
+            raise ConfigError(Problem(where=str(path / NAME), what=what, fix=fix)) from error
         if not self._is_taken():
             self._stream.close()
             what = f"{path} belongs to a run that is still going on (process {owner_of(path)})"
