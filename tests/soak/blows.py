@@ -16,7 +16,7 @@ from tests.end_to_end.test_resume import SOURCE_OF_PATCHES
 from tests.servers.fleet import answers
 from tests.soak.configurations import Configuration
 from tests.soak.fault import Fault, Process, anywhere, of_campaigns, of_runs, of_shapes
-from tests.soak.ground import NAME, PATIENCE_S, Ground, command_of, descendants_of
+from tests.soak.ground import PATIENCE_S, Ground, command_of, descendants_of
 
 STOPPED, KILLED, FAILED = 75, -9, 1
 # Root would not notice that a folder may not be written to; so its right to ignore that goes.
@@ -146,7 +146,7 @@ def move_rescued_back(ground: Ground) -> None:
 
 def go_to_rescued(ground: Ground) -> None:
     """Where the message says that the run goes on."""
-    rescued = ground.folder / f"{NAME}.rescued"
+    rescued = ground.run.with_name(f"{ground.run.name}.rescued")
     if rescued.exists():
         ground.run = rescued
 
@@ -222,7 +222,7 @@ BLOWS = (
         for name in ("SIGTERM", "SIGINT")
     ),
     Fault(name="SIGUSR1", strike=signalled("SIGUSR1"), codes=(STOPPED,), says="resume"),
-    Fault(name="two signals", strike=signalled("SIGTERM", "SIGINT"), codes=(STOPPED, FAILED), says="resume"),
+    Fault(name="two signals", strike=signalled("SIGTERM", "SIGINT"), codes=(STOPPED, FAILED), says="SIG"),
     Fault(name="file size limit", strike=struck_already, codes=(FAILED,), says="File too large", patch=small_files),
     Fault(name="disk full", strike=fill_disk, suits=on_small_disk, codes=(FAILED,), mend=empty_disk),
     Fault(

@@ -69,7 +69,9 @@ def refused(ground: Ground, name: str, *files: str, patch: str = "", code: int =
     ended = ground.finish(ground.start(patch, *files))
     told = f"{name}: code {ended.code}: {(ended.out + ended.err)[-800:]}"
     require(ended.code == code and name in ended.err and "fix:" in ended.err and "Traceback" not in ended.err, told)
-    require(everything(ground.run) == before, f"{name}: a refused resume changed {ground.run}")
+    after = everything(ground.run)
+    changed = sorted(file for file in {**before, **after} if before.get(file) != after.get(file))
+    require(not changed, f"{name}: a refused resume changed {changed} of {ground.run}")
     return ended.err
 
 

@@ -94,6 +94,6 @@ def progress(run: Path) -> int:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """All bytes below a folder, apart from locks."""
-    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    """All bytes below a folder, apart from locks and from what a kill has left half-written."""
+    names = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    return {name: file.read_bytes() for name, file in names.items() if file.name != ".lock" and "/." not in name}

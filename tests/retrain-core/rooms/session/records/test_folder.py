@@ -147,6 +147,23 @@ def test_a_file_in_the_way_is_a_config_error(blocked: str, tmp_path: Path) -> No
         assert f"cannot write {tmp_path / blocked}" in caught.value.problems[0].what
 
 
+def test_a_folder_that_another_run_tries_out_at_the_same_time_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = tempfile.TemporaryFile, []
+
+    def meanwhile(**options: Any) -> Any:
+        calls.append(options["dir"])
+        if len(calls) == 1:
+            options["dir"].rmdir()  # which the other has made
+        return original(**options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", meanwhile)
+    check_run_folder(str(tmp_path / "run"), "", place=PLACE)
+    assert len(calls) == 3  # run, again, and its adapters
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_the_system_refuses_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write /proc/retrain"):  # not even root may write there
         check_run_folder("/proc/retrain", "", place=PLACE)

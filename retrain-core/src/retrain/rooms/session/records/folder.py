@@ -222,18 +222,25 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
 def refuse_unwritable(*folders: Path, place: str) -> None:
     """ConfigError unless files can be created in each folder; a missing one is created only for the test."""
     for folder in folders:
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-            with suppress(OSError):  # another run may have begun in one of them
-                for each in made:  # a run that does not start leaves nothing behind
-                    each.rmdir()
+            try:
+                _try_out(folder)
+            except FileNotFoundError:  # another run that begins tried it out as well, and has removed it again
+                _try_out(folder)
         except OSError as error:
             what = f"cannot write {folder}: {error.strerror or error}"
             fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
             raise ConfigError(Problem(where=place, what=what, fix=fix)) from error
+
+
+def _try_out(folder: Path) -> None:
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    with suppress(OSError):  # another run may have begun in one of them
+        for each in made:  # a run that does not start leaves nothing behind
+            each.rmdir()
 
 
 def _folders(log_dir: str, adapter_path: str) -> tuple[Path, Path]:
