@@ -57,7 +57,7 @@ class Sampler(Protocol):
     The factory is `f(context, examples)`, with the training pool in a fixed order. What a run samples ahead of training
     is chosen before its latest steps are over, so `observe` comes late: `choose` for step s sees the steps up to s - 1
     in turn, s - 2 where one step overlaps, s - 1 - n under `[training] max_staleness` = n, and always exactly these,
-    resumed or not. In the last case the factory is called twice: one sampler chooses, the other waits for checkpoints.
+    resumed or not. Where sampling is ahead the factory is called again: one sampler chooses, one waits for checkpoints.
 
     Optional: `in_passes`, True where the prompt at each `cursor` is fixed and every pass over the pool takes each
     example once; such a sampler ignores `taken` and observes nothing, and completions are keyed by the pass. All

@@ -112,6 +112,11 @@ def test_a_step_is_chosen_by_the_steps_before_it_however_the_run_went(
         for coming in range(len(drawn), min(len(sizes), data.draw(st.integers(step + 1, step + 1 + ahead)))):
             drawn[coming] = rounds(order, cursors[coming], sizes[coming], coming, data)
         assert keys(drawn[step]) == keys(wanted[step])
+        if data.draw(st.booleans()) and data.draw(st.booleans()):  # its training ran out of memory, or was stopped
+            if data.draw(st.booleans()):
+                order = resumed(order, pool, ahead)
+            drawn = {number: drawn[number] for number in range(step)}
+            continue
         if not rejected[step]:
             order.retrain_extra_metrics(groups=view(step, drawn[step]))
         step += 1
@@ -119,12 +124,18 @@ def test_a_step_is_chosen_by_the_steps_before_it_however_the_run_went(
             for coming in range(len(drawn), step + ahead + 1):  # a thread that samples is ahead of the checkpoint
                 drawn[coming] = order.draw(cursors[coming], sizes[coming], coming)
         if data.draw(st.booleans()):
-            saved = json.loads(json.dumps(order.retrain_save_state()))
-            order = order_of(pool, lambda: Remembering(pool), ahead)
-            order.retrain_load_state(state=saved)
+            order = resumed(order, pool, ahead)
             drawn = {number: drawn[number] for number in range(step)}
     seeds = {Streams(seeds=Seeds(0), purpose="sample").of(each, 0) for prompts in wanted for each in prompts}
     assert len(seeds) == sum(sizes)  # an example that is drawn again gets new completions
+
+
+def resumed(order: SamplingOrder, pool: PromptPool, ahead: int) -> SamplingOrder:
+    """What a checkpoint of now makes."""
+    saved = json.loads(json.dumps(order.retrain_save_state()))
+    again = order_of(pool, lambda: Remembering(pool), ahead)
+    again.retrain_load_state(state=saved)
+    return again
 
 
 def rounds(order: SamplingOrder, cursor: int, count: int, step: int, data: st.DataObject) -> list[Prompt]:

@@ -7,6 +7,7 @@ and in checkpoints.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,9 +64,9 @@ class _Follower:
 class SamplingOrder:
     """Draws what a sampler chooses (see `Prompts`), shows it what became of it, and keeps its state in checkpoints.
 
-    `settled` knows the steps that the next one to train is chosen by, as a resume will need it. The sampler that draws
-    is the same one, unless sampling is more than one step ahead: then it knows more, and is a second one. A thread may
-    draw while the run's observes.
+    `settled` knows the steps that the next one to train is chosen by, as a resume will need it. Where sampling is
+    ahead, the sampler that draws knows more and is a second one, made of the first one's state. When a step is drawn
+    anew, because its training ran out of memory, it is made again. A thread may draw while the run's observes.
     """
 
     def __init__(self, pool: PromptPool, name: str, build: Callable[[], Sampler], place: str) -> None:
@@ -74,6 +75,7 @@ class SamplingOrder:
         self._prompts = {prompt.example.id: prompt for prompt in pool.train}
         self._lock = Lock()
         self._settled = self._drawing = _Follower(build())
+        self._newest = -1  # the step drawn last
         self._in_passes = bool(getattr(self._settled.sampler, "in_passes", False))
         self._waiting: list[tuple[int, list[GroupOutcome]]] = []  # by step, not yet known to `settled`
         self._drawn: dict[int, dict[int, PromptChoice]] = {}  # by step and cursor, of steps that are not over
@@ -81,14 +83,12 @@ class SamplingOrder:
     def draw_ahead(self, steps: int) -> None:
         """Choose the prompts of each step this many steps before it is trained. Once, before anything is drawn."""
         self._ahead = steps
-        if steps > 1 and not self._in_passes:
-            self._drawing = _Follower(self._build())
 
     def draw(self, cursor: int, count: int, step: int) -> list[Prompt]:
         """The next `count` prompts of a step; from the cursor of an earlier call for it on, they replace those."""
         with self._lock:
             if not self._in_passes:
-                self._show(self._drawing, step - 1 - self._ahead)
+                self._prepare(step)
             before = {at: choice for at, choice in self._drawn.get(step, {}).items() if at < cursor}
             chosen = self._chosen(step, cursor, count, [choice.example_id for choice in before.values()])
             self._drawn[step] = before | dict(enumerate(chosen, start=cursor))
@@ -97,6 +97,15 @@ class SamplingOrder:
             replace(self._prompts[choice.example_id], epoch=at // size if self._in_passes else at)
             for at, choice in enumerate(chosen, start=cursor)
         ]
+
+    def _prepare(self, step: int) -> None:
+        """Have a sampler that knows just the steps that this one is chosen by."""
+        if self._ahead and (self._drawing is self._settled or step < self._newest):
+            self._drawing = _Follower(self._build(), self._settled.observed)
+            with self._named("restore"):
+                self._drawing.sampler.restore(_stored(self._settled.sampler))
+        self._newest = step
+        self._show(self._drawing, step - 1 - self._ahead)
 
     def _chosen(self, step: int, cursor: int, count: int, drawn: list[str]) -> list[PromptChoice]:
         """What the sampler chooses, checked; it is asked again each time the step has gone through the pool."""
@@ -169,7 +178,7 @@ class SamplingOrder:
                 for step, outcomes in self._waiting
                 if step > self._settled.observed
             ]
-            state = dict(self._settled.sampler.state())
+            state = _stored(self._settled.sampler)
             return {STATE: {"name": self._name, "observed": self._settled.observed, "state": state, "waiting": waiting}}
 
     @hookimpl
@@ -182,9 +191,8 @@ class SamplingOrder:
             LOG.warning("Sampler %r begins without the steps before: the checkpoint has no state of it", self._name)
             return
         with self._lock, self._named("restore"):
-            for follower in {id(each): each for each in (self._settled, self._drawing)}.values():
-                follower.sampler.restore(saved["state"])
-                follower.observed = int(saved["observed"])
+            self._settled.sampler.restore(saved["state"])
+            self._settled.observed = int(saved["observed"])
             self._waiting = [
                 (int(step), [GroupOutcome(**each) for each in outcomes]) for step, outcomes in saved["waiting"]
             ]
@@ -215,6 +223,12 @@ def sampling_order(pool: PromptPool, context: PluginContext) -> SamplingOrder:
         return sampler
 
     return SamplingOrder(pool, name, build, context.config.place(KEY))
+
+
+def _stored(sampler: Sampler) -> dict[str, Any]:
+    """Its state as a checkpoint has it, which shares nothing with the sampler."""
+    state: dict[str, Any] = json.loads(json.dumps(dict(sampler.state())))
+    return state
 
 
 def _outcome(group: Group) -> GroupOutcome:
