@@ -145,7 +145,8 @@ class _Comparison:
         if weights is None or self._weights is None or not seen.turn.turns:
             return seen
         norms = self._norm, seen.turn.norm
-        return replace(seen, tokens=token_changes(self._weights, weights, norms=norms, most=self._most))
+        open_ = self._token_weights.open if self._token_weights else {}
+        return replace(seen, tokens=token_changes(self._weights, weights, open_, norms=norms, most=self._most))
 
     def _gradient(self, config: Config, batch: TrainBatch) -> StepGradient:
         found = step_gradient(self._backend, config, self._plugins, batch, self._folding)

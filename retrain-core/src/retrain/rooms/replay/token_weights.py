@@ -54,6 +54,11 @@ class TokenWeights:
         ]
         found = logprobs([part for _, part in parts], temperature)
         self._logprobs = {_key(number, part): values_T for (number, part), values_T in zip(parts, found, strict=True)}
+        certain = {
+            _key(number, part): [np.exp(values_T[part.action_T])]
+            for (number, part), values_T in zip(parts, found, strict=True)
+        }
+        self.open = {place: 1.0 - chances_A for place, chances_A in self._by_completion(certain).items()}
 
     def of(self, config: Config, batch: TrainBatch) -> dict[tuple[int, int], Floats] | None:
         """By group and completion, one for each action token; 0 where it is not trained.
@@ -71,15 +76,18 @@ class TokenWeights:
         by_key: dict[Key, list[Floats]] = {}
         for key, row, gradient_T in zip(keys, batch.rows, value.gradients, strict=True):
             by_key.setdefault(key, []).append(-gradient_T[row.action_T])
+        return self._by_completion(by_key)
+
+    def _by_completion(self, by_key: Mapping[Key, list[Floats]]) -> dict[tuple[int, int], Floats]:
         return {
-            (number, index): np.concatenate([self._weights(number, completion, span, by_key) for span in spans])
+            (number, index): np.concatenate([self._of_part(number, completion, span, by_key) for span in spans])
             for number, group in enumerate(self._groups)
             for index, completion in enumerate(group.completions)
             if (spans := contexts(completion))
         }
 
     @staticmethod
-    def _weights(number: int, completion: Completion, span: slice, by_key: Mapping[Key, list[Floats]]) -> Floats:
+    def _of_part(number: int, completion: Completion, span: slice, by_key: Mapping[Key, list[Floats]]) -> Floats:
         part = _part(completion, span)
         found = by_key.get(_key(number, part))
         zeros_A = np.zeros(int(np.count_nonzero(part.action_T)))
@@ -89,19 +97,25 @@ class TokenWeights:
 def token_changes(
     taken: Mapping[tuple[int, int], Floats],
     other: Mapping[tuple[int, int], Floats],
+    open_: Mapping[tuple[int, int], Floats],
     *,
     norms: tuple[float, float],
     most: int,
 ) -> list[TokenChange]:
-    """The tokens whose weight changes most, each over its gradient's norm, so that only the direction counts."""
+    """The tokens that turn the gradient most, by the change of their weights over the gradients' norms, times 1 - p.
+
+    1 - p is the derivative of log p by the token's own logit: one that was certain moves nothing, whatever it weighs.
+    """
     found = []
     for (group, index), before_A in taken.items():
         was_A, is_A = before_A / norms[0], other[group, index] / norms[1]
-        for position in np.argsort(-np.abs(is_A - was_A), kind="stable")[:most]:
+        sizes_A = np.abs(is_A - was_A) * open_[group, index]
+        for position in np.argsort(-sizes_A, kind="stable")[:most]:
             before, after = float(was_A[position]), float(is_A[position])
-            found.append(TokenChange(group=group, index=index, position=int(position), before=before, after=after))
-    ranked = sorted(found, key=lambda change: -abs(change.after - change.before))
-    return [change for change in ranked[:most] if change.after != change.before]
+            change = TokenChange(group=group, index=index, position=int(position), before=before, after=after)
+            found.append((float(sizes_A[position]), change))
+    ranked = sorted(found, key=lambda pair: -pair[0])
+    return [change for size, change in ranked[:most] if size > 0.0]
 
 
 def _part(completion: Completion, span: slice) -> Part:
