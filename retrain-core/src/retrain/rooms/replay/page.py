@@ -90,11 +90,11 @@ def _figure(data: Data) -> Any:
         bars = {"orientation": "h", "marker": {"color": colors}, "showlegend": False, "cliponaxis": False}
         form = ".2f" if key == "norm_ratio" else ".1%"
         labels = ["-" if value is None else format(value, form) for value in values]
-        figure.add_bar(x=values, y=names, text=labels, textposition="auto", **bars, row=1, col=column)
+        figure.add_bar(x=values, y=names, text=labels, textposition="outside", **bars, row=1, col=column)
         figure.update_yaxes(showticklabels=False, autorange="reversed", row=1, col=column)
-    figure.update_xaxes(rangemode="tozero", row=1, col=2)
-    most = max(0.01, *(each["clip_fraction"] for each in others))
-    figure.update_xaxes(tickformat=".1%", range=[0.0, 1.1 * most], row=1, col=3)
+        most = max([0.01, *(value for value in values if value is not None)])
+        figure.update_xaxes(range=[0.0, 1.25 * most], nticks=4, row=1, col=column)
+    figure.update_xaxes(tickformat=".1%", row=1, col=3)
     for name, color, each in zip(names, colors, others, strict=True):
         style = {"name": name, "marker": {"color": color}, "hovertemplate": "prompt of group %{x}: %{y:.3g}"}
         figure.add_bar(x=list(range(len(each["parts"]))), y=each["parts"], **style, row=2, col=1)
