@@ -26,6 +26,7 @@ OUTSIDE = {  # streams that no run draws from, with what they are for
     "report": "excerpts on a page",
     "compare": "resampling in a comparison",
     "replay": "resampling the groups of a stored step",
+    "signal": "resampling in an account of signal",
     "chat": "a chat",
     "doctor": "probes of a server",
     "tinker handshake": "probes of a service",
