@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from retrain.api import Config, Diagnosis, diagnose_extra, diagnose_server
 from retrain_rewards.code.sandbox import FIX, find_sandbox
-from retrain_rewards.tables import reward_names
+from retrain_rewards.tables import RewardTable, reward_names
 
 NAME = "retrain-rewards"
 READ_PATHS = ("files", "hub", "math", "gsm8k", "dapo-math", "deepscaler", "countdown")
@@ -23,13 +24,18 @@ def diagnose(config: Config | None) -> list[Diagnosis]:
     brings_tasks = provider not in ("", "mcp")  # mcp plays the tasks of [data]
     source = "" if brings_tasks else config.data.source
     rewards = () if brings_tasks else reward_names(config)
-    judges = "judge" in rewards
+    shadow = "" if brings_tasks else config.value("reward.shadow", "")
+    of_shadow: Mapping[str, Any] = config.value("reward.shadow_params", {})
+    judges = "judge" in (*rewards, shadow)
     found = _extras(judges=judges, source=source, provider=provider)
     if url := _server_url(config, provider):
         found.append(diagnose_server("environment", url, needed=True))
-    found.append(_sandbox(needed="code" in rewards, unsafe=config.value("reward.unsafe", False)))
-    if judges:
-        found += _judge(config)
+    unsafe = config.value("reward.unsafe", False) or (shadow == "code" and of_shadow.get("unsafe", False))
+    found.append(_sandbox(needed="code" in (*rewards, shadow), unsafe=unsafe))
+    if "judge" in rewards:
+        found += _judge(config.table("reward", RewardTable))
+    if shadow == "judge":
+        found += _judge(RewardTable.model_validate({"type": shadow, **of_shadow}), "shadow's judge")
     is_of_hub = source == "hub" and not Path(config.data.path).expanduser().exists()
     if source in READ_PATHS and config.data.path and not is_of_hub:
         found.append(_path(config))
@@ -64,15 +70,14 @@ def _sandbox(*, needed: bool, unsafe: bool) -> Diagnosis:
     return Diagnosis(name="sandbox", status="missing", detail=detail, fix=FIX, needed=needed)
 
 
-def _judge(config: Config) -> list[Diagnosis]:
-    url = config.value("reward.judge_base_url", "")
-    found = [diagnose_server("judge", url, needed=True)] if url else []
-    variable = config.value("reward.judge_api_key_env", "OPENAI_API_KEY")
+def _judge(table: RewardTable, name: str = "judge") -> list[Diagnosis]:
+    url, variable = table.judge_base_url, table.judge_api_key_env
+    found = [diagnose_server(name, url, needed=True)] if url else []
     if os.environ.get(variable):
-        return [*found, Diagnosis(name="judge's key", status="ok", detail=f"{variable} is set", needed=True)]
+        return [*found, Diagnosis(name=f"{name}'s key", status="ok", detail=f"{variable} is set", needed=True)]
     detail = f"{variable} is not set"
     fix = f"set {variable}, or name another variable in [reward] judge_api_key_env"
-    key = Diagnosis(name="judge's key", status="missing", detail=detail, fix=fix, needed=True)
+    key = Diagnosis(name=f"{name}'s key", status="missing", detail=detail, fix=fix, needed=True)
     return [*found, replace(key, status="warn") if url else key]  # a private server may need none
 
 

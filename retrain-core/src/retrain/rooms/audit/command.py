@@ -12,7 +12,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_FAILED
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.audit.report import AuditReport, Cause, where_found
-from retrain.rooms.audit.start import audit_tasks
+from retrain.rooms.audit.start import SHADOW, audit_tasks, shadow_of
 from retrain.rooms.session.configure import load_checked
 from retrain.rooms.session.seed_sources import run_seeds
 from retrain.rooms.tasks.tasks import load_tasks
@@ -87,20 +87,27 @@ def command(
     audited = audit_config(config, ctx.obj, examples or config.scoring.audit_examples)
     if as_json:
         data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
+        data |= {"shadow": audited.shadow.as_data()} if audited.shadow else {}
         click.echo(json.dumps(data, indent=2))
     else:
         _show(audited)
-    if not audited.report.ok:
+    if not audited.ok:
         ctx.exit(EXIT_FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """An audit with the names of the audited rewards or environment, and the notes of the data."""
+    """An audit with the names of the audited rewards or environment, the notes of the data, and that of a shadow."""
 
     report: AuditReport
     rewards: tuple[str, ...]
     notes: tuple[str, ...]
+    shadow: AuditReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the reward is fit to train on, and the shadow to be believed."""
+        return self.report.ok and (self.shadow is None or self.shadow.ok)
 
 
 def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
@@ -115,16 +122,25 @@ def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
     tasks = load_tasks(context)
     try:
         report = audit_tasks(tasks, context.tokenizer, settings)
+        verifier = shadow_of(tasks)
+        shadow = audit_tasks(tasks, context.tokenizer, settings, verifier) if verifier else None
     finally:
         tasks.verifier.close()
-    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes)
+    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes, shadow=shadow)
 
 
 def _show(audited: Audited) -> None:
-    report = audited.report
     for note in audited.notes:
         click.echo(printable(note))
     click.echo(f"Reward   : {printable(', '.join(audited.rewards))}")
+    _show_report(audited.report)
+    if audited.shadow:
+        click.echo("\nShadow   :")
+        _show_report(audited.shadow, SHADOW)
+    click.secho("PASS" if audited.ok else "FAIL", fg="green" if audited.ok else "red", bold=True)
+
+
+def _show_report(report: AuditReport, of: str = "Reward") -> None:
     click.echo(f"Examples : {report.examples}")
     click.echo(f"Time     : {duration(report.seconds_mean)} a score, {duration(report.seconds_max)} at most")
     click.echo("\n  texts        tried  correct  no verdict  failed")
@@ -133,8 +149,7 @@ def _show(audited: Audited) -> None:
     click.echo()
     for cause in report.causes:
         _show_cause(cause, report.examples)
-    click.echo(report.line())
-    click.secho("PASS" if report.ok else "FAIL", fg="green" if report.ok else "red", bold=True)
+    click.echo(report.line(of))
 
 
 def _show_cause(cause: Cause, examples: int) -> None:

@@ -117,7 +117,7 @@ class AuditReport:
             failed=sum(tally.failed for tally in rest),
         )
 
-    def line(self) -> str:
+    def line(self, of: str = "Reward") -> str:
         """`Reward audit: 8 examples, gold 8/8 correct, 0 of 184 others correct, 0.3 ms a score: ok`"""
         gold = f"gold {self.gold_correct}/{self.gold_tried} correct" if self.gold_tried else "gold not tried"
         unknown = f" ({self.gold_unknown} without a known answer)" if self.gold_unknown else ""
@@ -126,7 +126,7 @@ class AuditReport:
         severities = [cause.first.severity for cause in self.causes]
         counts = [counted(severities.count(word), word) for word in dict.fromkeys(severities)]
         verdict = (["ok"] if self.ok else []) + counts
-        return f"Reward audit: {', '.join(parts)}: {', '.join(verdict)}"
+        return f"{of} audit: {', '.join(parts)}: {', '.join(verdict)}"
 
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
@@ -149,10 +149,12 @@ class AuditReport:
         }
 
 
-def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring] audit") -> None:
+def raise_on_failure(
+    report: AuditReport, policy: str, *, place: str = "[scoring] audit", of: str = "Reward"
+) -> None:
     """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, one log line per cause.
 
-    The error lists at most five causes. `place` is where the policy was set.
+    The error lists at most five causes. `place` is where the policy was set, `of` what was audited.
     """
     if policy == "stop" and not report.ok:
         errors = [cause for cause in report.causes if cause.first.severity == "error"]
@@ -164,7 +166,7 @@ def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring
     for cause in report.causes:
         first, where = cause.first, where_found(cause, report.examples)
         text = f" ({first.text!r})" if first.check != "time" else ""
-        LOG.warning("Reward audit, %s: %s: %s%s; fix: %s", first.severity, where, first.message, text, first.fix)
+        LOG.warning("%s audit, %s: %s: %s%s; fix: %s", of, first.severity, where, first.message, text, first.fix)
 
 
 def where_found(cause: Cause, examples: int) -> str:

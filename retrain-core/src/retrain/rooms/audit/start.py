@@ -13,28 +13,46 @@ from retrain.kernel.types import Example
 from retrain.rooms.audit.gold import Gold, GoldOf, gold_of
 from retrain.rooms.audit.report import AuditReport, raise_on_failure
 from retrain.rooms.audit.trial import Scorer, audit
-from retrain.rooms.tasks.contracts import LoadedTasks
+from retrain.rooms.tasks.contracts import LoadedTasks, Verifier
 from retrain.rooms.tasks.scoring.build import judges
+from retrain.rooms.tasks.verifiers import RewardVerifier
 
 LOG = logging.getLogger("retrain")
+SHADOW = "Shadow"  # what the lines about its audit begin with
 
 
 def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
-    """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise."""
+    """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise.
+
+    A shadow is warned of only, for nothing is trained on it.
+    """
     config = context.config
     if config.scoring.audit == "off" or not judges(tasks.verifier.rewards):
         return
     report = audit_tasks(tasks, context.tokenizer, config.scoring)
     raise_on_failure(report, config.scoring.audit, place=config.place("scoring.audit"))
     LOG.info("%s", report.line())
+    if shadow := shadow_of(tasks):
+        report = audit_tasks(tasks, context.tokenizer, config.scoring, shadow)
+        raise_on_failure(report, "warn", of=SHADOW)
+        LOG.info("%s", report.line(SHADOW))
 
 
-def audit_tasks(tasks: LoadedTasks, tokenizer: Any, settings: ScoringTable) -> AuditReport:
-    """Try the verifier on `[scoring] audit_examples` of the tasks.
+def shadow_of(tasks: LoadedTasks) -> Verifier | None:
+    """The run's shadow as a verifier of its own; None without one."""
+    verifier = tasks.verifier
+    service = verifier.service.shadow if isinstance(verifier, RewardVerifier) else None
+    return None if service is None else RewardVerifier(service)
+
+
+def audit_tasks(
+    tasks: LoadedTasks, tokenizer: Any, settings: ScoringTable, verifier: Verifier | None = None
+) -> AuditReport:
+    """Try the run's verifier, or another one, on `[scoring] audit_examples` of the tasks.
 
     Right answers are tried with rewards only: what one looks like to an environment, it alone knows.
     """
-    verifier = tasks.verifier
+    verifier = verifier or tasks.verifier
     return audit_prompts(
         tasks.prompts,
         verifier.score_texts,

@@ -41,6 +41,7 @@ def retrain_describe_metrics() -> list[MetricSpec]:
         ("shadow_judged_count", "Completions of the first round with both scores.", "completions", NO_SHADOW),
         ("shadow_no_verdict_count", "Completions for which the shadow gave no verdict.", "completions", NO_SHADOW),
         ("shadow_failed_count", "Completions on which the shadow failed.", "completions", NO_SHADOW),
+        ("shadow_{field}", "What `{field}`, such as `judge_calls`, is to an asynchronous reward.", "", NO_SHADOW),
         ("eval_shadow_rate", "`shadow_correct_rate` on the held-out examples.", "", not_evaluated),
         ("eval_shadow_reward", "`shadow_mean_reward` on the held-out examples.", "", not_evaluated),
         ("eval_shadow_gap", "`shadow_gap` on the held-out examples.", "", not_evaluated),

@@ -52,6 +52,9 @@ def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
     ]
+    if run.shadow_correct_rate is not None:
+        both = f"correct {share(run.correct_rate)} by the reward, {share(run.shadow_correct_rate)} by its shadow"
+        notes.append(Text(f"{name}: {both}"))
     if run.eval_rates.keys() - {"held_out"}:
         rates = ", ".join(f"{set_name} {share(rate)}" for set_name, rate in run.eval_rates.items())
         notes.append(Text(f"{name}: evaluated after its last step: {printable(rates)}"))

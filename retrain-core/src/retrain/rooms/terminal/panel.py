@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -18,7 +18,7 @@ from rich.text import Text
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import BatchView, RunView
 from retrain.kernel.hooks import hookimpl
-from retrain.rooms.terminal.step_lines import dropped_text, graded_texts
+from retrain.rooms.terminal.step_lines import dropped_text, graded_texts, shadow_text
 from retrain.rooms.text.phase_progress import progress_of, progress_text, share_of, warm_up_left
 from retrain.rooms.text.terminal_text import ABSENT, duration, printable, sparkline
 
@@ -42,6 +42,7 @@ class LiveDisplay:
         self._batch = self._said = ""
         self._step = self._done = 0
         self._rates: list[float] = []
+        self._shadow_rates: list[float] = []
         self._evals: list[float] = []
         self._reward = self._held_out_reward = self._teacher = self._rounds = ""
         self._times_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -95,6 +96,8 @@ class LiveDisplay:
             self._teacher = f"teacher KL {metrics['teacher_kl_mean']:.4f}"
         if "correct_rate" in metrics:
             self._rates.append(metrics["correct_rate"])
+        if "shadow_correct_rate" in metrics:
+            self._shadow_rates.append(metrics["shadow_correct_rate"])
         if "num_datums" in metrics:
             self._done += 1
             self._times_s.append(metrics["step_time_s"])
@@ -102,7 +105,8 @@ class LiveDisplay:
             self._rounds = f"rounds {metrics['rounds']}, {dropped_text(metrics)}" if "rounds" in metrics else ""
         if "eval_correct_rate" in metrics:
             self._evals.append(metrics["eval_correct_rate"])
-            self._held_out_reward = "  ".join(graded_texts(metrics, "eval_"))
+            shown = (shadow_text(metrics, "eval_shadow_rate"), *graded_texts(metrics, "eval_"))
+            self._held_out_reward = "  ".join(filter(None, shown))
 
     def picture(self) -> RenderableType:
         """The current panel."""
@@ -121,9 +125,10 @@ class LiveDisplay:
             self._bar_row(step, self._done / max(total, 1), self._time_left(total - self._done), is_run=True),
             self._bar_row(phase, share_of(data), passing),
             _row(done, style="dim", indent=LABEL_COLUMNS + 1),
-            self._rate_row(),
+            self._rate_row("correct", self._rates, "green"),
             _row(f"held-out {self._held_out()}  {self._held_out_reward}"),
         ]
+        rows += [self._rate_row("shadow", self._shadow_rates, "yellow")] if self._shadow_rates else []
         return Group(*rows, *(_row(shown) for shown in (self._reward, self._rounds, self._teacher) if shown))
 
     def _bar_row(self, label: str, share: float | None, time_text: str, *, is_run: bool = False) -> Table:
@@ -145,10 +150,10 @@ class LiveDisplay:
     def _detail(self) -> str:
         return self._batch if self._phase == "training" else ""
 
-    def _rate_row(self) -> Text:
-        rate = f"{100 * self._rates[-1]:.1f}%" if self._rates else ABSENT
+    def _rate_row(self, label: str, rates: Sequence[float], style: str) -> Text:
+        rate = f"{100 * rates[-1]:.1f}%" if rates else ABSENT
         width = max(1, min(60, self.console.width - 20))
-        return _row(f"correct  {rate}").append(f"  {sparkline(self._rates, width)}", style="green")
+        return _row(f"{label:<8} {rate}").append(f"  {sparkline(rates, width)}", style=style)
 
     def _held_out(self) -> str:
         return " → ".join(f"{100 * value:.1f}%" for value in self._evals[-6:]) or ABSENT

@@ -96,9 +96,16 @@ def with_parts(line: str, metrics: Mapping[str, Any], columns: int = COLUMNS, pr
 def _verdict_forms(metrics: Mapping[str, Any]) -> list[Forms]:
     if "correct_rate" not in metrics:
         return []
-    correct = (f"correct={100 * metrics['correct_rate']:.1f}%",)
+    rates: list[Forms] = [(f"correct={100 * metrics['correct_rate']:.1f}%",)]
+    if shadow := shadow_text(metrics):
+        rates.append((shadow,))
     forms = _reward_forms(reward_texts(metrics))
-    return [correct] if forms[0] == f"reward={metrics['correct_rate']:.3f}" else [correct, forms]
+    return rates if forms[0] == f"reward={metrics['correct_rate']:.3f}" else [*rates, forms]
+
+
+def shadow_text(metrics: Mapping[str, Any], field: str = "shadow_correct_rate") -> str:
+    """What `[reward] shadow` calls correct, `shadow=12.5%`; empty without a shadow."""
+    return f"shadow={100 * metrics[field]:.1f}%" if field in metrics else ""
 
 
 def _reward_forms(texts: Sequence[str]) -> Forms:
@@ -195,6 +202,7 @@ def evaluation(metrics: Mapping[str, Any], columns: int = COLUMNS, name: str = "
     largest = max(int(field.rsplit("_", 1)[1]) for field in metrics if field.startswith(f"{prefix}pass_at_"))
     head = f"Eval {when}, {name}" if name else f"Eval {when}"
     texts: list[Forms] = [(head,), (f"correct={rate_text(metrics, prefix)}",)]
+    texts += [(shadow,)] if (shadow := shadow_text(metrics, f"{prefix}shadow_rate")) else []
     texts += [_reward_forms(graded)] if (graded := graded_texts(metrics, prefix)) else []
     passed = f"pass@{largest}={100 * metrics[f'{prefix}pass_at_{largest}']:.1f}%"
     texts += [(passed, passed, passed, "")]

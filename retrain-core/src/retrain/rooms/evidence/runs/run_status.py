@@ -39,6 +39,7 @@ class RunStatus:
     step: int = 0
     max_steps: int | None = None
     correct_rate: float | None = None
+    shadow_correct_rate: float | None = None
     eval_rates: Mapping[str, float] = field(default_factory=dict)
     loss: float | None = None
     mean_reward: float | None = None
@@ -67,6 +68,7 @@ class RunStatus:
             "step": self.step,
             "max_steps": self.max_steps,
             "correct_rate": self.correct_rate,
+            "shadow_correct_rate": self.shadow_correct_rate,
             "eval_rates": dict(self.eval_rates),
             "loss": self.loss,
             "mean_reward": self.mean_reward,
@@ -110,6 +112,7 @@ def read_run(folder: Path) -> RunStatus:
         step=0 if step is None else max(0, int(step) + 1),
         max_steps=None if max_steps is None else int(max_steps),
         correct_rate=number(metrics.get("correct_rate")),
+        shadow_correct_rate=number(metrics.get("shadow_correct_rate")),
         eval_rates=_eval_rates(metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),

@@ -72,6 +72,19 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
             fields=("correct_rate",),
             unit=Unit.SHARE,
         ),
+        ChartSpec(
+            title="Held-out correct rate by the shadow",
+            note="a verifier that is never trained",
+            fields=("eval_shadow_rate",),
+            unit=Unit.SHARE,
+            is_eval=True,
+        ),
+        ChartSpec(
+            title="Correct rate by the shadow, training batches",
+            note="a verifier that is never trained",
+            fields=("shadow_correct_rate",),
+            unit=Unit.SHARE,
+        ),
         ChartSpec(title="Held-out pass@k", note="largest k", fields=(PASS_PREFIX,), unit=Unit.SHARE, is_eval=True),
         ChartSpec(
             title="Held-out mean reward",

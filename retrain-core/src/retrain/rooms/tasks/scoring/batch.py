@@ -126,7 +126,7 @@ class ScoringBatch:
         """Fields for the step's line: `timed_out_score_count`, `score_mean_time_s`, `score_max_time_s`.
 
         With several rewards, or one whose scores have parts, also `reward_<name>_mean`, over the completions for which
-        that reward has a verdict, and the fields of asynchronous rewards.
+        that reward has a verdict, and the fields of asynchronous rewards; `shadow_...` are those of a shadow.
         """
         columns = list(zip(*self._submitted, strict=True))
         fields = part_means(self._combined())
@@ -134,6 +134,8 @@ class ScoringBatch:
         seconds = [task.last.seconds for task in self._tried]
         fields["score_mean_time_s"] = math.fsum(seconds) / len(seconds) if seconds else 0.0
         fields["score_max_time_s"] = max(seconds, default=0.0)
+        of_shadow = self._shadow._dispatcher.reward_metrics() if self._shadow is not None else {}
+        fields |= {f"shadow_{name}": value for name, value in of_shadow.items()}
         return fields | self._dispatcher.reward_metrics()
 
     def cancel(self) -> None:
