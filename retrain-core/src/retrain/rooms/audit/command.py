@@ -87,7 +87,7 @@ def command(
     audited = audit_config(config, ctx.obj, examples or config.scoring.audit_examples)
     if as_json:
         data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
-        data |= {"shadow": audited.shadow.as_data()} if audited.shadow else {}
+        data |= {"shadow": {"rewards": [*audited.shadows], **audited.shadow.as_data()}} if audited.shadow else {}
         click.echo(json.dumps(data, indent=2))
     else:
         _show(audited)
@@ -103,6 +103,7 @@ class Audited:
     rewards: tuple[str, ...]
     notes: tuple[str, ...]
     shadow: AuditReport | None = None
+    shadows: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -126,7 +127,13 @@ def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
         shadow = audit_tasks(tasks, context.tokenizer, settings, verifier) if verifier else None
     finally:
         tasks.verifier.close()
-    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes, shadow=shadow)
+    return Audited(
+        report=report,
+        rewards=tasks.verifier.names,
+        notes=tasks.notes,
+        shadow=shadow,
+        shadows=verifier.names if verifier else (),
+    )
 
 
 def _show(audited: Audited) -> None:
@@ -135,7 +142,7 @@ def _show(audited: Audited) -> None:
     click.echo(f"Reward   : {printable(', '.join(audited.rewards))}")
     _show_report(audited.report)
     if audited.shadow:
-        click.echo("\nShadow   :")
+        click.echo(f"\nShadow   : {printable(', '.join(audited.shadows))}")
         _show_report(audited.shadow, SHADOW)
     click.secho("PASS" if audited.ok else "FAIL", fg="green" if audited.ok else "red", bold=True)
 

@@ -149,9 +149,7 @@ class AuditReport:
         }
 
 
-def raise_on_failure(
-    report: AuditReport, policy: str, *, place: str = "[scoring] audit", of: str = "Reward"
-) -> None:
+def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring] audit", of: str = "Reward") -> None:
     """RewardError under the policy "stop" when the reward failed; otherwise, and for warnings, one log line per cause.
 
     The error lists at most five causes. `place` is where the policy was set, `of` what was audited.

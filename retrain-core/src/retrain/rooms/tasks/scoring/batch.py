@@ -23,6 +23,8 @@ from retrain.rooms.text.terminal_text import printable
 LOG = logging.getLogger("retrain")
 POLL_S = 0.5  # between two looks at the event loop's heartbeat
 
+RESTS = Attempt(score=Score.failed("not tried: nothing could be scored in the last batches"))
+
 
 class ScoringBatch:
     """Made by `ScoringService.batch`: `submit` while sampling, `collect` once, and then `seconds` and `metrics`.
@@ -41,9 +43,10 @@ class ScoringBatch:
         label: str,
         failures: Path | None,
         shadow: ScoringBatch | None = None,
+        rests: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
-        self._shadow = shadow
+        self._shadow, self._rests = shadow, rests
         self._cache = cache
         self._writer = writer
         self._label = label
@@ -113,6 +116,12 @@ class ScoringBatch:
             LOG.warning(text, self._names[0], len(failed), len(scores), first)
         return scores
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether every text failed, and there was one."""
+        scores = [task.score.outcome for tasks in self._submitted for task in tasks]
+        return bool(scores) and all(outcome is Outcome.FAILED for outcome in scores)
+
     def _combined(self) -> list[Score]:
         names, weights = self._names, [reward.weight for reward in self._dispatcher.rewards]
         return [combined([task.score for task in tasks], names, weights) for tasks in self._submitted]
@@ -162,6 +171,9 @@ class ScoringBatch:
         verdict = self._cache.get(key) if self._cache is not None else None
         if verdict is not None:
             task.last = Attempt(score=verdict)
+            return task
+        if self._rests and self._tried:
+            task.last = RESTS
             return task
         self._tried.append(task)
         self._outstanding.add(task)

@@ -15,6 +15,8 @@ from retrain.rooms.tasks.scoring.dispatcher import Dispatcher, NamedReward
 from retrain.rooms.tasks.scoring.failures import FailureWriter
 from retrain.rooms.tasks.scoring.task import Limits, Task
 
+MOST_LOST = 3
+
 
 class ScoringService:
     """The rewards of a run at work: `with service.batch() as batch`, `batch.submit(...)`, `batch.collect()`.
@@ -27,6 +29,7 @@ class ScoringService:
         self, rewards: Sequence[NamedReward], settings: ScoringTable, *, shadow: ScoringService | None = None
     ) -> None:
         self.shadow = shadow
+        self._lost_batches = 0  # in a row, in which the shadow failed on every text
         self._dispatcher = Dispatcher(rewards, settings)
         self._cache = VerdictCache() if settings.cache else None
         self._writer = FailureWriter()
@@ -89,14 +92,18 @@ class ScoringService:
         return first
 
     @contextmanager
-    def batch(self, label: str = "", failures: Path | None = None, *, fresh: bool = False) -> Iterator[ScoringBatch]:
+    def batch(
+        self, label: str = "", failures: Path | None = None, *, fresh: bool = False, rests: bool = False
+    ) -> Iterator[ScoringBatch]:
         """One step's scores; leaving the block cancels what is outstanding, so that the next batch begins clean.
 
         Scores that fail for good are written to `<failures>/<label>_<n>.json`. With `fresh` every text is scored anew,
-        equal ones too, and by the rewards alone.
+        equal ones too, and by the rewards alone. One that `rests` scores a single text and fails the others, so that a
+        shadow that failed on all of `MOST_LOST` batches in a row takes the time of one text until it answers again.
         """
         self.start()
-        with nullcontext() if fresh or self.shadow is None else self.shadow.batch() as shadow:
+        rests_now = self._lost_batches >= MOST_LOST
+        with nullcontext() if fresh or self.shadow is None else self.shadow.batch(rests=rests_now) as shadow:
             batch = ScoringBatch(
                 self._dispatcher,
                 cache=None if fresh else self._cache,
@@ -104,8 +111,11 @@ class ScoringService:
                 label=label,
                 failures=failures,
                 shadow=shadow,
+                rests=rests,
             )
             try:
                 yield batch
+                if shadow is not None:
+                    self._lost_batches = self._lost_batches + 1 if shadow.is_lost else 0
             finally:
                 batch.cancel()
