@@ -127,7 +127,7 @@ def open_pack(file: Path) -> Opened:
             manifest = _manifest(file, archive)
     except FileNotFoundError:
         raise refused(file, "there is no such file", "give a file that `retrain pack` wrote") from None
-    except (OSError, zipfile.BadZipFile, ValueError, RecursionError, EOFError, zlib.error, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError, zlib.error, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise refused(file, f"is no pack: {error}", "give a file that `retrain pack` wrote") from error

@@ -15,6 +15,7 @@ from retrain.rooms.session.identity.copies import FOLDER, stored_identity
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.manifest import LIBRARIES
 from retrain.rooms.session.records.reading import read_object
+from retrain.rooms.text.secrets import HIDDEN
 
 # What changes a run, and what only rounds it otherwise, by how often it is the cause.
 CHANGING = ("seed", "configuration", "data", "model", "code", "plugin", "python", "package", "hardware")
@@ -74,6 +75,8 @@ def _settings(before: Mapping[str, Any], now: Mapping[str, Any], moved: Mapping[
         is_own = path.partition(".")[0] in OF_THE_RERUN or path in KEYS_OF_THE_RERUN
         if values[0] != values[1] and not is_own:
             yield Difference(kind="configuration", what=f"{path} {_was(*values)}")
+        elif HIDDEN in str(values[0]) and not is_own:
+            yield Difference(kind="configuration", what=f"{path} holds a secret, which the pack hides")
 
 
 def _flat(tables: Any, prefix: str = "") -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mappin
         if old["version"] != new.get("version"):
             yield Difference(kind="package", what=f"{name} {_was(old['version'], new.get('version', _ABSENT))}")
         elif old["digest"] and new.get("digest") and old["digest"] != new["digest"]:
-            what = f"{name} {old['version']} has other files: another build, or changed after it was installed"
+            what = f"{name} {old['version']} is another build: its files have other hashes"
             yield Difference(kind="package", what=what)
 
 

@@ -65,8 +65,8 @@ def _line(curve: Curve, color: int, x_of: Callable[[float], float], y_of: Callab
 
 def _ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers from at or below the lowest to at or above the highest value."""
-    span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
+    span = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9)
     size = 10.0 ** math.floor(math.log10(span / 3))
     step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= 4.0)
     first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
-    return [round(step * number, 12) for number in range(first, last + 1)]
+    return [float(f"{step * number:.9g}") for number in range(first, last + 1)]

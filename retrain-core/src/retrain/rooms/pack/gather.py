@@ -29,7 +29,7 @@ from retrain.rooms.session.records.checkpoints import SUMS, checkpoint_folders
 from retrain.rooms.session.records.folder import MARK
 from retrain.rooms.session.records.reading import read_object, read_regular, read_toml
 from retrain.rooms.session.records.rewind import EVALUATION
-from retrain.rooms.text.secrets import hide, redacted
+from retrain.rooms.text.secrets import HIDDEN, hide, redacted
 
 CONFIG, LEDGER = "config.toml", "ledger.jsonl"
 OF_A_CAMPAIGN = (CAMPAIGN_MARK, "campaign.json")
@@ -107,6 +107,11 @@ def gather(folder: Path, options: Options) -> Gathered:
         "equivalence": options.margin,
         "verdict": verdict_of(folder) if is_campaign else None,
     }
+    if HIDDEN in members[CONFIG].decode():
+        note = (
+            "the configuration holds a secret, which is hidden: where it matters, a rerun needs --set TABLE.KEY=VALUE"
+        )
+        found.notes.append(note)
     _check_no_leaks(inputs, software, members)
     found.manifest = redacted(found.manifest)
     return found

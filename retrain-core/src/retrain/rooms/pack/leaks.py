@@ -59,7 +59,7 @@ def hidden(content: bytes) -> bytes:
     for form in known_forms():
         text = text.replace(form, HIDDEN)
     for pattern in (_SHAPE, _LOGIN):
-        text = pattern.sub(HIDDEN, text)
+        text = pattern.sub(lambda match: HIDDEN + "\n" * match[0].count("\n"), text)
     for pattern in (_ASSIGNED, _QUERY):
         text = pattern.sub(_without_value, text)
     return text.encode("utf-8", "surrogateescape")

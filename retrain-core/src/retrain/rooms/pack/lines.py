@@ -22,6 +22,7 @@ from retrain.rooms.session.records.tokens import token_file
 TOKENS, EVALUATED = "(tokens)", "(evaluation)"  # fields that are checksums; no metric has such a name
 Line = Mapping[str, Any]
 MOST_FIELDS = 5
+SHOWN_FIRST = ("loss", "correct_rate", "mean_reward", "eval_correct_rate")
 
 
 @dataclass(slots=True)
@@ -93,12 +94,12 @@ class Divergence:
         return {"run": self.run, "step": self.step, "fields": fields, "missing": self.missing}
 
     def lines(self) -> list[str]:
-        """For people: the step, then both values of a few fields, those of credit and reward before checksums."""
+        """For people: the step, then both values of a few fields, loss and rates first."""
         where = "the evaluation before training" if self.step < 0 else f"step {self.step}"
         head = f"first divergence: {where}" + (f" of {self.run}" if self.run else "")
         if self.missing:
             return [f"{head}: {self.missing}"]
-        shown = sorted(self.fields.items(), key=lambda item: item[0] in (TOKENS, EVALUATED))
+        shown = sorted(self.fields.items(), key=lambda item: item[0] not in SHOWN_FIRST)
         rows = [f"  {name}: {json.dumps(old)} in the pack, {json.dumps(new)} here" for name, (old, new) in shown]
         more = [f"  and {len(rows) - MOST_FIELDS} more fields"] if len(rows) > MOST_FIELDS else []
         return [f"{head}, {len(rows)} {'field' if len(rows) == 1 else 'fields'}", *rows[:MOST_FIELDS], *more]

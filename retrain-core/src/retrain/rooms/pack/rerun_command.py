@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
+from retrain.rooms.evidence.ledger.history import read_history
 from retrain.rooms.pack.archive import open_pack
 from retrain.rooms.pack.contents import Contents, listing, read_contents
 from retrain.rooms.pack.environment import environ_of, lay_out, make_environment
@@ -95,7 +96,7 @@ def command(
     if as_json:
         click.echo(json.dumps(told, indent=2))
     else:
-        _print(contents, outcome)
+        _print(contents, outcome, unpacked / "campaign")
     if not outcome.is_repeated:
         raise SystemExit(EXIT_FAILED)
 
@@ -123,7 +124,7 @@ def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:
     return {"repeated": outcome.is_repeated, "runs": [run.as_data() for run in outcome.runs], **campaign}
 
 
-def _print(contents: Contents, outcome: Outcome) -> None:
+def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:
     for run in outcome.runs:
         name = f"{printable(run.run.name)}: " if run.run.name else ""
         lines = f"{run.num_same} of {len(contents.lines(run.run))} lines are the same"
@@ -136,3 +137,6 @@ def _print(contents: Contents, outcome: Outcome) -> None:
         click.echo(f"verdict, computed again: {same}")
         for line in verdict_lines(dict(outcome.verdict)):
             click.echo(f"  {printable(line)}")
+        history = read_history(campaign)
+        state = f"broken: {history.faults[0]}" if history.faults else "its chain of hashes holds"
+        click.echo(f"ledger of the pack: {history.num_lines} lines, {printable(state)}")

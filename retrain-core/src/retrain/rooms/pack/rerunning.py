@@ -46,7 +46,7 @@ class RunOutcome:
         return "equivalent" if self.tested is not None and self.tested.is_equivalent else "different"
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Plain data for JSON; of an identical run `causes` are differences without an effect."""
         return {
             "run": self.run.name,
             "verdict": self.verdict,
@@ -144,7 +144,7 @@ def rerun(
         raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct what it says, then rerun"))
     for each in followed:
         each.conclude()
-        if each.outcome.first is not None and each not in told:
+        if each not in told:
             _explain(each, contents, inputs, packages, say)
         if contents.margin is not None and each.outcome.first is not None:
             each.outcome.tested = _tested(contents, each, contents.margin)
@@ -183,15 +183,17 @@ def _explain(
     packages: Callable[[], Mapping[str, Mapping[str, str]]],
     say: Say,
 ) -> None:
-    """Find the causes of the first divergence, and tell both."""
+    """Find in what the rerun differs, and tell it: as causes of the first divergence, or as without an effect."""
     first = each.outcome.first
-    if first is None:
-        return
     if (each.folder / MARK).is_file():
         with suppress(ConfigError):
             found = differences(contents, each.packed, inputs, each.folder, packages())
             each.outcome.causes = ranked(found, first)
-    for line in [*first.lines(), *cause_lines(each.outcome.causes)]:
+    if first is None:
+        lines = [f"  different, without an effect: {cause}" for cause in each.outcome.causes]
+    else:
+        lines = [*first.lines(), *cause_lines(each.outcome.causes)]
+    for line in lines:
         say(printable(line))
 
 

@@ -1,0 +1,132 @@
+"""A run is packed and run again as a user does it: identical, or the first difference named with its cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.running import Outcome, records, retrain, tiny
+
+REWARD = '''"""A reward of our own."""
+
+
+def credit(rewards):
+    mean = sum(rewards) / len(rewards)
+    return [(reward - mean) / 2 for reward in rewards]
+'''
+SHORT = ("--max-steps", "2", "--batch-size", "4", "--group-size", "8", "--eval-examples", "4", "-q")
+OWN = ("--data-source", "files", "--data-path", "sums.jsonl", "--advantage-mode", "halved.credit")
+VALUE = "correct-horse-battery-1"
+
+
+def rows() -> list[str]:
+    pairs = ((number, number % 5 + 2) for number in range(11, 41))
+    return [json.dumps({"prompt": f"What is {a} + {b}?", "answer": str(a + b)}) for a, b in pairs]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of its own code and data, in an environment that holds a secret, and its pack."""
+    folder = tmp_path_factory.mktemp("packed")
+    (folder / "plugins").mkdir()
+    (folder / "plugins/halved.py").write_text(REWARD)
+    (folder / "sums.jsonl").write_text("\n".join(rows()) + "\n")
+    (folder / ".env").write_text(f"MY_SERVICE_TOKEN={VALUE}\n")
+    tiny(*SHORT, *OWN, "--log-dir", "logs/run", "--set", f"logging.project=of {VALUE}", cwd=folder)
+    outcome = retrain("pack", "logs/run", "-o", "run.rtpack", "--html", "run.html", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def again(packed: Path, into: Path, *arguments: str) -> Outcome:
+    return retrain("rerun", "run.rtpack", "--here", "--into", str(into), *arguments, cwd=packed)
+
+
+@pytest.mark.slow
+def test_a_pack_holds_no_secret_and_the_same_bytes_each_time(packed: Path) -> None:
+    with zipfile.ZipFile(packed / "run.rtpack") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert members["inputs/code/plugins/halved.py"].decode() == REWARD
+    assert not [name for name, content in members.items() if VALUE.encode() in content]
+    assert VALUE not in (packed / "run.html").read_text()
+    assert "<script" not in (packed / "run.html").read_text()
+    assert retrain("pack", "logs/run", "-o", "other.rtpack", cwd=packed).code == 0
+    assert (packed / "other.rtpack").read_bytes() == (packed / "run.rtpack").read_bytes()
+    refused = retrain("pack", "logs/run", "-o", "other.rtpack", cwd=packed)
+    assert (refused.code, "is there already" in refused.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_nothing_is_run_unpacked_or_installed_before_somebody_agrees(packed: Path, tmp_path: Path) -> None:
+    refused = again(packed, tmp_path / "x")
+    assert refused.code == 2
+    assert "plugins/halved.py" in refused.err
+    assert "--yes" in refused.err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_code_that_has_changed_or_holds_a_key_is_refused_by_file_and_line(packed: Path, tmp_path: Path) -> None:
+    own = packed / "plugins/halved.py"
+    copy = packed / "logs/run/inputs/code/plugins/halved.py"
+    kept = copy.read_text()
+    try:
+        own.write_text(REWARD.replace("/ 2", "/ 3"))
+        copy.unlink()
+        outcome = retrain("pack", "logs/run", "-o", str(tmp_path / "p"), cwd=packed)
+        assert (outcome.code, "not what the run read any more" in outcome.err) == (2, True)
+    finally:
+        own.write_text(REWARD)
+        copy.write_text(kept)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.slow
+def test_the_rerun_is_identical_and_a_changed_row_is_named_at_the_first_line_that_differs(
+    packed: Path, tmp_path: Path
+) -> None:
+    same = again(packed, tmp_path / "same", "--yes", "--json")
+    assert same.code == 0, same.out + same.err
+    assert json.loads(same.out)["runs"][0]["verdict"] == "identical"
+    seen = records(packed / "logs/run/emergence/generations.jsonl")[-1]["prompt"]  # of the second step
+    other = rows()
+    number = next(number for number, row in enumerate(other) if json.loads(row)["prompt"] in seen)
+    other[number] = json.dumps({"prompt": "What is 10 + 10?", "answer": "20"})
+    (tmp_path / "other.jsonl").write_text("\n".join(other) + "\n")
+    changed = again(packed, tmp_path / "row", "--yes", "--json", "--data", f"sums.jsonl={tmp_path / 'other.jsonl'}")
+    (run,) = json.loads(changed.out)["runs"]
+    assert changed.code == 1
+    assert run["causes"][0]["kind"] == "data"
+    assert f"sums.jsonl:{number + 1} changed" in run["causes"][0]["what"]
+    assert (run["same_lines"], run["first_divergence"]["step"]) == (2, 1)
+
+
+@pytest.mark.long
+def test_another_seed_and_other_code_are_named(packed: Path, tmp_path: Path) -> None:
+    seed = again(packed, tmp_path / "seed", "--yes", "--json", "--set", "training.seed=7")
+    (run,) = json.loads(seed.out)["runs"]
+    assert run["causes"] == [{"kind": "seed", "what": "was 1 and is now 7"}]
+    (tmp_path / "halved.py").write_text(REWARD.replace("/ 2", "/ 3"))
+    code = again(packed, tmp_path / "code", "--yes", "--json", "--data", f"plugins/halved.py={tmp_path / 'halved.py'}")
+    (run,) = json.loads(code.out)["runs"]
+    assert run["causes"][0]["kind"] == "code"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_clean_environment_repeats_the_run_and_another_package_in_it_is_named(packed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("retrain")), "rerun", "run.rtpack", "--yes", "--into", str(tmp_path / "x")],
+        cwd=packed,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical: 3 of 3 lines are the same, and the weights" in done.stdout
