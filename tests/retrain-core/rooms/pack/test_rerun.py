@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -130,3 +131,22 @@ def test_a_clean_environment_repeats_the_run_and_another_package_in_it_is_named(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "identical: 3 of 3 lines are the same, and the weights" in done.stdout
+    (site,) = (tmp_path / "x/environment").glob("lib/python*/site-packages")
+    (metadata,) = site.glob("numpy-*.dist-info/METADATA")
+    metadata.write_text(re.sub(r"^Version: .*", "Version: 99.1", metadata.read_text(), count=1, flags=re.MULTILINE))
+    variance = site / "numpy/_core/_methods.py"
+    exact = variance.read_text().replace("def _var(", "def _var_exact(", 1)
+    variance.write_text(f"{exact}\n\ndef _var(*args, **named):\n    return _var_exact(*args, **named) * (1 + 1e-9)\n")
+    again = subprocess.run(
+        [str(tmp_path / "x/environment/bin/retrain"), "rerun", "run.rtpack", "--yes", "--here", "--json", "--into"]
+        + [str(tmp_path / "y")],
+        cwd=packed,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    (run,) = json.loads(again.stdout)["runs"]
+    assert run["causes"][0]["kind"] == "package"
+    assert "numpy was" in run["causes"][0]["what"]
+    assert run["first_divergence"]["step"] == 0

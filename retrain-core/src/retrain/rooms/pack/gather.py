@@ -108,9 +108,7 @@ def gather(folder: Path, options: Options) -> Gathered:
         "verdict": verdict_of(folder) if is_campaign else None,
     }
     if HIDDEN in members[CONFIG].decode():
-        note = (
-            "the configuration holds a secret, which is hidden: where it matters, a rerun needs --set TABLE.KEY=VALUE"
-        )
+        note = "the configuration holds a secret, which is hidden; where it matters, rerun with --set TABLE.KEY=VALUE"
         found.notes.append(note)
     _check_no_leaks(inputs, software, members)
     found.manifest = redacted(found.manifest)

@@ -55,7 +55,10 @@ def _digest(name: str) -> str:
     lines = sorted(
         f"{file}\0{file.hash.value}\n"
         for file in files_of(name)
-        if file.hash and file.suffix not in _SKIPPED and ".." not in file.parts and ".dist-info" not in file.parts[0]
+        if file.hash
+        and not str(file).endswith(_SKIPPED)
+        and ".." not in file.parts
+        and ".dist-info" not in file.parts[0]
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32] if lines else ""
 

@@ -40,7 +40,7 @@ class Wheel:
 
 def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     """The wheel of an installed distribution of which these top-level modules are used; ConfigError if it has none."""
-    recorded = [file for file in files_of(name) if ".." not in file.parts and file.suffix != ".pyc"]
+    recorded = [file for file in files_of(name) if ".." not in file.parts and not str(file).endswith(".pyc")]
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
         what = f"{name} was not installed by an installer that records its files: no wheel can be made of it"
@@ -48,16 +48,14 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     metadata = {
         str(file): read_regular(Path(str(file.locate())))
         for file in recorded
-        if file.parts[0] == info and not (len(file.parts) == 2 and file.name in OF_THE_INSTALLER)
+        if file.parts[0] == info and not (len(file.parts) == 2 and file.parts[1] in OF_THE_INSTALLER)
     }
     is_editable = source_folder(name) is not None and not any(_is_module(str(file), modules) for file in recorded)
     if is_editable:
         sources = dict(_of_modules(modules))
     else:
         sources = {
-            str(file): read_regular(Path(str(file.locate())))
-            for file in recorded
-            if file.parts[0] != info and not file.is_absolute()
+            str(file): read_regular(Path(str(file.locate()))) for file in recorded if file.parts[0] not in (info, "/")
         }
     members = {**dict(sorted(sources.items())), **dict(sorted(metadata.items()))}
     record = f"{info}/RECORD"
