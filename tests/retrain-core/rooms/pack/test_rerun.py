@@ -137,16 +137,16 @@ def test_a_clean_environment_repeats_the_run_and_another_package_in_it_is_named(
     variance = site / "numpy/_core/_methods.py"
     exact = variance.read_text().replace("def _var(", "def _var_exact(", 1)
     variance.write_text(f"{exact}\n\ndef _var(*args, **named):\n    return _var_exact(*args, **named) * (1 + 1e-9)\n")
-    again = subprocess.run(
-        [str(tmp_path / "x/environment/bin/retrain"), "rerun", "run.rtpack", "--yes", "--here", "--json", "--into"]
-        + [str(tmp_path / "y")],
+    script = str(tmp_path / "x/environment/bin/retrain")
+    second = subprocess.run(
+        [script, "rerun", "run.rtpack", "--yes", "--here", "--json", "--into", str(tmp_path / "y")],
         cwd=packed,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    (run,) = json.loads(again.stdout)["runs"]
+    (run,) = json.loads(second.stdout)["runs"]
     assert run["causes"][0]["kind"] == "package"
     assert "numpy was" in run["causes"][0]["what"]
     assert run["first_divergence"]["step"] == 0
