@@ -60,7 +60,7 @@ def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], p
     assert said["bytes"] == len(page.encode()) < 3_500_000
     assert (said["runs"], said["states"]) == (30, {"done": 30})
     assert said["verdicts"]["maxrl+gtpo_sepa vs grpo+none"] == "better"
-    assert " ".join(said["sections"]) == "summary verdict curves budget time settings completions health files"
+    assert " ".join(said["sections"]) == "summary verdict curves budget time signal settings completions health files"
     text = seen(page)
     for expected in (
         "3 conditions × 10 seeds, 30 runs: 30 done.",
@@ -237,7 +237,7 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
     (folder / "squeeze").mkdir()
     (folder / "squeeze" / "spectrum.json").write_text(json.dumps(spectrum | {"layers": layers}))
     page, said = page_of(folder)
-    kept, needed = (figure for figure in data_of(page)["figures"] if figure["kind"] == "plugin")
+    kept, needed = (figure for figure in data_of(page)["figures"] if figure.get("x_title") in ("rank", "layer"))
     assert kept["thin"] == [[0.5, 0.9, 1.0]] * 3
     assert (kept["x_mark"], kept["y_mark"]) == (2, 0.9)
     assert needed["points"] == [1, 2, 3]
@@ -294,7 +294,7 @@ def test_plots_of_plugins_are_a_section_of_their_own_and_escaped(
     assert "<b>" not in page
     assert "<b>Mine" in seen(page)
     assert 'id="plugin-curves"' in page
-    (figure,) = (each for each in data_of(page)["figures"] if each["kind"] == "plugin")
+    (figure,) = (each for each in data_of(page)["figures"] if each["kind"] == "plugin" and each["labels"])
     assert figure["lines"] == [{"name": "<b>line", "y": [1.0, None]}]
     assert (figure["x"], figure["points"], figure["labels"]) == ([1, 2], [None, 0.5], ["<b>", "[U+0000]"])
 
