@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report(seed=seed, can_mount=can_mount(folder / "mounted"))
     print(f"seed {seed}, folder {folder}", flush=True)
     _soak(report, folder, options)
-    report.write(folder)
     print(report.markdown())
     print(f"Report: {folder / 'soak.json'}")
     return 1 if report.failures else 0
@@ -57,7 +56,7 @@ def _soak(report: Report, folder: Path, options: argparse.Namespace) -> None:
             return
         place = folder / "scenarios" / f"{number:04d}"
         account = Scenario(report.seed, number, pool, place, mounts=report.can_mount).play(twins)
-        report.add(account)
+        report.add(account, folder)
         _tell(account, report.seed, place)
 
     with ThreadPoolExecutor(options.workers) as workers:

@@ -27,18 +27,19 @@ class Report:
     accounts: list[Account] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, account: Account) -> None:
-        """One more; several threads may."""
+    def add(self, account: Account, folder: Path) -> None:
+        """One more; several threads may. What there is so far is in the folder, however the soak ends."""
         with self.lock:
             self.accounts.append(account)
             self.seconds = round(time.monotonic() - self.started, 1)
+            self._write(folder)
 
     @property
     def failures(self) -> list[Account]:
         """Scenarios in which a promise was broken."""
         return [account for account in self.accounts if account.failure]
 
-    def write(self, folder: Path) -> None:
+    def _write(self, folder: Path) -> None:
         """`soak.json`, and the table as `soak.md`."""
         content = {
             "seed": self.seed,
@@ -52,7 +53,7 @@ class Report:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Report:
-        """What `write` wrote."""
+        """What is in `soak.json`."""
         accounts = [
             Account(**{**account, "faults": [Befallen(**each) for each in account["faults"]]})
             for account in content["scenarios"]

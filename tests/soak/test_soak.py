@@ -75,9 +75,8 @@ def test_a_seed_says_which_configurations_there_are_and_what_befalls_them(tmp_pa
 def test_the_report_comes_back_from_its_file_and_counts(tmp_path: Path) -> None:
     report = Report(seed=7, can_mount=True)
     faults = [Befallen(fault="SIGKILL", outcome="resumed", code=-9), Befallen(fault="torn", outcome="missed")]
-    report.add(Account(number=0, configuration="plain", faults=faults, processes=2))
-    report.add(Account(number=1, configuration="plain", failure="lost"))
-    report.write(tmp_path)
+    report.add(Account(number=0, configuration="plain", faults=faults, processes=2), tmp_path)
+    report.add(Account(number=1, configuration="plain", failure="lost"), tmp_path)
     again = Report.of(json.loads((tmp_path / "soak.json").read_text()))
     assert again.markdown() == report.markdown()
     assert "2 scenarios, 2 processes and 1 faults in 0 minutes (seed 7): 1 ended otherwise" in report.markdown()
