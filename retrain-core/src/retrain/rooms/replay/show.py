@@ -148,6 +148,10 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def _reward(token: Data) -> str:
+    return "none" if token["reward"] is None else f"{token['reward']:.4g}"
+
+
 def _told_turns(condition: Data) -> Sequence[str]:
     if not (condition["prompts"] or condition["tokens"]):
         return []
@@ -158,7 +162,7 @@ def _told_turns(condition: Data) -> Sequence[str]:
         for each in condition["prompts"]
     ]
     return told + [
-        f"  token {each['token']!r} ({each['group']}.{each['index']}:{each['position']}, reward {each['reward']}): "
+        f"  token {each['token']!r} ({each['group']}.{each['index']}:{each['position']}, reward {_reward(each)}): "
         f"weight {each['before']:+.3g} -> {each['after']:+.3g}"
         for each in condition["tokens"]
     ]
