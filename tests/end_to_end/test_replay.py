@@ -35,7 +35,7 @@ SETTINGS = {
     "eight updates": ("--minibatches", "4", "--epochs", "2", "--loss", "ppo", "--tis-cap", "2"),
     "divergence in the loss": ("--kl-coef", "0.05"),
     "masked": ("--overlong", "mask", "--max-tokens", "20"),
-    "dropped": ("--overlong", "drop", "--max-tokens", "20"),
+    "dropped": ("--overlong", "drop", "--max-tokens", "30"),
     "rounds": ("--refill", "2"),
     "two devices": ("--devices", "cpu,cpu"),
     "a falling rate": ("--optim-schedule", "cosine"),
