@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.spec import PluginSpec
@@ -33,7 +33,8 @@ def retrain_check_config(config: Config) -> list[Problem]:
     """A sampler that goes by verdicts, where nothing is judged."""
     name, rewards = config.value("data.sampler", ""), config.value("reward.weights", {})
     judged = {*(rewards or [config.value("reward.type", "")])} != {"none"} or config.value("environment.provider", "")
-    by_rate = name == "curriculum" and config.value("data.sampler_params", {}).get("moves_by") == "rate"
+    params: dict[str, Any] = config.value("data.sampler_params", {})
+    by_rate = name == "curriculum" and params.get("moves_by") == "rate"
     if judged or not (by_rate or name in BY_VERDICTS):
         return []
     from retrain.kernel.errors import Problem  # only a faulty configuration needs it
