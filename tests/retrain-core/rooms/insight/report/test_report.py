@@ -77,7 +77,7 @@ def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], p
     kinds = [figure["kind"] for figure in data_of(page)["figures"]]
     assert kinds[0] == "forest"
     assert kinds.count("curves") >= 12
-    assert kinds.count("bars") == 3
+    assert kinds.count("bars") == 2
     assert page.count('data-figure="') == len(kinds) == said["figures"]
 
 

@@ -98,27 +98,6 @@ def test_best_worst_and_random_are_different_ones(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "absent", 3, of_each=2, key="a") is None
 
 
-def test_tokens_by_what_became_of_them(tmp_path: Path) -> None:
-    groups: list[list[dict[str, Any]]] = [
-        [{"reward": 1.0}, {"reward": 0.0}, {"reward": None, "trained": False, "num_tokens": 5}],
-        [{"reward": 1.0, "trained": False}, {"reward": 1.0, "trained": False}],
-        [{"reward": 0.0, "trained": False}, {"reward": 0.0, "trained": False}],
-        [{"reward": 0.5, "trained": False}, {"reward": 0.5, "trained": False}],
-        [{"reward": 0.5, "trained": False}, {"reward": 0.1, "trained": False}],
-    ]
-    records = [record(0, i, group=g, **fields) for g, group in enumerate(groups) for i, fields in enumerate(group)]
-    found = read_samples(write(tmp_path, *records), 0, of_each=1, key="k")
-    assert found is not None
-    assert dict(found.tokens) == {
-        "trained": 20,
-        "no verdict": 5,
-        "all right": 20,
-        "all wrong": 20,
-        "all same": 20,
-        "not trained": 20,
-    }
-
-
 @pytest.mark.parametrize("bad", ['{"step": 0, "completion": ', '{"step": 0, [1]}', '{"step": 0, "reward": "x"}'])
 def test_lines_that_hold_no_completion(tmp_path: Path, bad: str) -> None:
     found = read_samples(write(tmp_path, bad, record(0, 1)), 0, of_each=1, key="k")

@@ -10,7 +10,6 @@ import numpy as np
 from retrain.rooms.insight.report.chart_specs import GROUPS, TIMES, Unit, value_text
 from retrain.rooms.insight.report.gather import Material, ReportRun
 from retrain.rooms.insight.report.markup import note, plot, section, table
-from retrain.rooms.insight.report.samples import CAUSES, StepSamples
 from retrain.rooms.insight.report.text import plain, text
 from retrain.rooms.text.terminal_text import ABSENT
 
@@ -21,31 +20,17 @@ SHARES = (  # of a step, averaged over runs
     ("clipped", "clip_fraction"),
     ("masked by surprisal", "entropy_mask_fraction"),
 )
-Samples = Mapping[str, Sequence[StepSamples]]
 
 
-def budget_section(material: Material, samples: Samples, first_number: int) -> tuple[str, list[dict[str, Any]]]:
-    """Share of the samples that carried gradient, and why the rest did not."""
+def budget_section(material: Material, number: int) -> tuple[str, list[dict[str, Any]]]:
+    """Share of the groups that carried gradient, and why the rest did not."""
     groups = _by_condition(material, _group_counts)
     if not groups:
         return "", []
-    figures = [_bars(groups, GROUP_NAMES, "share of groups", material)]
-    title, caption = "Groups by training signal", "all steps that were read"
-    parts = [plot(first_number, title, caption, _share_table(title, groups, GROUP_NAMES), kind="bars")]
-    tokens = {label: _token_counts(found) for label, found in samples.items() if found}
-    if any(map(sum, tokens.values())):
-        used = [index for index in range(len(CAUSES)) if any(counts[index] for counts in tokens.values())]
-        names = [CAUSES[index] for index in used]
-        shown = {label: [counts[index] for index in used] for label, counts in tokens.items()}
-        steps = sorted({each.step for found in samples.values() for each in found})
-        title, caption = (
-            "Tokens by use",
-            f"counted in the completions of steps {_listed(steps)}, one seed each",
-        )
-        figures.append(_bars(shown, names, "share of tokens", material))
-        parts.append(plot(first_number + 1, title, caption, _share_table(title, shown, names), kind="bars"))
-    body = f'<div class="plots">{"".join(parts)}</div>'
-    return section("budget", "Signal budget", note(_BUDGET), body, _rates(material)), figures
+    title = "Groups by training signal"
+    shown = plot(number, title, "all steps that were read", _share_table(title, groups, GROUP_NAMES), kind="bars")
+    figure = _bars(groups, GROUP_NAMES, "share of groups", material)
+    return section("budget", "Signal budget", note(_BUDGET), shown, _rates(material)), [figure]
 
 
 _BUDGET = (
@@ -96,10 +81,6 @@ def _phases(run: ReportRun) -> list[float] | None:
     return [*phases, max(0.0, total - sum(phases))]
 
 
-def _token_counts(found: Sequence[StepSamples]) -> list[float]:
-    return [float(sum(each.tokens[cause] for each in found)) for cause in CAUSES]
-
-
 def _rates(material: Material) -> str:
     known = [(name, field) for name, field in SHARES if any(field in run.lines.columns for run in material.runs)]
     rows = []
@@ -137,7 +118,3 @@ def _share_table(title: str, values: Mapping[str, Sequence[float]], names: Seque
         total = sum(counts)
         rows.append((text(label), *(value_text(count / total, Unit.SHARE) if total else ABSENT for count in counts)))
     return table(title, ("condition", *names), rows, is_caption_shown=False)
-
-
-def _listed(steps: Sequence[int]) -> str:
-    return ", ".join(str(step) for step in steps[:12])

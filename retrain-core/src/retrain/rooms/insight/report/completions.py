@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from retrain.rooms.insight.report.chart_specs import value_text
@@ -107,8 +107,3 @@ def _tokens(sample: Sample) -> str:
 
 def _file(folder: Path) -> Path:
     return folder / "emergence" / "generations.jsonl"
-
-
-def picks_of(found: Mapping[str, tuple[ReportRun, Sequence[StepSamples]]]) -> dict[str, Sequence[StepSamples]]:
-    """The selections without their runs."""
-    return {label: picked for label, (_, picked) in found.items()}

@@ -15,7 +15,7 @@ from retrain import __version__
 from retrain.rooms.insight.report.budgets import budget_section, time_section
 from retrain.rooms.insight.report.bundle import Bundle, plotly_bundle, source_hash
 from retrain.rooms.insight.report.charts import build_charts, points_for
-from retrain.rooms.insight.report.completions import completions_section, picks_of, read_all
+from retrain.rooms.insight.report.completions import completions_section, read_all
 from retrain.rooms.insight.report.curve_figures import curve_section
 from retrain.rooms.insight.report.differences import settings_section
 from retrain.rooms.insight.report.events import files_section, health_section
@@ -51,7 +51,7 @@ def render(material: Material, plugin_given: Sequence[PluginSection], *, folder:
     builders: dict[str, Callable[[int], tuple[str, list[dict[str, Any]]]]] = {
         "verdict": partial(verdict_section, material),
         "curves": partial(curve_section, material, charts),
-        "budget": partial(budget_section, material, picks_of(samples)),
+        "budget": partial(budget_section, material),
         "time": partial(time_section, material),
     }
     builders |= {name: partial(plot_section, group, links) for name, group in by_name(plugin_given).items()}

@@ -1,4 +1,4 @@
-"""Selects the completions for a page: the best, the worst and random ones of some steps; counts tokens by use.
+"""Selects the completions for a page: the best, the worst and random ones of some steps.
 
 The lines of a step are streamed; only shortened texts are kept.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from retrain.rooms.insight.report.step_offsets import last_step, lines_of
 from retrain.rooms.session.records.reading import number, parse_record
 
 STEP_BYTES = 64 << 20  # most that is read of a step
-CAUSES = ("trained", "all right", "all wrong", "all same", "no verdict", "not trained")
 _STREAMS = Seeds(0)  # fixed, so that the same files give the same page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """The selection from a step, its number of completions, and their tokens by use.
+    """The selection from a step, and its number of completions.
 
     `num_passed_over` lines could not be read; `is_cut`: the step is larger than what is read.
     """
@@ -33,7 +32,6 @@ class StepSamples:
     samples: tuple[Sample, ...]
     num_completions: int
     num_passed_over: int
-    tokens: Mapping[str, int]
     is_cut: bool
 
 
@@ -77,19 +75,8 @@ def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSample
         samples=picks.chosen(),
         num_completions=picks.num_completions,
         num_passed_over=num_passed_over,
-        tokens=picks.tokens(),
         is_cut=size > STEP_BYTES,
     )
-
-
-@dataclass(slots=True)
-class _GroupTokens:
-    """Tokens of one group, and the least and largest of its rewards."""
-
-    trained: int = 0
-    left: int = 0
-    no_verdict: int = 0
-    rewards: list[float] = field(default_factory=list)
 
 
 class _Picks:
@@ -99,7 +86,6 @@ class _Picks:
         self._of_each = of_each
         self._rng = _STREAMS.stream("report", key, step)
         self._ranked: dict[str, list[tuple[tuple[float, float], Sample]]] = {"best": [], "worst": [], "random": []}
-        self._groups: dict[Any, _GroupTokens] = {}
         self.num_completions = 0
 
     def add(self, offset: int, record: Mapping[str, Any]) -> None:
@@ -110,7 +96,6 @@ class _Picks:
             self._rank("best", (-reward, tiebreak), offset, record)
             self._rank("worst", (reward, tiebreak), offset, record)
         self._rank("random", (tiebreak, 0.0), offset, record)
-        self._count(record, reward)
 
     def chosen(self) -> tuple[Sample, ...]:
         """Best, worst and random ones, none of them twice."""
@@ -120,15 +105,6 @@ class _Picks:
             found += [sample for _, sample in ranked if sample.offset not in seen][: self._of_each]
         return tuple(found)
 
-    def tokens(self) -> dict[str, int]:
-        """Number of tokens by use."""
-        counts = dict.fromkeys(CAUSES, 0)
-        for group in self._groups.values():
-            counts["trained"] += group.trained
-            counts["no verdict"] += group.no_verdict
-            counts[_cause(group)] += group.left
-        return counts
-
     def _rank(self, kind: str, key: tuple[float, float], offset: int, record: Mapping[str, Any]) -> None:
         ranked = self._ranked[kind]
         most = 3 * self._of_each  # the best may also be among the random ones
@@ -136,27 +112,6 @@ class _Picks:
             ranked.append((key, sample_of(record, kind=kind, offset=offset)))
             ranked.sort(key=lambda each: each[0])
             del ranked[most:]
-
-    def _count(self, record: Mapping[str, Any], reward: float | None) -> None:
-        group = self._groups.setdefault(str(record.get("group")), _GroupTokens())
-        tokens = int(number(record.get("num_tokens")) or 0)
-        if record.get("trained") is True:
-            group.trained += tokens
-        elif reward is None:
-            group.no_verdict += tokens
-        else:
-            group.left += tokens
-        if reward is not None:
-            known = [*group.rewards, reward]
-            group.rewards = sorted({min(known), max(known)})
-
-
-def _cause(group: _GroupTokens) -> str:
-    """Why the scored completions of a group were not trained."""
-    if len(group.rewards) != 1:
-        return "not trained"
-    reward = group.rewards[0]
-    return "all right" if reward >= 1.0 else ("all wrong" if reward <= 0.0 else "all same")
 
 
 def record_of(line: bytes) -> Mapping[str, Any] | None:
