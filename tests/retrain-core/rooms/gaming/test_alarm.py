@@ -50,7 +50,7 @@ def first_alarm(alarm: GamingAlarm, steps: list[list[Verdicts]]) -> int | None:
 
 
 @pytest.mark.parametrize("name", CLEAN)
-@pytest.mark.parametrize("num_runs", [6, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_runs", [3, pytest.param(150, marks=pytest.mark.long)])
 def test_clean_runs_alarm_no_more_often_than_promised(name: str, num_runs: int) -> None:
     rate, confirms, paid_wrong = CLEAN[name]
     alarms = 0
@@ -96,7 +96,7 @@ def test_nothing_paid_and_no_shadow_change_nothing() -> None:
     assert alarm.since is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_restored_alarm_goes_on_as_if_never_stopped(data: st.DataObject) -> None:
     flags = st.lists(st.booleans(), min_size=8, max_size=8).map(np.array)

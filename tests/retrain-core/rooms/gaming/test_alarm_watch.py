@@ -100,12 +100,21 @@ def new_watch() -> GamingWatch:
     return GamingWatch(context)
 
 
-def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(tmp_path: Path) -> None:
-    lines = watched(tmp_path, new_watch(), 0, STEPS)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder and the lines of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, watched(folder, new_watch(), 0, STEPS)
+
+
+def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(
+    whole: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, lines = whole
     alarms = [line["step"] for line in lines if "gaming_since" in line]
     assert alarms
     assert BEGINS <= alarms[0] <= BEGINS + 5
-    (record,) = read_alarms(tmp_path)
+    (record,) = read_alarms(folder)
     assert record["step"] == alarms[0]
     assert record["num_completions"] == len(record["completions"]) > 0
     assert all(each["completion"] == HOSTILE and each["shadow_reward"] == 0.0 for each in record["completions"])
@@ -118,15 +127,14 @@ def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(tmp_path
     assert finding.state == "gaming"
     assert f"since step {record['since']}" in finding.message
     assert "trick" in finding.message
-    assert f"Step {alarms[0]}" in alarm_text(tmp_path)
+    assert f"Step {alarms[0]}" in alarm_text(folder)
 
 
-@pytest.mark.parametrize("cut", [3, BEGINS + 1, STEPS - 2])
-def test_a_resumed_run_has_the_same_fields_and_alarms(tmp_path: Path, cut: int) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    parts.mkdir()
-    lines = watched(whole, new_watch(), 0, STEPS)
+@pytest.mark.parametrize("cut", [pytest.param(3, marks=pytest.mark.slow), BEGINS + 1, STEPS - 2])
+def test_a_resumed_run_has_the_same_fields_and_alarms(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, cut: int
+) -> None:
+    (folder, lines), parts = whole, tmp_path
     first = new_watch()
     before = watched(parts, first, 0, cut)
     state = json.loads(json.dumps(first.retrain_save_state(), allow_nan=False))
@@ -136,7 +144,7 @@ def test_a_resumed_run_has_the_same_fields_and_alarms(tmp_path: Path, cut: int) 
     second = new_watch()
     second.retrain_load_state(state)
     assert before + watched(parts, second, cut, STEPS) == lines
-    assert (parts / FILE).read_bytes() == (whole / FILE).read_bytes()
+    assert (parts / FILE).read_bytes() == (folder / FILE).read_bytes()
 
 
 def test_a_checkpoint_of_an_earlier_version_starts_afresh() -> None:

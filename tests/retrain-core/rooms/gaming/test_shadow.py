@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Completion, Example, Group, Outcome, Score, StopReason
@@ -75,7 +75,7 @@ def without_shadow(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_nothing_but_the_fields_of_the_shadow_changes(
     run_overlapped: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    base = ("--backend", "toy", "--reward-type", "toy", "--max-steps", "3", "--eval-examples", "2", "--eval-every", "2")
+    base = ("--backend", "toy", "--reward-type", "toy", "--max-steps", "2", "--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped(*base, *arguments, "--log-dir", "alone").code == 0
     result = run_overlapped(*base, *arguments, *moody, "--log-dir", "shadowed")
     assert result.code == 0, result.err
@@ -98,6 +98,7 @@ def test_nothing_but_the_fields_of_the_shadow_changes(
     assert all(len(line["shadow_scores"]) == len(line["scores"]) for line in evaluated)
 
 
+@pytest.mark.slow
 def test_a_shadow_that_breaks_ends_nothing_and_is_asked_less_until_it_answers(
     run_overlapped: Command, moody: list[str], tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_what_makes_no_sense_is_refused(command: Command, toys: Path, tmp_path: 
     assert what in result.err
 
 
+@pytest.mark.slow
 def test_the_audit_tries_the_shadow_too(
     command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +188,7 @@ def group(pairs: list[tuple[Score, Score]], round_: int = 0) -> Group:
     return Group(example=example, completions=(completion,) * len(pairs), scores=scores, round=round_)
 
 
+@settings(max_examples=30)
 @given(groups=st.lists(st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_rates_are_over_what_both_judged_in_the_first_round(groups: list[list[tuple[Score, Score]]]) -> None:
     made = [group(pairs) for pairs in groups]
@@ -206,6 +209,7 @@ def test_rates_are_over_what_both_judged_in_the_first_round(groups: list[list[tu
     assert in_evaluation["eval_shadow_gap"] == found["shadow_gap"]
 
 
+@settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=5))
 def test_a_stored_evaluation_has_the_scores_of_both_again(pairs: list[tuple[Score, Score]]) -> None:
     made = group(pairs)

@@ -213,6 +213,20 @@ def test_idle_runs_are_hidden_unless_asked_for(
     assert "2 not shown (--all shows every run and campaign)" in command("status").out
 
 
+def test_the_findings_of_the_last_step_are_shown(make_run: Make, status: Command, command: Command) -> None:
+    example = "group 3, completion 5: \x1b[2JBy feel, 508."
+    gamed = {"step": 8, "health": ["gaming", "truncation"], "gaming_example": example}
+    make_run("logs/gamed", metrics=json.dumps({"step": 7, "health": ["other"]}) + "\n" + json.dumps(gamed) + "\n")
+    make_run("logs/well", metrics='{"step": 8, "health": "odd"}\n')
+    gaming, well = status()["runs"]
+    assert (gaming["health"], gaming["gaming_example"]) == (["gaming", "truncation"], example)
+    assert (well["health"], well["gaming_example"]) == ([], "")
+    out = " ".join(command("status").out.split())
+    assert "gamed: health at its last step: gaming, truncation; for example group 3, completion 5" in out
+    assert "well: health" not in out
+    assert "\x1b" not in out
+
+
 def test_what_a_name_holds_cannot_steer_the_terminal(make_run: Make, command: Command) -> None:
     make_run("logs/a\x1b[2Jb\n[bold]c", condition="x\x1b]0;owned\x07[red]y")
     out = command("status").out

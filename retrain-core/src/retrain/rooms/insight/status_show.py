@@ -47,7 +47,7 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
 
 
 def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
-    """What a live run is doing, and what a run was resumed with by `--resume-anyway`."""
+    """What a live run is doing, what was found at its last step, and what it was resumed with anyway."""
     name = printable(str(_inside(run.path, root)))
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
@@ -55,6 +55,10 @@ def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
     if run.shadow_correct_rate is not None:
         both = f"correct {share(run.correct_rate)} by the reward, {share(run.shadow_correct_rate)} by its shadow"
         notes.append(Text(f"{name}: {both}"))
+    if run.health:
+        example = f"; for example {run.gaming_example}" if run.gaming_example else ""
+        found = f"health at its last step: {', '.join(run.health)}{example}"
+        notes.append(Text(f"{name}: {printable(_on_one_line(found))}", style="yellow"))
     if run.eval_rates.keys() - {"held_out"}:
         rates = ", ".join(f"{set_name} {share(rate)}" for set_name, rate in run.eval_rates.items())
         notes.append(Text(f"{name}: evaluated after its last step: {printable(rates)}"))

@@ -28,9 +28,9 @@ class RunStatus:
 
     `state` is what `run.json` says (`running`, `done`, `failed`, `interrupted`, ...), except that a running one is
     `dead` when its process is gone and `stale` when its metrics have not moved for five minutes, and one whose files
-    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch. `accepted`
-    are the changes that it was resumed with by `--resume-anyway`. `phase` and the fields after it are those of the
-    heartbeat of a live run.
+    cannot be read is `unreadable`. `step` counts finished steps. Rates are those of the last line's batch, and `health`
+    the findings of its step. `accepted` are the changes that it was resumed with by `--resume-anyway`. `phase` and the
+    fields after it are those of the heartbeat of a live run.
     """
 
     path: Path
@@ -40,6 +40,8 @@ class RunStatus:
     max_steps: int | None = None
     correct_rate: float | None = None
     shadow_correct_rate: float | None = None
+    health: tuple[str, ...] = ()
+    gaming_example: str = ""
     eval_rates: Mapping[str, float] = field(default_factory=dict)
     loss: float | None = None
     mean_reward: float | None = None
@@ -69,6 +71,8 @@ class RunStatus:
             "max_steps": self.max_steps,
             "correct_rate": self.correct_rate,
             "shadow_correct_rate": self.shadow_correct_rate,
+            "health": list(self.health),
+            "gaming_example": self.gaming_example,
             "eval_rates": dict(self.eval_rates),
             "loss": self.loss,
             "mean_reward": self.mean_reward,
@@ -113,6 +117,8 @@ def read_run(folder: Path) -> RunStatus:
         max_steps=None if max_steps is None else int(max_steps),
         correct_rate=number(metrics.get("correct_rate")),
         shadow_correct_rate=number(metrics.get("shadow_correct_rate")),
+        health=_health(metrics),
+        gaming_example=text(metrics.get("gaming_example")),
         eval_rates=_eval_rates(metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),
@@ -128,6 +134,12 @@ def read_run(folder: Path) -> RunStatus:
         phase_elapsed_s=number(beat.get("phase_elapsed_s")),
         progress=_table(beat, "progress"),
     )
+
+
+def _health(metrics: Record) -> tuple[str, ...]:
+    """The states that the health monitors found at the last step."""
+    states = metrics.get("health")
+    return tuple(state for state in states if isinstance(state, str)) if isinstance(states, list) else ()
 
 
 def _eval_rates(metrics: Record) -> dict[str, float]:
