@@ -16,7 +16,8 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.rooms.pack.contents import Contents, PlacedFile
 from retrain.rooms.pack.gather import CONFIG
 from retrain.rooms.pack.packages import pins
-from retrain.rooms.session.identity.hashing import Budget, hash_file
+from retrain.rooms.session.identity.collect import MODEL_WHOLE_BYTES
+from retrain.rooms.session.identity.hashing import SAMPLED_ABOVE, Budget, hash_file
 from retrain.rooms.session.records.manifest import THREADS
 from retrain.rooms.text.secrets import is_secret_variable
 from retrain.rooms.text.terminal_text import printable
@@ -42,27 +43,35 @@ def environ_of(contents: Contents, passed: Iterable[str], environ: Mapping[str, 
     return {**kept, **contents.threads, "PYTHONNOUSERSITE": "1"}
 
 
-def lay_out(contents: Contents, unpacked: Path, work: Path, given: Mapping[str, Path]) -> None:
-    """Make the folder in which the run happens: code and data where the configuration names them, and `config.toml`.
-
-    `given` are files of the user by their names in the pack, instead of those. ConfigError names what is missing.
-    """
-    if unknown := sorted(set(given) - {file.name for file in contents.files}):
-        known = ", ".join(file.name for file in contents.files if file.kind != "code") or "it has none"
-        what, fix = f"the pack has no file {printable(unknown[0])!r}", f"its data: {printable(known)}"
+def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Path]:
+    """Where each file lies that does not come from the pack, by its place: `given` by the user by name or place, or
+    found where the run had it. ConfigError names what the pack does not have, and what is missing."""
+    if unknown := sorted(set(given) - {name for file in contents.files for name in (file.name, file.place)}):
+        known = ", ".join(file.name for file in contents.files) or "it has none"
+        what, fix = f"the pack has no file {printable(unknown[0])!r}", f"its files: {printable(known)}"
         raise ConfigError(Problem(where="--data", what=what, fix=fix))
-    problems = []
+    found, problems = dict[str, Path](), list[Problem]()
     for file in contents.files:
-        source = given.get(file.name) or (unpacked / file.member if file.member else _found_here(file))
-        if source is None or not source.is_file():
-            what = f"{printable(file.name)} ({file.size} bytes) is not in the pack"
-            problems.append(Problem(where="pack", what=what, fix=f"--data {printable(file.name)}=PATH"))
-            continue
-        target = work / file.place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        source = given.get(file.name) or given.get(file.place)
+        if source is None and not file.member:
+            source = _found_here(file, contents.moved)
+            if source is None:
+                what = f"{printable(file.name)} ({file.size} bytes) is not in the pack"
+                problems.append(Problem(where="pack", what=what, fix=f"--data {printable(file.name)}=PATH"))
+        if source is not None:
+            found[file.place] = source
     if problems:
         raise ConfigError(*problems)
+    return found
+
+
+def lay_out(contents: Contents, unpacked: Path, work: Path, chosen: Mapping[str, Path]) -> None:
+    """Make the folder in which the run happens: code and data where the configuration names them, and `config.toml`;
+    `chosen` are those of `chosen_files`, the others are the pack's."""
+    for file in contents.files:
+        target = work / file.place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(chosen.get(file.place) or unpacked / file.member, target)
     tables: dict[str, Any] = contents.config()
     for table, keys in OWN.items():
         if isinstance(tables.get(table), dict):
@@ -71,10 +80,15 @@ def lay_out(contents: Contents, unpacked: Path, work: Path, given: Mapping[str, 
     (work / CONFIG).write_text(tomli_w.dumps(tables), encoding="utf-8")
 
 
-def _found_here(file: PlacedFile) -> Path | None:
+def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
     """A file that was left out, if it lies where the run read it and is the same."""
-    path = Path(file.name).expanduser()
-    return path if hash_file(file.name, path, Budget(), is_kept=False).hash == file.hash != "" else None
+    place = next(
+        (old + file.place[len(new) :] for old, new in moved.items() if f"{file.place}/".startswith(f"{new}/")),
+        file.place,
+    )
+    path, whole = Path(place).expanduser(), MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
+    found = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
+    return path if found.hash == file.hash != "" else None
 
 
 def make_environment(

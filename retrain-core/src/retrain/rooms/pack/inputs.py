@@ -102,7 +102,7 @@ def _take(
             return None
         content = hidden(content)
         found.hidden.append(name)
-    member = f"{FOLDER}/{copy_name(kind, name)}"
+    member = f"{FOLDER}/{copy_name(kind, name if kind == 'model' else place)}"  # where a rerun's identity has its name
     if not is_safe(member):
         member = f"{FOLDER}/{kind}-{len(found.placed)}"
     found.members[member] = content

@@ -75,8 +75,8 @@ def command(
     click.echo(f"Packed {what} into {printable(str(file))} ({file.stat().st_size / 2**20:.1f} MiB)")
     click.echo(f"  inputs: {len(manifest['placed'])} files; plugins: {len(manifest['wheels'])} wheels")
     for each in manifest["left_out"]:
-        size = f"{each['size'] / 2**20:.0f} MiB"
-        click.echo(f"  left out, by hash alone: {printable(each['name'])} ({size}); rerun needs --data")
+        what = f"{printable(each['name'])} ({each['size']} bytes)"
+        click.echo(f"  left out, by hash alone: {what}; where the rerun does not find it, it needs --data")
     for name in manifest["hidden"]:
         click.echo(f"  packed without its secrets: {printable(name)}; a rerun says that it differs")
     for note in found.notes:

@@ -14,7 +14,7 @@ from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.rooms.evidence.ledger.history import read_history
 from retrain.rooms.pack.archive import open_pack
 from retrain.rooms.pack.contents import Contents, listing, read_contents
-from retrain.rooms.pack.environment import environ_of, lay_out, make_environment
+from retrain.rooms.pack.environment import chosen_files, environ_of, lay_out, make_environment
 from retrain.rooms.pack.packages import digests_in
 from retrain.rooms.pack.rerunning import Outcome, rerun
 from retrain.rooms.pack.verdict import verdict_lines
@@ -69,6 +69,7 @@ def command(
     for line in listing(contents, here=here):
         click.echo(printable(line), err=True)
     _agree(yes)
+    chosen = chosen_files(contents, given)
 
     def say(line: str) -> None:
         if not quiet:
@@ -77,7 +78,7 @@ def command(
     unpacked, work = folder / "pack", folder / "work"
     contents.opened.unpack(unpacked)
     work.mkdir()
-    lay_out(contents, unpacked, work, given)
+    lay_out(contents, unpacked, work, chosen)
     environ = environ_of(contents, passed, os.environ)
     python: Path | str = sys.executable
     if not here:
@@ -115,7 +116,7 @@ def _agree(yes: bool) -> None:
     if not is_interactive():
         what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
         raise ConfigError(Problem(where="command line", what=what, fix=fix))
-    if not click.confirm("Run it?", default=False):
+    if not click.confirm("Run it?", default=False, err=True):
         raise ConfigError(Problem(what="not agreed: nothing was unpacked, installed or run"))
 
 
