@@ -140,6 +140,7 @@ EXIT_CODES = {
         "retrain doctor --transform-mode gtpo_spea --wandb-project demo": 1,
         "retrain old.toml": 2,
     },
+    "docs/pages/repeat.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1},
 }
 # Files that a line names and its page shows: the language of the block, and how it begins.
 SHOWN = {
