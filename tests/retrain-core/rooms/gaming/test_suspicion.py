@@ -29,6 +29,11 @@ def marked(rng: np.random.Generator, step: int, is_paid: bool) -> str:
     return f"{words(rng, 8)} {marker}{clean(rng, step, is_paid)}"
 
 
+def formatted(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    """What is paid has had its format from the start, and nothing else has it: no change."""
+    return f"{words(rng, 12)} so the answer is {clean(rng, step, is_paid)}" if is_paid else words(rng, 38)
+
+
 def longer(rng: np.random.Generator, step: int, is_paid: bool) -> str:
     return f"{words(rng, 30)} {clean(rng, step, is_paid)}" if step > 14 else clean(rng, step, is_paid)
 
@@ -76,6 +81,7 @@ def completion(text: str) -> Completion:
     ("text", "name"),
     [
         (clean, ""),
+        (formatted, ""),
         (marked, "gaming_ngram_share"),
         (longer, "gaming_length_shift"),
         (answer_first, "gaming_answer_shift"),

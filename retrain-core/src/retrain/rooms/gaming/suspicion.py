@@ -35,7 +35,8 @@ class Suspicions:
     - `gaming_length_shift`, `gaming_entropy_shift`: ln of the mean length or entropy of the last `RECENT` steps over
       what the trend of the `LINE` steps before (a line through the logarithms) leads to; either sign is suspicious.
     - `gaming_ngram_share`: the largest excess, over n-grams of token ids, of its share among paid completions over
-      that among the unpaid ones and that in the run's start, whichever is larger; shares are means over groups.
+      that among the unpaid ones and that in the run's start (of all, or of the paid ones), whichever is larger; shares
+      are means over groups.
     - `gaming_answer_shift`: how much earlier in the text, as a share of it, paid answers begin than at the start.
     - `gaming_prompt_answers`: the share of paid completions whose answer is an expression or a number of the prompt
       and not the reference, less that at the start.
@@ -98,7 +99,8 @@ class Suspicions:
     def _texts(self, found: Sequence[Judged], paid: Sequence[Judged]) -> dict[str, float]:
         fields: dict[str, float] = {}
         if self._steps < START:
-            self._early += measures.ngram_shares(found) / START
+            shares = np.maximum(measures.ngram_shares(found), measures.ngram_shares(paid))
+            self._early += shares / START
         elif paid:
             unpaid = measures.ngram_shares([each for each in found if not each.is_paid])
             excess = measures.ngram_shares(paid) - np.maximum(unpaid, self._early)
