@@ -22,7 +22,7 @@ FIELDS = (  # name, meaning, unit, when it is absent
         "",
         NO_SHADOW,
     ),
-    ("gaming_since", "First step after the estimated change.", "step", NO_ALARM),
+    ("gaming_since", "First step after the estimated change.", "", NO_ALARM),
     ("gaming_example", "The most credited unconfirmed completion of the step, shortened.", "text", NO_ALARM),
     (
         "gaming_tokens",

@@ -31,7 +31,7 @@ class GamingWatch:
     """The alarm and the suspicions of one run; a fault in either is reported once, and its fields are left out."""
 
     def __init__(self, context: PluginContext) -> None:
-        self._tokenizer = context.tokenizer
+        self._tokenizer_of = lambda: context.tokenizer  # looking for hooks would load an attribute
         self._alarm, self._suspicions = GamingAlarm(), Suspicions()
         self._guard = FaultGuard("Watch for gaming", "Training continues without what it tells.")
         self._is_new = False  # the alarm began at the step under way
@@ -72,7 +72,7 @@ class GamingWatch:
         if suspected := self._suspicions.found:
             fields["gaming_suspected"] = ", ".join(name.removeprefix("gaming_") for name in suspected)
         if "gaming_ngram_share" in suspected and self._suspicions.ngram:
-            fields["gaming_ngram"] = self._tokenizer.decode(self._suspicions.ngram)
+            fields["gaming_ngram"] = self._tokenizer_of().decode(self._suspicions.ngram)
         return fields
 
     def _judge(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class GamingWatch:
     def _example(self, groups: GroupsView, credit: Credit) -> dict[str, str]:
         """The most credited completion of the step that was paid and not confirmed, and the tokens it is known by."""
         paid = paid_in(groups.groups, credit)
-        tokens = [self._tokenizer.decode([token]) for token in telling_tokens(paid)]
+        tokens = [self._tokenizer_of().decode([token]) for token in telling_tokens(paid)]
         found = {"gaming_tokens": " | ".join(map(repr, tokens))} if tokens else {}
         for each in unconfirmed(paid)[:1]:
             text = " ".join(each.fields["completion"].split())
@@ -101,4 +101,6 @@ class GamingWatch:
         return found
 
     def _write(self, run: RunView, metrics: Mapping[str, Any]) -> None:
-        write_alarm(run.folder, alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer))
+        write_alarm(
+            run.folder, alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer_of())
+        )

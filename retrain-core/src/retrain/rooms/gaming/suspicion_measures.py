@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,8 @@ def ngram_buckets(tokens_A: Tokens) -> NDArray[np.int64]:
     hashed = np.zeros(len(windows), np.uint64)
     for column in windows.T:
         hashed = (hashed ^ column) * _MULTIPLIER
-    return np.unique((hashed >> np.uint64(40)) % np.uint64(BUCKETS)).astype(np.int64)
+    found = ((hashed >> np.uint64(40)) % np.uint64(BUCKETS)).astype(np.int64)
+    return np.array(sorted(set(found.tolist())), dtype=np.int64)  # np.unique imports what a run does not need
 
 
 def ngram_shares(found: Sequence[Judged]) -> Counts:
@@ -105,8 +107,8 @@ def repeats_prompt(found: Sequence[Judged]) -> float | None:
 
 def common_tokens(found: Sequence[Judged]) -> list[int]:
     """The token ids that occur most often."""
-    ids, counts = np.unique(np.concatenate([sampled(each.completion) for each in found]), return_counts=True)
-    return [int(each) for each in ids[np.argsort(-counts, kind="stable")[:COMMON]]]
+    counts = Counter(token for each in found for token in sampled(each.completion).tolist())
+    return sorted(counts, key=lambda token: (-counts[token], token))[:COMMON]
 
 
 def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> float | None:

@@ -148,7 +148,8 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
             what = f"is no one run: {changes[0]}"
             problems.append(Problem(where=where, what=what, fix="run it again in one go, then pack that run"))
     if problems or not runs:
-        raise ConfigError(*(problems or [Problem(what="the campaign has no finished run")]))
+        none = Problem(what="the campaign has no finished run", fix="run it to its end, then pack it")
+        raise ConfigError(*(problems or [none]))
 
 
 def _run_entry(run: Recorded, found: Gathered, options: Options) -> dict[str, Any]:
