@@ -117,7 +117,8 @@ def _agree(yes: bool) -> None:
         what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
         raise ConfigError(Problem(where="command line", what=what, fix=fix))
     if not click.confirm("Run it?", default=False, err=True):
-        raise ConfigError(Problem(what="not agreed: nothing was unpacked, installed or run"))
+        what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
+        raise ConfigError(Problem(where="command line", what=what, fix=fix))
 
 
 def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:
