@@ -47,7 +47,8 @@ SHAPES: Mapping[str, Tables] = {
     "ranks": {"backend": {"devices": "cpu,cpu", "options": {"parallel": "replicate"}}},
     "refill": {"training": {"refill": 3}},
     "warm": {"sft": {"steps": 3, "batch_size": 8}},
-    "full": {"model": {"lora_rank": 0}, "training": {"lr": 1e-3}},
+    # by default all weights are kept of two checkpoints alone, and which these are a signal decides
+    "full": {"model": {"lora_rank": 0}, "training": {"lr": 1e-3, "keep_last": 20}},
     "server": {"inference": {"engine": "vllm", "retry_s": 300.0, "timeout_s": 60.0}},
     "game": {"environment": {"provider": "parts.Game", "timeout_s": 5.0}},
     "agent": {"environment": {"provider": "agent", "id": "parts:play", "args": {"concurrency": 1}, "timeout_s": 5.0}},
