@@ -179,7 +179,7 @@ def test_an_agent_of_the_openai_package_learns_its_game_from_the_tokens_that_wer
     check_tokens(tmp_path, [line["turns_mean"] for line in steps], 64, limit=120)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_path: Path) -> None:
     """What is sampled together depends on when the agents ask, so log-probabilities may differ by their rounding."""
     shutil.copy(AGENTS / "side_by_side.py", tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.running import SMALL, retrain, tiny
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_keeps_what_was_predicted_and_measured_and_the_next_forecast_knows_it(tmp_path: Path) -> None:
     tiny(*SMALL, "--log-dir", "logs/a", cwd=tmp_path)
     capacity = json.loads((tmp_path / "logs/a/run.json").read_text())["capacity"]

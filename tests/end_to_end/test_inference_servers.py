@@ -64,7 +64,7 @@ def test_a_server_before_temperature_is_refused_or_recomputed(folder: Path) -> N
         assert line.get("logprob_gap_max", 0.0) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_importance_weight_is_that_of_the_engine(folder: Path) -> None:
     with tiny_serving(TINY) as url:
         run = ("--inference-logprobs", "trainer", "--tis-cap", "2.0", "--temperature", "0.7")

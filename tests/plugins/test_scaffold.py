@@ -133,7 +133,7 @@ def test_generated_code_passes_ruff(projects: Path, single_files: Path) -> None:
             assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_generated_code_passes_mypy_strict(projects: Path) -> None:
     sources = sorted(projects.glob("*/src"))
     checked = [*(str(path) for path in sorted(projects.glob("*/src/*"))), *map(str, projects.glob("*/tests/*.py"))]

@@ -145,7 +145,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(folder: Path, 
     check_holds_no_key(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_service_that_goes_away_ends_the_run_with_one_message_and_a_whole_checkpoint(folder: Path) -> None:
     toy = Toy(vocabulary=512)
     with serving(toy) as url:

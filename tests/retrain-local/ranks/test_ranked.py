@@ -67,7 +67,7 @@ def test_two_processes_are_one(
             check_close(moments, mine, 1e-6)
         assert alone.publish() == both.publish() == step + 1
         for one, other in zip(alone.logprobs(rows, 1.0), both.logprobs(rows, 1.0), strict=True):
-            np.testing.assert_allclose(other, one, atol=1e-3)
+            np.testing.assert_allclose(other, one, atol=5e-3)  # Adam makes steps of lr of the smallest gradients
     assert both.metrics()["engine_live_rows_mean"] > 0
 
 

@@ -61,7 +61,7 @@ def test_sequential_then_complete_then_parallel_is_the_same(write: Write, finish
     check_same("two", "one")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_broken_condition_is_recorded_and_ends_no_other(write: Write, finish: Finish) -> None:
     write(
         "seeds = [1]\nmax_steps = 2\nretries = 1", ONE + ONE.replace("grpo", "toy_raw") + 'reward_type = "toy_broken"\n'
