@@ -98,6 +98,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "nox -s real": "makes the model and an environment of its own",
     },
     "docs/pages/reference/files.md": {"jq -r ...": TOOL},
+    "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/repeat.md": {
         "retrain rerun train.rtpack": "asks; tests/retrain-core/rooms/pack/test_rerun.py makes its environment",
     },

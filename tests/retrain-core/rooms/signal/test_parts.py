@@ -22,7 +22,7 @@ from retrain.rooms.session.records.reading import parse_record
 from retrain.rooms.session.records.tokens import TokenRecord, write_tokens
 from retrain.rooms.signal.credit_share import read_credit
 from retrain.rooms.signal.drawn import _fields, _row, read_drawn
-from retrain.rooms.signal.gain import Gain, cost_per_point, gain_of
+from retrain.rooms.signal.gain import Gain, cost_per_point, gain_of, mean_gain
 from retrain.rooms.signal.prompts import Forecasts, checked
 from retrain.rooms.signal.report_section import report_section
 from retrain.rooms.signal.summary import by_difficulty
@@ -190,6 +190,14 @@ def test_a_gain_that_may_be_none_has_no_cost_but_a_least_one() -> None:
     assert (found.interval, found.at_least) == (None, 100.0)
     worse = cost_per_point(np.array([1000.0]), replace(gain(np.array([-1.0, -9.0])), interval=(-9.0, -1.0)))
     assert (worse.value, worse.interval, worse.at_least) == (None, None, None)
+
+
+def test_gains_that_are_all_equal_have_no_interval() -> None:
+    """Student's would have no width: a gain of two seeds for certain."""
+    runs = [Gain(points=3.125, interval=None, values_C=(3.125,), first=-1, last=9)] * 2
+    assert mean_gain(runs).interval is None
+    found = cost_per_point(np.array([1000.0, 1200.0]), mean_gain(runs))
+    assert (found.value, found.interval, found.at_least) == (352.0, None, None)
 
 
 def test_a_made_run_has_a_gain_over_its_examples(tmp_path: Path, made: ModuleType) -> None:

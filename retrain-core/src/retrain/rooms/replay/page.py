@@ -52,7 +52,7 @@ def render(data: Data) -> str:
     if others:
         config = {"displaylogo": False, "responsive": True}
         figure = _figure(data).to_html(full_html=False, include_plotlyjs=True, config=config)
-    head = lines({**data, "conditions": [], "updates": 1})[:-2]
+    head = lines({**data, "conditions": [], "updates": 1})
     several = f"<p>{SEVERAL.format(data['updates'])}</p>\n" if data["updates"] > 1 else ""
     return PAGE.format(
         title=_text(head[0]),

@@ -44,7 +44,7 @@ def lines(data: Data) -> list[str]:
             found += _told_turns(condition)
     if data["updates"] > 1:
         found += ["", SEVERAL.format(data["updates"])]
-    return [*found, "", data["note"]]
+    return [*found, "", data["note"]] if len(data["conditions"]) > 1 else found
 
 
 def _as_it_was(found: AsItWas, step: int) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def mean_gain(gains: list[Gain]) -> Gain:
 
 
 def _gain(values_C: Floats, first: int, last: int) -> Gain:
-    mean = float(values_C.mean())
-    return Gain(points=mean, interval=t_interval(values_C), values_C=tuple(values_C.tolist()), first=first, last=last)
+    mean, is_spread = float(values_C.mean()), float(np.ptp(values_C)) > 1e-9  # equal values say nothing about the error
+    interval = t_interval(values_C) if is_spread else None
+    return Gain(points=mean, interval=interval, values_C=tuple(values_C.tolist()), first=first, last=last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
