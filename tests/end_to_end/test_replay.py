@@ -18,6 +18,8 @@ from retrain.rooms.replay.job import Replay, replay_step
 from retrain.rooms.session.records.tokens import TokenRecord, read_tokens, write_tokens
 from tests.end_to_end.running import records, tiny
 
+pytestmark = pytest.mark.timeout(900)
+
 SMALL = ("--max-steps", "3", "--batch-size", "4", "--group-size", "8", "--eval-every", "0", "--save-every", "2")
 WEIGHTS = {"adapter_model.safetensors", "optimizer.safetensors"}
 FIVE = (
