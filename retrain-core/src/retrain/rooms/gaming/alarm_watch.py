@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.hooks import hookimpl
@@ -31,7 +31,8 @@ class GamingWatch:
     """The alarm and the suspicions of one run; a fault in either is reported once, and its fields are left out."""
 
     def __init__(self, context: PluginContext) -> None:
-        self._tokenizer_of = lambda: context.tokenizer  # looking for hooks would load an attribute
+        # a function, because looking for hooks would load an attribute
+        self._tokenizer_of: Callable[[], Any] = lambda: context.tokenizer
         self._alarm, self._suspicions = GamingAlarm(), Suspicions()
         self._guard = FaultGuard("Watch for gaming", "Training continues without what it tells.")
         self._is_new = False  # the alarm began at the step under way
