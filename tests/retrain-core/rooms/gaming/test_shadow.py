@@ -162,6 +162,7 @@ def test_its_own_module_belongs_to_the_identity_of_a_run(
     from retrain.kernel.plugins.discover import load_plugins
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as the command line does with the current folder
     config, problems = load("", *moody)
     assert not problems
     assert "moody.py" in {file.name for file in collect_identity(config, load_plugins({}), tables).code}
