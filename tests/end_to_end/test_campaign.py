@@ -40,12 +40,11 @@ def finish(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 
 def init(folder: Path) -> None:
-    """The template with two conditions."""
+    """The template with two other conditions and without a plan."""
     assert finish("init", "--template", "campaign-tiny", cwd=folder)[0] == 0
     file = folder / "campaign.toml"
-    head, line, rest = file.read_text().partition("# conditions: the five default ones")
-    assert line
-    file.write_text(head + TWO + rest.partition("\n")[2])
+    head, _, rest = file.read_text().partition("[[campaign.conditions]]")
+    file.write_text(f"{head}{TWO}\n[model]{rest.partition('[model]')[2]}")
 
 
 def test_a_campaign_of_the_tiny_model_and_its_status(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from retrain.kernel.plugins.spec import ConfigClaim, PluginSpec
 
 TABLE = "campaign"
 TEMPLATES = (
-    ("campaign", "Two conditions x four seeds of a real model.", "retrain.rooms.campaign.templates:CAMPAIGN"),
+    ("campaign", "Two conditions x six seeds of a real model.", "retrain.rooms.campaign.templates:CAMPAIGN"),
     (
         "campaign-tiny",
-        "Five conditions x three seeds on your CPU, in minutes.",
+        "Two conditions x six seeds on your CPU, in minutes.",
         "retrain.rooms.campaign.templates:TINY",
     ),
 )

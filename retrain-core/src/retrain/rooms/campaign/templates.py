@@ -4,7 +4,7 @@ CAMPAIGN = """\
 # retrain: a campaign, conditions x seeds. Run it with: retrain campaign.toml (again, to finish what is missing)
 
 [campaign]
-seeds = [42, 101, 202, 303]
+seeds = [42, 101, 202, 303, 404, 505]
 max_steps = 200
 parallel = false                # true: several runs at a time, at most max_workers
 
@@ -42,19 +42,25 @@ samples = 4
 min_variance_retention = 0.95
 """
 
-TINY = r"""# Five conditions x three seeds on your CPU, in minutes. Run it with: retrain campaign.toml
+TINY = r"""# Two conditions x six seeds on your CPU, in minutes. Run it with: retrain campaign.toml
 
 [campaign]
-seeds = [42, 101, 202]
-max_steps = 40
+seeds = [42, 101, 202, 303, 404, 505]    # six are the fewest that can give two conditions a verdict
+max_steps = 12
 parallel = true
 max_workers = 2             # the small model keeps one core busy
-# conditions: the five default ones, from grpo+none to maxrl+gtpo_sepa. Your own:
-# conditions = [
-#   { advantage_mode = "grpo", transform_mode = "none" },
-#   { recipe = "dapo" },
-#   { advantage_mode = "grpo", transform_mode = "my_transforms.make_transform_spec" },
-# ]
+
+[[campaign.conditions]]     # the first is the baseline
+advantage_mode = "grpo"
+transform_mode = "none"
+
+[[campaign.conditions]]     # change one thing; for a comparison of algorithms: recipe = "dapo", say
+advantage_mode = "grpo"
+transform_mode = "none"
+lr = 3e-3
+
+[campaign.plan]             # fixed before the first step, so that nobody can choose the verdict afterwards
+hypothesis = "three times the learning rate answers more held-out questions after 12 steps"
 
 # Everything below is the base configuration of all runs.
 
@@ -66,17 +72,13 @@ lora_rank = 16
 backend = "local"
 devices = "cpu"
 
-[sepa]
-steps = 25
-delay_steps = 5
-
 [training]
 batch_size = 8
-group_size = 16
+group_size = 8
 max_tokens = 64
 temperature = 1.0
-lr = 3e-3
-save_every = 20
+lr = 1e-3
+save_every = 12
 keep_last = 1
 
 [data]
@@ -87,7 +89,7 @@ instruction = 'Put your final answer in \boxed{}.'
 type = "match"
 
 [eval]                      # on examples that are never trained on
-every = 20
+every = 12
 examples = 64
 samples = 4
 seed = 0
