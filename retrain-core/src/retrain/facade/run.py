@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.session.records.reading import damaged, read_object, read_records
 from retrain.rooms.session.records.rewind import GENERATIONS, METRICS
 
+LOG = logging.getLogger("retrain")
 OnStep = Callable[[Mapping[str, Any]], object]
 
 
@@ -45,6 +47,7 @@ class Run:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one per step; that of the evaluation before training has `step` -1."""
+        self._is_looked_at()
         file = self.folder / METRICS
         return [dict(record) for _, record in read_records(file)] if file.exists() else []
 
@@ -63,6 +66,7 @@ class Run:
 
         Among the fields are `step`, `group`, `prompt`, `completion`, `reward` and `trained`.
         """
+        self._is_looked_at()
         file = self.folder / GENERATIONS
         return (record for _, record in read_records(file)) if file.exists() else iter(())
 
@@ -149,6 +153,12 @@ class Run:
 
         how = {"samples": samples, "greedy": greedy, "seed": seed, "raw": raw}
         return sample_run(self.folder, checkpoint, list(prompts), how, overrides)
+
+    def _is_looked_at(self) -> None:
+        """Of a campaign that goes on, a look at results is recorded, as the commands do it."""
+        from retrain.rooms.evidence.ledger.interim import InterimLooks
+
+        InterimLooks("retrain.load", LOG.warning).at([self.folder])
 
     def __fspath__(self) -> str:
         return str(self.folder)

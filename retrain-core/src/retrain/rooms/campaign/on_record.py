@@ -36,6 +36,7 @@ class CampaignRecord:
             content=str(manifest.get("sha256", "")),
             plan=str(plan["sha256"]) if plan else "",
             question=self._question(plan),
+            cells=self._cells(manifest),
             new=is_new,
             continued=self._continues,
             beyond_plan=is_beyond_plan,
@@ -64,6 +65,13 @@ class CampaignRecord:
         if reason and not self._is_refused:
             self._is_refused = True
             self._lines.say(GOES_ON.format(reason), logging.WARNING)
+
+    def _cells(self, manifest: Mapping[str, Any]) -> str:
+        try:
+            from retrain.rooms.evidence.ledger.place import cells_of
+        except ModuleNotFoundError:  # told with the first event
+            return ""
+        return cells_of(manifest)
 
     def _question(self, plan: Mapping[str, Any] | None) -> str:
         try:

@@ -22,6 +22,7 @@ from retrain.rooms.evaluate.evaluation import Record, evaluate, set_fields, set_
 from retrain.rooms.evaluate.loading import LoadedSet, held_out_set, load_set
 from retrain.rooms.evaluate.results import ResultFile, own_records, scores_of
 from retrain.rooms.evaluate.sets import HELD_OUT, EvalSet, problems_with, read_set, read_sets
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.session.opened import CONFIG_FILE, Opened, opened, subject_config
 from retrain.rooms.session.subject import Subject, SubjectKind, checkpoints_of, find_subject
 from retrain.rooms.tasks.tasks import Tasks, load_tasks
@@ -91,6 +92,7 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
     """The results of every checkpoint that is asked for on every set; what an earlier call recorded is not repeated."""
     subjects = _subjects(request)
     first = subjects[0]
+    InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
     wanted = _wanted(request, subject_config(first, plugins, overrides, file=file).config, plugins)
     with opened(first, plugins, overrides, file=file) as policy, ExitStack() as verifiers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, Mask
 from retrain.rooms.credit.algorithm import build_detector
 from retrain.rooms.credit.parts import PlanningDetector
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.heat import ShadedCompletion, ShadedStep, show
 from retrain.rooms.insight.heat_page import render
 from retrain.rooms.insight.stored import replay
@@ -52,6 +54,7 @@ Exit codes: 0 done; 2 usage error, or nothing is stored for that step.
 def command(ctx: click.Context, /, run: Path, html: Path | None, most: int, as_json: bool, **choice: Any) -> None:
     """Recompute the credit of RUN's stored completions and show it token by token."""
     shaded = shade(run, Choice(**choice), ctx.obj)
+    InterimLooks("credit", partial(click.echo, err=True)).at([run])
     if html is not None:
         write_text(html, render(shaded))
         click.echo(f"Wrote {html}", err=as_json)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.diff import RunDiff, compare_runs
 
 PIPED_WIDTH = 10_000  # do not wrap lines when the output is a file
@@ -29,6 +31,7 @@ Exit codes: 0 done, whatever differs; 2 usage error, or no run there.
 def command(a: Path, b: Path, as_json: bool) -> None:
     """Compare the run folders A and B: results, settings, code, packages, data, and where they diverge."""
     diff = compare_runs(a, b)
+    InterimLooks("diff", partial(click.echo, err=True)).at([a, b])
     if as_json:
         click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
     else:

@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.insight.status_scan import Overview, scan
 
 Look = Callable[[], Overview]
@@ -48,8 +50,15 @@ Exit codes: 0 ended by Ctrl-C; 1 there is no such folder; 2 usage error.
 def command(root: Path, as_json: bool, everything: bool, only_active: bool, watch: bool, interval_s: float) -> None:
     """Show the runs and campaigns below DIR (default: logs); exit code 1 when there is no such folder."""
 
+    interim = InterimLooks("status", partial(click.echo, err=True))
+
     def look() -> Overview:
-        return scan(root).select(everything=everything, only_active=only_active)
+        overview = scan(root).select(everything=everything, only_active=only_active)
+        for campaign in overview.campaigns:
+            interim.of(campaign)
+        if not overview.campaigns:  # the folder may lie inside one
+            interim.at([root])
+        return overview
 
     if watch:
         _watch(look, interval_s, as_json=as_json)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.study.study import Options, compare
+from retrain.rooms.evidence.study.looked import looked_at
+from retrain.rooms.evidence.study.study import Options
 
 
 def verdict_of(campaign: Path) -> dict[str, Any]:
     """The metric, how it stands, and each comparison; `problem` says why nothing could be compared."""
     try:
-        study = compare([campaign], Options())
+        study = looked_at([campaign], Options(), is_recorded=False)
     except ConfigError as error:
         return {"problem": error.problems[0].what}
     comparisons = [

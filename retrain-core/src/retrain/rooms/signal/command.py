@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -30,11 +31,13 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
 
     For a single run also by prompt and difficulty, with the chance that the next group teaches, and where credit went.
     """
+    from retrain.rooms.evidence.ledger.interim import InterimLooks
     from retrain.rooms.evidence.runs.source import find_runs
     from retrain.rooms.signal.account import Account, try_account
     from retrain.rooms.signal.summary import as_data, by_condition, pool_data
 
     source = find_runs(paths)
+    InterimLooks("signal", partial(click.echo, err=True)).at(paths)
     found = {candidate.name: try_account(candidate) for candidate in source.candidates}
     accounts = [each for each in found.values() if isinstance(each, Account)]
     absent = [(name, each) for name, each in found.items() if isinstance(each, str)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 import pytest
@@ -16,6 +16,7 @@ from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.evidence.ledger.watch import begin, end
 from retrain.rooms.session.records.seal import seal_of
 
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 PLAN = {
     "hypothesis": "maxrl+none ends above grpo+none",
     "primary_metric": "eval_correct_rate:final",
@@ -57,22 +58,35 @@ def recorded() -> Callable[..., Path]:
 def campaign(
     made: ModuleType, recorded: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
-    """`campaign("name")`: a campaign with a sealed plan, run to its end in `logs` of the current folder."""
+    """`campaign("name")`: a campaign with a sealed plan, run to its end in `logs` of the current folder.
+
+    `is_planned=False` leaves the plan out; `run` are fields of its `MadeRun`, all other arguments those of the plan.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def build(name: str = "campaign_a", *, is_new: bool = False, started: str = made.STARTED, **planned: Any) -> Path:
-        plan = {**PLAN, **planned}
-        sealed = {**plan, "sha256": seal_of(plan)}
+    def build(
+        name: str = "campaign_a",
+        *,
+        is_new: bool = False,
+        started: str = made.STARTED,
+        is_planned: bool = True,
+        seeds: Sequence[int] = (1, 2),
+        steps: int = 10,
+        run: Mapping[str, Any] = NO_FIELDS,
+        **planned: Any,
+    ) -> Path:
+        plan = {**PLAN, "seeds": list(seeds), "max_steps": steps, **planned}
+        sealed = {**plan, "sha256": seal_of(plan)} if is_planned else None
         effects = {"grpo+none": 0.0, "maxrl+none": 0.1}
         folder: Path = made.write_campaign(
-            Path("logs") / name, effects, seeds=PLAN["seeds"], steps=10, plan=sealed, eval_every=5
+            Path("logs") / name, effects, seeds=seeds, steps=steps, plan=sealed, **{"eval_every": 5, **run}
         )
         content = json.loads((folder / "manifest.json").read_text())
         record = CampaignRecord(folder, Lines(4, parallel=False))
         record.opened(content, is_new=is_new, is_beyond_plan=False)
-        for run in sorted((folder / "runs").iterdir()):
-            record.attempt(run.name, 1, continues=False)
-            recorded(run, started=started)
+        for each in sorted((folder / "runs").iterdir()):
+            record.attempt(each.name, 1, continues=False)
+            recorded(each, started=started)
         record.ended("done", done=4, failed=0)
         return folder
 

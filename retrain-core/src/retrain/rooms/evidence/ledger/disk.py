@@ -1,7 +1,7 @@
 """Compares what lies on disk with what the ledger says: runs that are gone, changed, copied or never began here.
 
 A contradiction is a fact that cannot be explained by moving or copying whole folders; what the ledger cannot know is
-told as unknown.
+told as unknown. Runs are found by start time, condition and seed, so a renamed folder hides nothing.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
-from retrain.rooms.evidence.ledger.history import History, RunHistory
+from retrain.rooms.evidence.ledger.history import History, Identity, RunHistory, Setup
 from retrain.rooms.evidence.ledger.place import (
     EMPTY,
     HASHED,
-    RUNS,
     folders_below,
+    learned_by,
     manifest_hashes,
     name_in,
     record_hashes,
 )
-from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.runs.run_status import MARK
-from retrain.rooms.evidence.runs.source import CAMPAIGN_CONTENT
-from retrain.rooms.session.records.reading import Record, read_object
-from retrain.rooms.session.records.seal import hash_of
+from retrain.rooms.session.records.reading import Record, last_record, number, read_object
 
 METRICS = HASHED[0]
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
@@ -47,12 +44,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOnDisk:
-    """A run's folder as it is now, under the name that the ledger has for it."""
+    """A run's folder as it is now; `known` is the same run in the ledger, None if the ledger never saw it begin."""
 
     name: str
     folder: Path
     manifest: Record
     hashes: Mapping[str, str]
+    known: RunHistory | None = None
 
     @property
     def started(self) -> str:
@@ -60,61 +58,73 @@ class RunOnDisk:
         return str(self.manifest.get("started", ""))
 
     @property
-    def identity(self) -> tuple[str, str, str]:
+    def identity(self) -> Identity:
         """What a copy or a move of the whole folder keeps."""
-        return self.started, str(self.manifest.get("condition")), str(self.manifest.get("seed"))
+        return _identity(self.manifest)
+
+    @property
+    def setup(self) -> Setup:
+        """Its condition, seed and settings: those on record, or those in `run.json` if it is unknown."""
+        return self.known.setup if self.known else (*self.identity[1:], learned_by(self.manifest))
 
 
-def read_run(folder: Path, run: Path, *, known_as: str = "") -> RunOnDisk:
-    """The run in `run`, named for the ledger in `folder`; its records are hashed."""
-    try:
-        manifest = read_object(run / MARK)
-    except ConfigError:  # whoever reads the run says what is wrong
-        manifest = {}
+def read_run(folder: Path, run: Path, *, history: History | None = None) -> RunOnDisk:
+    """The run in `run`, named for the ledger in `folder` and looked up in `history`; its records are hashed."""
+    manifest = _manifest(run)
     hashes = record_hashes(run) | manifest_hashes(manifest)
-    return RunOnDisk(name=known_as or name_in(folder, run), folder=run, manifest=manifest, hashes=hashes)
+    name = name_in(folder, run)
+    known = history.known(name, _identity(manifest), hashes) if history else None
+    return RunOnDisk(name=name, folder=run, manifest=manifest, hashes=hashes, known=known)
 
 
 class Elsewhere:
-    """Finds runs of which the folder was moved or copied: an index of all runs, read when first asked."""
+    """Finds runs whose folder was moved or copied: an index of all runs, read when first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._index: set[tuple[str, str, str]] | None = None
+        self._index: dict[Identity, Path] | None = None
 
-    def has(self, run: RunHistory) -> bool:
-        """Whether a run with this beginning, condition and seed lies anywhere below the ledger's folder."""
+    def find(self, run: RunHistory) -> Path | None:
+        """A folder below the ledger's with this start time, condition and seed."""
         if self._index is None:
-            self._index = {_identity(each) for each in folders_below(self._folder)}
-        return (run.started, str(run.first.get("condition")), str(run.first.get("seed"))) in self._index
+            self._index = {_identity(_manifest(each)): each for each in folders_below(self._folder)}
+        return self._index.get(run.identity)
 
 
-def _identity(run: Path) -> tuple[str, str, str]:
+def _manifest(run: Path) -> Record:
     try:
-        manifest = read_object(run / MARK)
-    except ConfigError:
-        manifest = {}
-    return str(manifest.get("started")), str(manifest.get("condition")), str(manifest.get("seed"))
+        return read_object(run / MARK)
+    except ConfigError:  # whoever reads the run says what is wrong
+        return {}
+
+
+def _identity(manifest: Record) -> Identity:
+    return str(manifest.get("started", "")), str(manifest.get("condition")), str(manifest.get("seed"))
 
 
 def gone(
     history: History, present: Sequence[RunOnDisk], in_scope: Callable[[RunHistory], bool], elsewhere: Elsewhere
 ) -> list[Finding]:
-    """Runs that began and lie nowhere any more, and runs of a campaign that were run again after they were done."""
-    here = {(each.name, each.started) for each in present}
+    """Runs that began and are in no folder any more, and runs that were started again from their first step.
+
+    A run without a finished step had no result to choose by; that one failed is named and is no fault.
+    """
+    here = {id(each.known): each.folder for each in present if each.known}
     last = {(run.name, run.opening): run.started for run in history.runs.values()}
     found = []
-    for cell, run in history.runs.items():
+    for run in history.runs.values():
         if not in_scope(run):
             continue
         later = last[run.name, run.opening]
-        is_gone = cell not in here and not elsewhere.has(run)
         again = f"; it was run again at {later}" if later != run.started else ""
-        if is_gone:
+        folder = here.get(id(run)) or elsewhere.find(run) if again or id(run) not in here else None
+        if folder is None and id(run) not in here:
             found.append(Finding(what=f"{run.name}, begun {run.started}, {_how(run)}, is gone{again}", fix=RESTORE))
-        elif again and run.state == "done" and f"/{RUNS}/" in run.name:
+        elif again and run.campaign and _steps(run, folder):
+            was = "was done" if run.state == "done" else _how(run)
+            what = f"{run.name}, begun {run.started}, {was}{again}"
             fix = "compare the first one, or publish with the verdict that it was run again"
-            found.append(Finding(what=f"{run.name}, begun {run.started}, was done{again}", fix=fix))
+            found.append(Finding(what=what, fix=fix, is_certain=run.state != "failed"))
     return found
 
 
@@ -123,11 +133,26 @@ def _how(run: RunHistory) -> str:
     return f"{run.state}{steps}" if run.ended else "of which no end is on record"
 
 
+def _steps(run: RunHistory, folder: Path | None) -> int:
+    """Finished steps of a run, on record or in its folder."""
+    if run.ended:
+        return int(number(run.ended.get("steps")) or 0)
+    try:
+        line = last_record(folder / METRICS, skip_damaged=True) if folder else None
+    except ConfigError:
+        line = None
+    return int(number((line or {}).get("step")) or 0) + 1 if line else 0
+
+
 def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
     """Runs whose records are not those with which they ended."""
     found = []
     for run in present:
-        known = history.runs.get((run.name, run.started))
+        known = run.known
+        if known is None and (named := history.runs.get((run.name, run.started))):
+            was, now = (f"{each[1]}, seed {each[2]}" for each in (named.identity, run.identity))
+            what = f"{run.name}: run.json says {now}; it was run as {was}"
+            found.append(Finding(what=what, fix=f"restore {run.folder / MARK}"))
         if known is None or known.ended is None:
             continue
         names = dict.fromkeys([*known.hashes, *run.hashes])
@@ -143,11 +168,10 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
 
 def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
     """Runs whose `metrics.jsonl` is that of a run with another beginning, condition or seed, on disk or on record."""
-    owners: dict[str, dict[tuple[str, str, str], str]] = {}
+    owners: dict[str, dict[Identity, str]] = {}
     for known in history.runs.values():
         if METRICS in known.hashes:
-            identity = known.started, str(known.first.get("condition")), str(known.first.get("seed"))
-            owners.setdefault(known.hashes[METRICS], {})[identity] = known.name
+            owners.setdefault(known.hashes[METRICS], {})[known.identity] = known.name
     runs = [run for run in present if METRICS in run.hashes and run.hashes[METRICS] != EMPTY]
     for run in runs:
         owners.setdefault(run.hashes[METRICS], {}).setdefault(run.identity, run.name)
@@ -159,13 +183,12 @@ def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
     ]
 
 
-def unseen(history: History, present: Iterable[RunOnDisk], campaign: str = "") -> list[Finding]:
+def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | None = None) -> list[Finding]:
     """Runs that the ledger never saw begin: a contradiction in a campaign that was opened before, else unknown."""
-    opening = history.opening(campaign) if campaign else None
     since = str(opening.get("time")) if opening else ""
     found, unknown = [], []
     for run in present:
-        known = history.runs.get((run.name, run.started))
+        known = run.known
         if known is None and since and run.started >= since:
             what = f"{run.name}: the ledger never saw it begin, although it saw its campaign open"
             found.append(Finding(what=what, fix="run it again in its campaign, or leave it out of the comparison"))
@@ -180,54 +203,3 @@ def unseen(history: History, present: Iterable[RunOnDisk], campaign: str = "") -
         fix = "compare where they were made, or verify the ledger there"
         found.append(Finding(what=what, fix=fix, is_certain=False))
     return found
-
-
-def of_campaign(history: History, campaign: str, folder: Path) -> list[Finding]:
-    """A plan or a definition that is not the one that was sealed, and other campaigns that ask the same."""
-    opening = history.opening(campaign)
-    if opening is None:
-        return []
-    found = []
-    try:
-        manifest = read_object(folder / CAMPAIGN_MARK)
-    except ConfigError as error:
-        return [Finding(what=f"{campaign}: {error.problems[0].what}", fix=RESTORE)]
-    plan = manifest.get("plan")
-    now = str(plan.get("sha256", "")) if isinstance(plan, dict) else ""
-    if now != (sealed := str(opening.get("plan", ""))):
-        what = f"{campaign}: the plan was resealed: it was {sealed[:12] or 'none'} when the campaign began, "
-        fix = "restore the plan in manifest.json: `retrain ledger show --json` has the sealed one"
-        found.append(Finding(what=what + f"and is {now[:12] or 'none'} now", fix=fix))
-    contents = [str(manifest.get("sha256", "")), _content_hash(folder)]
-    if any(each and each != str(history.campaigns[campaign][-1].get("content")) for each in contents):
-        what = f"{campaign}: {CAMPAIGN_CONTENT} or manifest.json does not define the campaign that was run"
-        found.append(Finding(what=what, fix="restore both files from a backup"))
-    return found + _others(history, campaign, opening, folder)
-
-
-def _others(history: History, campaign: str, opening: Record, folder: Path) -> list[Finding]:
-    key = "question" if opening.get("question") else "content"
-    alike = [
-        (name, each)
-        for name, openings in history.campaigns.items()
-        for each in openings
-        if not each.get("continued") and each is not opening and each.get(key) == opening.get(key)
-    ]
-    asks = "of the same plan" if key == "question" else "of the same conditions and seeds"
-    found = []
-    for name, each in alike:
-        where = "in the same folder" if name == campaign else name
-        by = ", by --new" if each.get("new") or opening.get("new") else ""
-        is_there = name == campaign or (history.folder / name).exists()
-        kept = "" if is_there else ", and it is gone"
-        what = f"{campaign}: a second campaign {asks}{by}: {where}, opened {each.get('time')}{kept}"
-        found.append(Finding(what=what, fix="publish both, or register another plan for the second"))
-    return found
-
-
-def _content_hash(folder: Path) -> str:
-    """The hash that the campaign itself computes of what defines it; empty where the file is missing or damaged."""
-    try:
-        return hash_of(read_object(folder / CAMPAIGN_CONTENT))
-    except ConfigError:
-        return ""

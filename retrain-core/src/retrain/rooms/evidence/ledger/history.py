@@ -11,20 +11,39 @@ from retrain.rooms.evidence.ledger.place import RUNS
 from retrain.rooms.session.records.reading import Record
 
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
+Identity = tuple[str, str, str]  # start time, condition and seed: a copied, moved or renamed folder keeps them
+Setup = tuple[str, str, str]  # condition, seed and a hash of the settings that decide what is learned
 
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
     """What is on record about a run from its first step on: by its first event, and its end unless it goes on.
 
-    `opening` counts the campaigns that had begun in its folder by then: another one may have begun there since.
+    `opening` counts the campaigns that had begun in its folder by then: another one may have begun there since. `line`
+    is the line of its first event.
     """
 
     name: str
     started: str
     first: Record
     opening: int = 0
+    line: int = 0
     ended: Record | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Its start time, condition and seed."""
+        return self.started, str(self.first.get("condition")), str(self.first.get("seed"))
+
+    @property
+    def setup(self) -> Setup:
+        """Its condition, seed and settings: two runs that share them are the same experiment."""
+        return *self.identity[1:], str(self.first.get("learns", ""))
+
+    @property
+    def campaign(self) -> str:
+        """The campaign in whose folder it began; empty for a single run."""
+        return self.name.rpartition(f"/{RUNS}/")[0]
 
     @property
     def state(self) -> str:
@@ -48,6 +67,8 @@ class RunHistory:
 class History:
     """A ledger. `campaigns` has the openings of each campaign's folder, `runs` every run that began, in order.
 
+    An opening has its number in `line`, so that it can be ordered against the runs.
+
     `faults` are breaks of the chain with their lines, `is_torn` says that a kill cut its last line, `head` is the hash
     of its last line; `has_known_head` says whether the hash that was asked about is that of any line.
     """
@@ -63,6 +84,7 @@ class History:
     runs: dict[Cell, RunHistory] = field(default_factory=dict)
     looks: list[Record] = field(default_factory=list)
     verdicts: list[Record] = field(default_factory=list)
+    _same: dict[Identity, list[RunHistory]] = field(default_factory=dict)
 
     @property
     def file(self) -> Path:
@@ -77,11 +99,22 @@ class History:
         """How many campaigns began in this folder, one after another."""
         return sum(not each.get("continued") for each in self.campaigns.get(campaign, ()))
 
+    def known(self, name: str, identity: Identity, hashes: Mapping[str, str]) -> RunHistory | None:
+        """The run with this start time, condition and seed, whatever its folder is called now; None if there is none.
+
+        Parallel campaigns may begin such runs in one second: then the folder's name decides, or the records' hashes.
+        """
+        same = self._same.get(identity, ())
+        named = (each for each in same if each.name == name)
+        alike = (each for each in same if each.hashes == hashes)
+        return next(named, None) or next(alike, None) or next(iter(same), None)
+
     def take(self, record: Record) -> None:
         """Add the next event; one of another version, or damaged, is passed over."""
         match record.get("kind"):
             case "campaign_opened":
-                self.campaigns.setdefault(str(record.get("campaign")), []).append(record)
+                opening = {**record, "line": self.num_lines}
+                self.campaigns.setdefault(str(record.get("campaign")), []).append(opening)
             case "run_started" | "run_ended":
                 self._take_run(record)
             case "look":
@@ -93,8 +126,14 @@ class History:
         name, started = str(record.get("run")), str(record.get("started"))
         known = self.runs.get((name, started))
         if known is None:
-            opening = self.num_openings(name.rpartition(f"/{RUNS}/")[0])
-            known = self.runs[name, started] = RunHistory(name=name, started=started, first=record, opening=opening)
+            run = RunHistory(name=name, started=started, first=record, line=self.num_lines)
+            same = self._same.setdefault(run.identity, [])
+            if same and (record.get("resumed") or record["kind"] == "run_ended"):
+                known = same[-1]  # it continues in a folder that was renamed
+            else:
+                run.opening = self.num_openings(run.campaign)
+                same.append(run)
+                known = self.runs[name, started] = run
         known.ended = record if record["kind"] == "run_ended" else None
 
 

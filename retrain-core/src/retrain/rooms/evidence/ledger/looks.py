@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,24 @@ from retrain.rooms.session.records.reading import Record
 from retrain.rooms.session.records.seal import seal_of
 
 LOOK, VERDICT = "look", "verdict"
+UNRECORDED = "this look is not on record: {}"
 OF_THE_LINE = frozenset({"time", "kind", "previous", "sha256", "healed"})
 CHOICES = ("metric", "direction", "alpha", "baseline", "align", "at", "last", "all_pairs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look: `seeds` are those compared, by condition; `data` is the hash of the records that were read."""
+    """One look: `seeds` are those compared, by condition; `data` is the hash of the records that were read.
+
+    A look at a campaign that had not ended, by another command than `compare`, has its name in `by`, and no choices.
+    """
 
     time: str
     metric: str
     seeds: Mapping[str, tuple[int, ...]]
     choices: Mapping[str, Any]
     data: str
+    by: str = ""
 
     @property
     def num_seeds(self) -> int:
@@ -41,16 +46,17 @@ class Looks:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics looked at, in order."""
-        return tuple(dict.fromkeys(each.metric for each in self.looks))
+        return tuple(dict.fromkeys(each.metric for each in self.looks if not each.by))
 
     @property
     def num_choices(self) -> int:
         """Distinct choices of metric, side, alpha, baseline, budget and smoothing."""
-        return len({tuple(sorted((name, str(value)) for name, value in each.choices.items())) for each in self.looks})
+        chosen = [each.choices.items() for each in self.looks if not each.by]
+        return len({tuple(sorted((name, str(value)) for name, value in each)) for each in chosen})
 
 
-def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = (), data: str = "") -> Looks:
-    """Looks on record at a campaign, at any of these runs, as the ledger names them, or at records with this hash.
+def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
+    """Looks on record at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
 
     The last finds looks at a folder that was renamed since. The same choices on the same records are one look.
     """
@@ -58,13 +64,14 @@ def looks_in(history: History, *, campaign: str = "", runs: Sequence[str] = (), 
     found = [
         each
         for each in history.looks
-        if (campaign and each.get("campaign") == campaign)
+        if each.get("campaign", "") in campaigns
         or (data and each.get("data") == data)
         or not wanted.isdisjoint(_list(each.get("runs")))
     ]
     distinct: dict[str, Look] = {}
     for look in map(_look, found):
-        distinct.setdefault(seal_of({**look.choices, "data": look.data}), look)
+        seen = {"by": look.by, "seeds": look.seeds} if look.by else {"data": look.data}
+        distinct.setdefault(seal_of({**look.choices, **seen}), look)
     return Looks(looks=tuple(distinct.values()))
 
 
@@ -82,6 +89,7 @@ def _look(record: Record) -> Look:
         seeds={name: tuple(_list(each)) for name, each in (seeds if isinstance(seeds, dict) else {}).items()},
         choices={name: record.get(name) for name in CHOICES},
         data=str(record.get("data", "")),
+        by=str(record.get("by", "")),
     )
 
 

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
+from retrain.rooms.evidence.ledger.chain import NAME
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.runs.run_status import MARK
+from retrain.rooms.evidence.runs.settings_key import settings_key
 from retrain.rooms.session.identity.changes import input_digests
 from retrain.rooms.session.records.seal import seal_of
 
 RUNS = "runs"
+LEVELS_ABOVE = 3
 HASHED = ("metrics.jsonl", "eval.jsonl")  # the final records of a run; eval.jsonl is only there if it was evaluated
 EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
 OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
+NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
 
 
 def ledger_folder(path: Path) -> Path:
@@ -28,6 +32,11 @@ def ledger_folder(path: Path) -> Path:
     folder = path.resolve()
     is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_MARK).is_file()
     return folder.parent.parent.parent if is_of_campaign else folder.parent
+
+
+def ledgers_above(folder: Path) -> list[Path]:
+    """Folders further up that have a ledger: what lies in `folder` may have been moved down from there."""
+    return [each for each in folder.parents[:LEVELS_ABOVE] if (each / NAME).is_file()]
 
 
 def name_in(folder: Path, path: Path) -> str:
@@ -60,6 +69,19 @@ def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(identity, dict):
         hashes["inputs"] = seal_of({"inputs": input_digests(identity)})
     return hashes
+
+
+def learned_by(manifest: Mapping[str, Any]) -> str:
+    """Hash of the settings in `run.json` that decide what a run learns, apart from its seed and its length."""
+    settings = [each for each in settings_key(manifest) if each[0].partition(".")[0] not in NOT_LEARNED]
+    return seal_of({"learns": settings})
+
+
+def cells_of(manifest: Mapping[str, Any]) -> str:
+    """Hash of the runs that a campaign's manifest lists, in order: condition, seed and folder of each."""
+    runs = manifest.get("runs")
+    entries = [each for each in runs if isinstance(each, dict)] if isinstance(runs, list) else []
+    return seal_of({"cells": [[each.get(name) for name in ("condition", "seed", "run_name")] for each in entries]})
 
 
 def question_of(plan: Mapping[str, Any]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger import disk
+from retrain.rooms.evidence.ledger.campaigns import check_campaign, find_campaign, unreadable
 from retrain.rooms.evidence.ledger.history import History
 from retrain.rooms.evidence.ledger.place import RUNS, folders_below, name_in
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
@@ -26,18 +28,25 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
     if history.is_torn:
         fix = "nothing is to be done: a torn line was never on record"
         yield disk.Finding(what=f"{history.file}: {TORN}", fix=fix, is_certain=False)
-    present = [disk.read_run(history.folder, run) for run in folders_below(history.folder)]
+    present = [disk.read_run(history.folder, run, history=history) for run in folders_below(history.folder)]
     yield from disk.gone(history, present, lambda run: True, disk.Elsewhere(history.folder))
     yield from disk.changed(history, present)
     yield from disk.copied(history, present)
     by_campaign: dict[str, list[disk.RunOnDisk]] = {}
     for run in present:
-        head, middle, _ = run.name.rpartition(f"/{RUNS}/")
-        by_campaign.setdefault(head if middle else "", []).append(run)
-    for campaign, runs in by_campaign.items():
-        yield from disk.unseen(history, runs, campaign)
+        by_campaign.setdefault(run.name.rpartition(f"/{RUNS}/")[0], []).append(run)
     for folder in campaigns_below(history.folder):
-        yield from disk.of_campaign(history, name_in(history.folder, folder), folder)
+        name = name_in(history.folder, folder)
+        runs = by_campaign.pop(name, [])
+        try:
+            campaign = find_campaign(history, folder, runs)
+        except ConfigError as error:
+            yield unreadable(name, error)
+            continue
+        yield from check_campaign(history, campaign, runs)
+        yield from disk.unseen(history, runs, campaign.opening)
+    for runs in by_campaign.values():
+        yield from disk.unseen(history, runs)
 
 
 def campaigns_below(folder: Path) -> list[Path]:

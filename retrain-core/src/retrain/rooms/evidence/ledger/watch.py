@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.rooms.evidence.ledger.chain import append
-from retrain.rooms.evidence.ledger.place import ledger_folder, manifest_hashes, name_in, record_hashes
+from retrain.rooms.evidence.ledger.place import (
+    learned_by,
+    ledger_folder,
+    manifest_hashes,
+    name_in,
+    record_hashes,
+)
 from retrain.rooms.evidence.runs.run_status import MARK
-from retrain.rooms.session.records.reading import last_record, read_object
+from retrain.rooms.session.records.reading import Record, last_record, read_object
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
@@ -24,7 +30,8 @@ LOG = logging.getLogger("retrain")
 def begin(run: RunView) -> None:
     """The run begins, or goes on from a checkpoint."""
     is_resumed = "resumed_at_step" in run.manifest
-    reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, hashes={})
+    learns = learned_by(_manifest(run.folder))
+    reason = _append(run, "run_started", first_step=run.first_step, resumed=is_resumed, learns=learns, hashes={})
     if reason:
         LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
 
@@ -45,14 +52,14 @@ def _append(run: RunView, kind: str, *, hashes: dict[str, str], **fields: Any) -
         condition=run.condition,
         seed=run.seed,
         **fields,
-        hashes=hashes | _of_the_manifest(run.folder),
+        hashes=hashes | manifest_hashes(_manifest(run.folder)),
     )
 
 
-def _of_the_manifest(folder: Path) -> dict[str, str]:
+def _manifest(folder: Path) -> Record:
     """From the file, which lacks secrets that the run knows."""
     try:
-        return manifest_hashes(read_object(folder / MARK))
+        return read_object(folder / MARK)
     except ConfigError:
         return {}
 

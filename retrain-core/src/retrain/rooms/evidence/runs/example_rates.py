@@ -28,6 +28,10 @@ class NoExamplesError(Exception):
     """There is nothing per example to compare; the text says why, as the end of a sentence."""
 
 
+class OtherExamplesError(NoExamplesError):
+    """Two runs were evaluated on different examples."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerExample:
     """Which figure of each example a metric is the mean of: `kind` of the set `name`, for pass@k with its `k`."""
@@ -116,7 +120,7 @@ def aligned(found: Sequence[tuple[str, ExampleRates]]) -> Floats:
         theirs, ours = set(rates.ids), set(first.ids)
         if theirs != ours or not len(rates.ids) == len(first.ids) == len(place):
             told = f"{other} was evaluated on {len(rates.ids)} examples and {name} on {len(first.ids)}"
-            raise NoExamplesError(f"{told}, {len(theirs & ours)} of them the same")
+            raise OtherExamplesError(f"{told}, {len(theirs & ours)} of them the same")
         order = [place[example] for example in first.ids]
         if tuple(rates.clusters[index] for index in order) != first.clusters:
             raise NoExamplesError(f"{other} groups the examples into other clusters than {name}")

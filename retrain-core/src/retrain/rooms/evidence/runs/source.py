@@ -108,7 +108,7 @@ def _campaign(folder: Path) -> Source:
                 folder=run.status.path if run.status else None,
                 state=state,
                 started=_started(record),
-                problem=run.status.error if run.status and state == "unreadable" else "",
+                problem=run.status.error if run.status and state == "unreadable" else _other_seed(run.seed, record),
                 record=record,
                 has_ended=run.has_ended,
             )
@@ -122,6 +122,13 @@ def _campaign(folder: Path) -> Source:
         added_seeds=_added_seeds(manifest),
         not_needed=sum(not run.is_needed for run in status.runs),
     )
+
+
+def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
+    """Why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
+    if not record or record.get("seed") == listed:
+        return ""
+    return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
 
 
 def _added_seeds(manifest: Record) -> tuple[int, ...]:
@@ -159,7 +166,15 @@ def _runs(folders: Sequence[Path], names: Mapping[Path, str]) -> Source:
             )
         )
     conditions = tuple(dict.fromkeys(each.condition for each in candidates))
+    # The anytime test depends on the order of seeds, which must not be chosen on the command line.
+    candidates.sort(key=_began)
     return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
+
+
+def _began(run: Candidate) -> tuple[bool, float, int, str, str]:
+    """By the time a run began; runs of one second by seed, condition and content."""
+    time_s = run.started.timestamp() if run.started else 0.0
+    return run.started is None, time_s, run.seed if run.seed is not None else -1, run.condition, str(run.folder)
 
 
 def _labels(records: Mapping[Path, Record]) -> Callable[[Path], str]:

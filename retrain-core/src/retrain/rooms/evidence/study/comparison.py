@@ -96,10 +96,11 @@ class ExamplesView:
     `interval` is at `level`, and never narrower than the one over seeds alone, which holds without any assumption about
     distributions; nor is `p` smaller. With clusters, `num_clusters` < `num_examples`, new examples means new clusters.
     `advice` is there while the interval holds zero. Where `reason` is not empty it says why there is no such view, and
-    everything else is None or 0.
+    everything else is None or 0; `are_others` if it is that both sides were evaluated on different examples.
     """
 
     reason: str = ""
+    are_others: bool = False
     num_seeds: int = 0
     num_examples: int = 0
     num_clusters: int = 0

@@ -15,6 +15,7 @@ from retrain.rooms.evidence.runs.curves import SECONDS, read_curves
 from retrain.rooms.evidence.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
+    OtherExamplesError,
     PerExample,
     aligned,
     per_example,
@@ -50,7 +51,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
         found = [reader.rates(label, seed) for label in (comparison.baseline, comparison.condition) for seed in seeds]
         rates_RE = aligned(found)
     except NoExamplesError as error:
-        return ExamplesView(reason=str(error))
+        return ExamplesView(reason=str(error), are_others=isinstance(error, OtherExamplesError))
     diffs_NE, clusters_E = rates_RE[len(seeds) :] - rates_RE[: len(seeds)], found[0][1].clusters
     level = comparison.level
     result = crossed(diffs_NE, level=level, clusters_E=clusters_E)

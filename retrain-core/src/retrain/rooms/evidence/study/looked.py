@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger import disk
+from retrain.rooms.evidence.ledger.campaigns import OnRecord, check_campaign, find_campaign, not_given, unreadable
 from retrain.rooms.evidence.ledger.chain import append
 from retrain.rooms.evidence.ledger.history import History, RunHistory, read_history
-from retrain.rooms.evidence.ledger.looks import LOOK, VERDICT, Looks, is_on_record, looks_in
-from retrain.rooms.evidence.ledger.place import RUNS, ledger_folder, name_in
+from retrain.rooms.evidence.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
+from retrain.rooms.evidence.ledger.place import ledger_folder, ledgers_above, name_in
 from retrain.rooms.evidence.runs.source import Candidate, Source, find_runs
 from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.study import Options, Study, study_of
 from retrain.rooms.session.records.seal import seal_of
 
 CONTRADICTED = "the ledger names what does not fit the plan or the records"
-UNRECORDED = "this look is not on record: {}"
+UNKNOWN = "unknown"  # a notice that begins so is no accusation
 
 
-def looked_at(paths: Sequence[Path], options: Options) -> Study:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ledger:
+    """One ledger and the runs that it may know. `is_own` is False for a ledger further up, whose runs were moved down.
+
+    `campaign` is the compared campaign as this ledger has it; `problem` says why it cannot be read.
+    """
+
+    history: History
+    present: Sequence[disk.RunOnDisk]
+    campaign: OnRecord | None
+    problem: disk.Finding | None
+    is_own: bool
+
+    def looks(self, *, data: str = "") -> Looks:
+        """The looks on record at the campaign, at any of the runs, or at records with this hash."""
+        known = [each.known for each in self.present if each.known]
+        runs = {each.name for each in self.present} | {each.name for each in known}
+        campaigns = self.campaign.names if self.campaign else {each.campaign for each in known if each.campaign}
+        return looks_in(self.history, campaigns=campaigns, runs=runs, data=data)
+
+
+def looked_at(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
     """`compare`, with what the ledger knows; the look and its verdicts are recorded, once for the same data.
 
-    A ledger that cannot be read or written changes no verdict: that is told among the notices.
+    A ledger that cannot be read or written changes no verdict: that is told among the notices. Unless every compared
+    run and the plan are on record as they are on disk, a planned study is unverified.
     """
     source = find_runs(paths)
     notices: list[str] = []
-    ledgers: list[tuple[History, list[Candidate]]] = []
+    ledgers: list[_Ledger] = []
     for folder, candidates in _by_ledger(source).items():
-        try:
-            ledgers.append((read_history(folder), candidates))
-        except ConfigError as error:
-            notices.append(f"unknown, the ledger {error.problems[0].where} {error.problems[0].what}")
-    study = study_of(source, options, earlier=_seeds_of_looks_before(source, ledgers))
-    has_left_plan, looks = False, Looks()
-    for history, candidates in ledgers:
-        folder = history.folder
-        present = [disk.read_run(folder, each.folder) for each in candidates if each.folder]
-        findings = _findings(history, source, present)
-        has_left_plan |= any(each.is_certain for each in findings)
-        notices += [each.what for each in findings]
-        scope = _scope(folder, source, present)
-        looks, reason = _recorded(history, study, options, scope, _data(study, source, present))
-        notices += [UNRECORDED.format(reason)] if reason else []
-    exploratory = (*study.exploratory, CONTRADICTED) if has_left_plan else study.exploratory
+        for place in (folder, *ledgers_above(folder)):
+            try:
+                ledgers.append(_opened(read_history(place), source, candidates, is_own=place == folder))
+            except ConfigError as error:
+                notices.append(f"{UNKNOWN}, the ledger {error.problems[0].where} {error.problems[0].what}")
+    study = study_of(source, options, earlier=_earlier(source, ledgers))
+    findings = [found for each in ledgers for found in _findings(each) if found.is_certain or each.is_own]
+    notices += [found.what for found in findings]
+    has_left_plan = any(found.is_certain for found in findings)
+    study = replace(
+        study,
+        exploratory=(*study.exploratory, CONTRADICTED) if has_left_plan else study.exploratory,
+        is_unverified=any(each.startswith(UNKNOWN) for each in notices),
+    )
+    looks = Looks()
+    for each in ledgers:
+        if each.is_own:
+            looks, reason = _recorded(each, study, options, source, is_recorded=is_recorded)
+            notices += [UNRECORDED.format(reason)] if reason else []
     shopping = Shopping(looks=looks, registered_in=_registered_in(source))
-    return replace(study, notices=tuple(dict.fromkeys(notices)), exploratory=exploratory, shopping=shopping)
+    return replace(study, notices=tuple(dict.fromkeys(notices)), shopping=shopping)
 
 
-def _seeds_of_looks_before(source: Source, ledgers: Sequence[tuple[History, Sequence[Candidate]]]) -> list[int]:
-    """How many seeds each look on record at this campaign, or at any of these runs, has seen."""
-    found: list[int] = []
-    for history, candidates in ledgers:
-        names = [name_in(history.folder, each.folder) for each in candidates if each.folder]
-        campaign = name_in(history.folder, source.campaign) if source.campaign else ""
-        found += [each.num_seeds for each in looks_in(history, campaign=campaign, runs=names).looks]
-    return found
+def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
+    """The seeds that each earlier look has seen.
+
+    Looks by `status` and the like gave no choice in a campaign that ran all the seeds with which it began.
+    """
+    is_as_begun = bool(source.campaign) and not source.added_seeds and all(each.has_ended for each in source.candidates)
+    found = [look for each in ledgers for look in each.looks().looks]
+    return [look.num_seeds for look in found if not (look.by and is_as_begun)]
+
+
+def _opened(history: History, source: Source, candidates: Sequence[Candidate], *, is_own: bool) -> _Ledger:
+    folders = [each.folder for each in candidates if each.folder]
+    present = [disk.read_run(history.folder, folder, history=history) for folder in folders]
+    campaign, problem = None, None
+    if source.campaign:
+        try:
+            campaign = find_campaign(history, source.campaign, present)
+        except ConfigError as error:
+            problem = unreadable(name_in(history.folder, source.campaign), error)
+    return _Ledger(history=history, present=present, campaign=campaign, problem=problem, is_own=is_own)
 
 
 def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
@@ -71,36 +109,24 @@ def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
     return found
 
 
-def _findings(history: History, source: Source, present: Sequence[disk.RunOnDisk]) -> list[disk.Finding]:
+def _findings(ledger: _Ledger) -> list[disk.Finding]:
     """What the ledger and the disk disagree on, about these runs and their campaign."""
+    history, present, campaign = ledger.history, ledger.present, ledger.campaign
     found = [
         disk.Finding(what=f"{history.file}: {fault}", fix="`retrain ledger verify` says more")
         for fault in history.faults[:1]
     ]
-    campaign = name_in(history.folder, source.campaign) if source.campaign else ""
-    if source.campaign:
-        found += disk.of_campaign(history, campaign, source.campaign)
-    alike = {(*each.identity[1:], each.hashes.get("settings")) for each in present}
+    found += [ledger.problem] if ledger.problem else []
+    alike = {each.setup for each in present}
     names = {each.name for each in present}
-    opening = history.num_openings(campaign)
 
     def in_scope(run: RunHistory) -> bool:
-        if campaign:
-            return run.name.startswith(f"{campaign}/{RUNS}/") and run.opening == opening
-        first = run.first
-        settings = run.settings
-        return run.name in names and (str(first.get("condition")), str(first.get("seed")), settings) in alike
+        return campaign.owns(run) if campaign else run.name in names and run.setup in alike
 
+    found += check_campaign(history, campaign, present) if campaign else not_given(history, present)
     found += disk.gone(history, present, in_scope, disk.Elsewhere(history.folder))
     found += disk.changed(history, present) + disk.copied(history, present)
-    return found + disk.unseen(history, present, campaign)
-
-
-def _scope(folder: Path, source: Source, present: Sequence[disk.RunOnDisk]) -> dict[str, Any]:
-    """By what a look is found again: its campaign, or the names of its runs."""
-    if source.campaign:
-        return {"campaign": name_in(folder, source.campaign)}
-    return {"runs": sorted(each.name for each in present)}
+    return found + disk.unseen(history, present, campaign.opening if campaign else None)
 
 
 def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> str:
@@ -113,9 +139,13 @@ def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> st
 
 
 def _recorded(
-    history: History, study: Study, options: Options, scope: Mapping[str, Any], data: str
+    ledger: _Ledger, study: Study, options: Options, source: Source, *, is_recorded: bool
 ) -> tuple[Looks, str]:
     """All looks including this one, and why it could not be recorded."""
+    history, present = ledger.history, ledger.present
+    name = name_in(history.folder, source.campaign) if source.campaign else ""
+    scope: dict[str, Any] = {"campaign": name} if name else {"runs": sorted(each.name for each in present)}
+    data = _data(study, source, present)
     look = {
         **scope,
         "metric": str(study.metric),
@@ -131,12 +161,12 @@ def _recorded(
     }
     reason = ""
     if not is_on_record(history.looks, look):
-        reason = append(history.folder, LOOK, **look)
+        reason = append(history.folder, LOOK, **look) if is_recorded else ""
         history.looks.append(look)
     verdict = {**scope, "look": seal_of(look), "standing": study.standing, "comparisons": _verdicts(study)}
-    if study.comparisons and not is_on_record(history.verdicts, verdict):
+    if is_recorded and study.comparisons and not is_on_record(history.verdicts, verdict):
         reason = append(history.folder, VERDICT, **verdict) or reason
-    return looks_in(history, campaign=scope.get("campaign", ""), runs=scope.get("runs", ()), data=data), reason
+    return ledger.looks(data=data), reason
 
 
 def _verdicts(study: Study) -> list[dict[str, Any]]:

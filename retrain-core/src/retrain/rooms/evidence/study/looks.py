@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +135,12 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
 
 
 def _in_order(source: Source) -> tuple[int, ...]:
-    """Seeds as they came: those of the beginning, then those that were added, wherever the file lists them."""
-    seeds = dict.fromkeys(each.seed for each in source.candidates if each.seed is not None)
+    """Seeds by the time at which their first run began; those that were added last, wherever the file lists them."""
+    began: dict[int, float] = {}
+    for each in source.candidates:
+        if each.seed is not None:
+            time_s = each.started.timestamp() if each.started else math.inf
+            began[each.seed] = min(time_s, began.get(each.seed, math.inf))
+    seeds = sorted(began, key=began.__getitem__)
     added = dict.fromkeys(seed for seed in source.added_seeds if seed in seeds)
     return (*(seed for seed in seeds if seed not in added), *added)

@@ -14,6 +14,7 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.runs.budget import COSTS, Align
 from retrain.rooms.evidence.runs.choose import chosen_metric, condition_metrics
+from retrain.rooms.evidence.runs.held_out import other_examples
 from retrain.rooms.evidence.runs.metric import CORRECT, Direction, Metric, parse_metric
 from retrain.rooms.evidence.runs.readable import LeftOut, Run, common_budget, readable_runs
 from retrain.rooms.evidence.runs.registered import Analysis, Plan, departures
@@ -100,8 +101,10 @@ class Study:
 
     `budget` is where the curves are cut, `shortest` the runs that set it unless `at` was given. `undeclared` says in
     what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
-    `num_examples` is the number of held-out examples that decide, None for metrics of training.
-    `notices` and `shopping` are what the ledger knows; `looked_at` adds them.
+    `num_examples` is the number of held-out examples that decide, None for metrics of training; `other_examples` says
+    which runs had other ones than the first.
+    `notices` and `shopping` are what the ledger knows, `is_unverified` says that it does not have all runs and
+    the plan as they are on disk; `looked_at` adds them.
     """
 
     campaign: Path | None
@@ -121,15 +124,19 @@ class Study:
     undeclared: tuple[str, ...]
     unknown: int
     num_examples: int | None = None
+    other_examples: tuple[str, ...] = ()
     collapses: tuple[Collapse, ...] = ()
     sets: SetsView | None = None
     notices: tuple[str, ...] = ()
     shopping: Shopping | None = None
+    is_unverified: bool = False
 
     @property
     def standing(self) -> str:
-        """`planned` or `exploratory`."""
-        return "exploratory" if self.exploratory else "planned"
+        """`planned`, `planned, unverified` (no ledger shows that it was) or `exploratory`."""
+        if self.exploratory:
+            return "exploratory"
+        return "planned, unverified" if self.is_unverified else "planned"
 
 
 def compare(paths: Sequence[Path], options: Options) -> Study:
@@ -166,6 +173,9 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     asked_for = Counter(each.condition for each in source.candidates)
     values = {label: summaries.values(label, metric) for label in source.conditions}
     pairings = judging.pairings(summaries)
+    comparisons = judging.comparisons(pairings, summaries, values)
+    comparisons = with_examples(comparisons, runs, metric=metric, budget=budget)
+    others = _other_examples(comparisons, runs, metric)
     study = Study(
         campaign=source.campaign,
         metric=metric,
@@ -177,13 +187,14 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         shortest=shortest,
         conditions=tuple(summaries.condition(each, metrics, num_runs=asked_for[each]) for each in source.conditions),
         metrics=metrics,
-        comparisons=with_examples(judging.comparisons(pairings, summaries, values), runs, metric=metric, budget=budget),
+        comparisons=comparisons,
         left_out=tuple(left_out),
         plan=plan,
         exploratory=(),
         undeclared=undeclared(source, [run.candidate for run in runs], judging.baseline),
         unknown=without_inputs([run.candidate for run in runs]),
-        num_examples=summaries.num_examples(source.conditions, metric),
+        num_examples=None if others else summaries.num_examples(source.conditions, metric),
+        other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
         sets=judging.sets(sets, pairings, summaries) if options.sets else None,
     )
@@ -251,8 +262,16 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
         last=options.last,
         first_start=source.first_start,
     )
-    found = departures(study.plan, made)
+    found = (*departures(study.plan, made), *study.other_examples)
     return (*found, MORE_DIFFERS) if study.undeclared else found
+
+
+def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+    """By the ids in `eval.jsonl` where all runs have them, and by the settings that draw the examples."""
+    views = [each.examples for each in comparisons if each.examples]
+    are_alike = bool(views) and all(view.num_examples for view in views)
+    found = other_examples([run.candidate for run in runs], metric, are_ids_alike=are_alike)
+    return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
 
 
 def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:

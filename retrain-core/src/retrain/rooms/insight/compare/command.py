@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.evidence.runs.budget import Align
 from retrain.rooms.evidence.runs.metric import parse_metric
 from retrain.rooms.evidence.study.looked import looked_at
@@ -77,6 +79,7 @@ def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool)
     from retrain.rooms.insight.compare.variance_lines import variance_data, variance_sentences
 
     found = decompose(paths, parse_metric(metric, where="--metric") if metric else None)
+    InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)
     if as_json:
         click.echo(json.dumps(variance_data(found), indent=2, allow_nan=False))
         return

@@ -108,6 +108,8 @@ def _size(value: float, metric: Metric) -> str:
 def _holds_for(study: Study) -> str:
     if not study.metric.is_eval:
         return "This holds for the prompts of training, whose answers are rewarded; it says nothing about new ones."
+    if study.other_examples:
+        return "The ways were not tested on the same questions, so this need not hold for any questions."
     which = f"these {study.num_examples:,} questions" if study.num_examples else "these questions"
     told = f"This holds for {which} and for training with other seeds; for other questions it need not."
     found = [each for each in study.comparisons if each.verdict in (Verdict.BETTER, Verdict.WORSE)]
@@ -135,7 +137,8 @@ def _sure(study: Study) -> str:
         "of them better or worse"
     )
     if not study.exploratory:
-        return f"{most}. What would be measured, and how, was registered before the runs."
+        shown = "was planned, but no ledger shows it" if study.is_unverified else "was registered before the runs"
+        return f"{most}. What would be measured, and how, {shown}."
     why = "No plan was registered before the runs" if study.plan is None else "The registered plan was not kept to"
     return f"{most}. {why}, so take this as a hint: a campaign planned for it can confirm it."
 

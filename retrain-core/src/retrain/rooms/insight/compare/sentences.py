@@ -14,6 +14,7 @@ from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 
 MOST_DIFFERING = 20
+UNVERIFIED = "no ledger here has the plan and every run"
 
 
 def explanation(comparison: Comparison, study: Study) -> str:
@@ -81,7 +82,8 @@ def standing(study: Study) -> str:
     looks = shopping_sentence(study.shopping)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
-        return (f"As planned: {study.plan.hypothesis}" if study.plan else "As planned") + counted
+        head = f"As planned, but unverified, since {UNVERIFIED}" if study.is_unverified else "As planned"
+        return (f"{head}: {study.plan.hypothesis}" if study.plan else head) + counted
     return "Exploratory: " + "; ".join(study.exploratory) + counted
 
 

@@ -7,15 +7,15 @@ from retrain.rooms.evidence.runs.registered import NO_PLAN
 from retrain.rooms.evidence.study.comparison import Comparison, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import looks_sentence
+from retrain.rooms.evidence.study.looked import UNKNOWN
 from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.example_sentences import example_lines, scope_sentence
-from retrain.rooms.insight.compare.sentences import explanation
+from retrain.rooms.insight.compare.sentences import UNVERIFIED, explanation
 from retrain.rooms.insight.compare.typical_seed import lost_sentence, seeds_sentence
 from retrain.rooms.insight.compare.words import over_seeds, scope, sized, worst_seeds
 
 SUMMARY_CHARS = 240
-UNKNOWN = "unknown"  # a notice that begins so is no accusation
 NO_PLAN_BRIEF = "no plan was registered"
 
 
@@ -35,7 +35,7 @@ def short_standing(study: Study) -> str:
     looks = shopping_sentence(study.shopping)
     counted = f"; {looks}" if looks else ""
     if not study.exploratory:
-        return f"Planned{counted}"
+        return f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}{counted}"
     first, *others = (NO_PLAN_BRIEF if each == NO_PLAN else each for each in study.exploratory)
     more = f", and {len(others)} more reason{'' if len(others) == 1 else 's'}" if others else ""
     return f"Exploratory: {first[:SUMMARY_CHARS]}{more}{counted}"

@@ -54,9 +54,11 @@ def sized(difference: float, interval: tuple[float, float] | None, level: float,
 
 
 def scope(study: Study) -> str:
-    """What the difference was measured on: `these 64 examples`, or `the prompts of training`."""
+    """The examples behind a difference: `these 64 examples`, or `the prompts of training`."""
     if not study.metric.is_eval:
         return "the prompts of training"
+    if study.other_examples:
+        return "different held-out examples"
     return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 import numpy as np
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.evidence.ledger.place import ledger_folder
 from retrain.rooms.evidence.runs.metric import HELD_OUT, shown, shown_difference
 from retrain.rooms.evidence.stats.conformal import Forecast, forecast, left_out, needed_conditions
@@ -50,6 +52,7 @@ class Check:
 def command(run: Path, among: Path | None, level: float, as_json: bool) -> None:
     """Forecast the last held-out rate of RUN from finished runs of the same model, data and number of steps."""
     curve, home = read_curve(run), ledger_folder(run)
+    InterimLooks("forecast", partial(click.echo, err=True)).at([run])
     settle(home)
     so_far = track(home, level)
     if not curve.steps:

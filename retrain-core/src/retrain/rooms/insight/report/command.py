@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,6 +36,7 @@ Exit codes: 0 written; 2 usage error, or no run there.
 @click.pass_context
 def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Write a campaign, or run folders, as one self-contained page: verdicts, curves, completions, health."""
+    from retrain.rooms.evidence.ledger.interim import InterimLooks
     from retrain.rooms.insight.report.gather import gather
     from retrain.rooms.insight.report.page import render
     from retrain.rooms.insight.report.plugin_sections import plugin_sections
@@ -42,6 +44,8 @@ def command(ctx: click.Context, paths: tuple[Path, ...], output: Path | None, as
     from retrain.rooms.session.records.files import write_text
 
     material = gather(paths)
+    if material.study is None:  # else the comparison on the page is on record
+        InterimLooks("report", partial(click.echo, err=True)).at(paths)
     file = output or (paths[0] / FILE if len(paths) == 1 else Path(FILE))
     made = f"Made by retrain {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     page = render(material, plugin_sections(material, ctx.obj), folder=file.parent, made=made)

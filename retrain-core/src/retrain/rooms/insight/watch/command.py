@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 import click
@@ -28,12 +29,14 @@ Exit codes: 0 ended by Ctrl-C; 1 the port is taken; 2 usage error, or no run the
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def command(run: Path, port: int, opens: bool) -> None:
     """Serve a page with the curves and completions of RUN while it goes on, to this machine alone."""
+    from retrain.rooms.evidence.ledger.interim import InterimLooks
     from retrain.rooms.evidence.runs.run_status import MARK
     from retrain.rooms.insight.watch.server import WatchServer
 
     if not (run / MARK).is_file():
         fix = "name the folder of a run: `retrain status` lists them"
         raise ConfigError(Problem(where=str(run), what="there is no run here", fix=fix))
+    InterimLooks("watch", partial(click.echo, err=True)).at([run])
     try:
         server = WatchServer(run, port)
     except OSError as error:

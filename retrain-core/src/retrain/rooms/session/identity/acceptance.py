@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY = "resumes"
+KEY, VARIABLE = "resumes", "environment variable"
 
 
 def recorded_resume(
@@ -23,10 +23,13 @@ def resumes(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
-    """One line per change that `--resume-anyway` accepted: `resumed at step 12 although reward.py:3 changed ...`."""
+    """One line per change that `--resume-anyway` accepted: `resumed at step 12 although reward.py:3 changed ...`.
+
+    A changed environment variable stops no run from resuming, and counts as accepted.
+    """
     told = []
     for entry in resumes(manifest):
-        accepted = entry.get("accepted")
-        if isinstance(accepted, list):
-            told += [f"resumed at step {entry.get('step')} although {change}" for change in accepted]
+        accepted, noticed = (each if isinstance(each, list) else [] for each in map(entry.get, ("accepted", "noticed")))
+        accepted = [*accepted, *(each for each in noticed if str(each).startswith(VARIABLE))]
+        told += [f"resumed at step {entry.get('step')} although {change}" for change in accepted]
     return told

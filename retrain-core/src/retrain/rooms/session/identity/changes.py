@@ -12,7 +12,9 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from retrain.rooms.session.identity.acceptance import VARIABLE
 from retrain.rooms.session.identity.copies import FOLDER, copy_name, text_of
+from retrain.rooms.session.identity.variables import ALL, UNSET
 from retrain.rooms.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120
@@ -32,6 +34,7 @@ class ChangeKind(StrEnum):
     MODEL = "model"
     PLUGIN = "plugin"
     PACKAGE = "package"
+    VARIABLE = "variable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
         if versions[0] != versions[1]:
             what = f"was {versions[0]} and is now {versions[1]}"
             found.append(Change(kind=ChangeKind.PACKAGE, name=name, what=what))
-    return found
+    return found + _variable_changes(_table(before, "variables"), _table(now, "variables"))
 
 
 def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -96,7 +99,8 @@ def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:
         (name, _as_table(each).get("version"), _as_table(each).get("digest"))
         for name, each in sorted(_table(identity, "plugins").items())
     )
-    return *kinds, plugins, tuple(sorted((name, str(each)) for name, each in _table(identity, "packages").items()))
+    versions, variables = (tuple(sorted(_table(identity, each).items())) for each in ("packages", "variables"))
+    return *kinds, plugins, versions, variables
 
 
 def source_diff(
@@ -172,6 +176,18 @@ def _plugin_changes(
     what = CHANGED if versions[0] == versions[1] else f"was {versions[0]} and is now {versions[1]}"
     first = f" (first differing file: {files[0].file})" if files and files[0].file else ""
     return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=f"{what}{first}", refuses=not is_ours)]
+
+
+def _variable_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Variables that both sides read; their values are not known, and no run is refused because of them."""
+    found = []
+    for name in sorted({*before, *now} - {ALL}):
+        old, new = (side.get(name, UNSET if ALL in side else None) for side in (before, now))
+        if old is None or new is None or old == new:
+            continue
+        what = "was set and is no longer" if new == UNSET else "is set now" if old == UNSET else CHANGED
+        found.append(Change(kind=ChangeKind.VARIABLE, name=f"{VARIABLE} {name}", what=what, refuses=False))
+    return found
 
 
 def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:

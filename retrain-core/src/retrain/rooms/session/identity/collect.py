@@ -30,8 +30,10 @@ from retrain.rooms.session.identity.hashing import (
 )
 from retrain.rooms.session.identity.imports import ImportGraph, is_installed
 from retrain.rooms.session.identity.plugin_files import PluginFiles, plugin_files, plugin_modules
+from retrain.rooms.session.identity.variables import variables_read
 from retrain.rooms.session.locate import module_file
 from retrain.rooms.session.records.checkpoints import locate_adapter
+from retrain.rooms.session.records.reading import read_regular
 from retrain.rooms.session.selected import selected_parts
 
 DOTTED = "dotted path"
@@ -51,7 +53,8 @@ class Identity:
     `code`: the project's modules that the configuration names, and those that they import. `data`: the files that it
     names. `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and
     that of the environment. `packages`: versions of other installed packages that the configuration names a module of.
-    `notes` say what was not hashed completely.
+    `variables`: hashes of the environment variables that code and plugins of the user read. `notes` say what was not
+    hashed completely.
     """
 
     code: tuple[HashedFile, ...] = ()
@@ -59,6 +62,7 @@ class Identity:
     model: tuple[HashedFile, ...] = ()
     plugins: Mapping[str, PluginFiles] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> Iterator[tuple[str, HashedFile]]:
@@ -84,7 +88,8 @@ class Identity:
             name: {"version": plugin.version, "first_party": plugin.is_ours, **_summary(plugin.files)}
             for name, plugin in self.plugins.items()
         }
-        return {**kinds, "plugins": plugins, "packages": dict(self.packages), "notes": self.notes}
+        found = {"packages": dict(self.packages), "variables": dict(self.variables), "notes": self.notes}
+        return {**kinds, "plugins": plugins, **found}
 
     def as_data(self) -> dict[str, Any]:
         """`summary` with the files of each kind, by name, as `stored_identity` returns it."""
@@ -119,13 +124,25 @@ def collect_identity(config: Config, plugins: Plugins, tables: Mapping[str, Tabl
         if word.endswith(".py") and os.path.isfile(word):
             graph.add_file(Path(word))
     without = frozenset(_record_folders(config))
+    code, theirs = tuple(_code_files(graph, budget)), plugin_files(modules, budget)
+    sources = [*code, *(file for plugin in theirs.values() if not plugin.is_ours for file in plugin.files)]
     return Identity(
-        code=tuple(_code_files(graph, budget)),
+        code=code,
         data=tuple(_data_files(config, tables, without, budget)),
         model=tuple(_model_files(config, plugins, tables, budget)),
-        plugins=plugin_files(modules, budget),
+        plugins=theirs,
         packages=dict(sorted(packages.items())),
+        variables=variables_read(_text_of(file) for file in sources if file.name.endswith(".py")),
     )
+
+
+def _text_of(file: HashedFile) -> bytes:
+    """The source of a module; empty where it cannot be read."""
+    if file.content or not file.size:
+        return file.content
+    with suppress(OSError):
+        return read_regular(Path(file.path))
+    return b""
 
 
 def _eval_sets(config: Config) -> list[Mapping[str, Any]]:
