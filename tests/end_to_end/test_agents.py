@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -202,3 +206,35 @@ def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_p
 def trained(folder: Path, *arguments: str) -> None:
     outcome = retrain(*arguments, cwd=folder)
     assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_flat_over_2000_steps_that_train_nothing(tmp_path: Path) -> None:
+    """The worst case: no step publishes weights, which would drop the keys and values of earlier episodes."""
+    for name in ("one_call.py", "side_by_side.py"):
+        shutil.copy(AGENTS / name, tmp_path)
+    rows = ({"prompt": f"What is {number} + 5?", "answer": "987654321"} for number in range(400))
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = SUMS.replace('source = "arithmetic"', 'source = "files"\npath = "sums.jsonl"').replace(
+        "side_by_side", "one_call"
+    )
+    (tmp_path / "a.toml").write_text(text)
+    few = ("--max-steps", "2000", "--batch-size", "1", "--max-tokens", "8", "--save-every", "0", "-q")
+    process = start("a.toml", *few, cwd=tmp_path)
+    used_mb: dict[int, float] = {}
+    try:
+        while process.poll() is None:
+            time.sleep(0.2)
+            metrics = tmp_path / "logs/run/metrics.jsonl"
+            step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+            if step in range(500, 510) or step > 1900:
+                with suppress(OSError, IndexError):
+                    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+                    used_mb[step] = max(used_mb.get(step, 0.0), pages * resource.getpagesize() / 2**20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert max(used_mb.values()) - used_mb[min(used_mb)] < 16.0, used_mb

@@ -90,6 +90,29 @@ def test_a_stream_is_what_sample_returns_whoever_comes_when(
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
+def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain_local.sampling.engine.KEPT_ROWS", 6)
+    engine = make_engine(keep_rows=True, stop_ids=frozenset(), pool_tokens=2**14)
+    params, used, kept = replace(PARAMS, max_tokens=8), list[int](), list[int]()
+    for number in range(24):
+        prompt_T = np.full(20, 5 + number)  # of a new episode each
+        engine.stream([SampleRequest(prompt_T=prompt_T, seeds_G=(number, 99 + number))], params, Kept())
+        cache = engine._cache
+        assert cache is not None
+        used.append(cache.blocks.capacity - cache.blocks.free)
+        kept.append(len(cache.prefixes))
+    assert max(kept) == 6 + 2
+    assert used[-1] == max(used) == max(used[:6])
+    feed, last = Kept(), SampleRequest(prompt_T=np.full(20, 5), seeds_G=(1,))
+    engine.stream([last], params, feed)
+    grown_T = np.concatenate([last.prompt_T, feed.whole((0, 0)).tokens_T])
+    before = engine._counters.computed_tokens
+    engine.stream([SampleRequest(prompt_T=np.append(grown_T, 9), seeds_G=(2,))], params, Kept())
+    assert engine._counters.computed_tokens - before < len(grown_T), "the next turn of an episode continues its row"
+
+
 def test_greedy_is_the_same_with_every_kind_of_kernel(
     make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None]
 ) -> None:

@@ -35,6 +35,7 @@ from retrain_local.sampling.graphs import Graphs, bucket
 from retrain_local.sampling.out_of_memory import BatchSize, pool_too_small, too_big_to_sample
 from retrain_local.sampling.pool_attention import PagedAttention
 from retrain_local.sampling.prefill import fill
+from retrain_local.sampling.prefix_cache import KEPT_ROWS
 from retrain_local.sampling.rows import Row, new_rows
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
 from retrain_local.sampling.select_draw import draw_for
@@ -141,6 +142,8 @@ class PytorchEngine:
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
         policy.limits.pool_tokens = policy.limits.cache_tokens
+        if self._cache is not None:  # agents continue older rows, but steps that train nothing never publish
+            self._cache.prefixes.keep_youngest(KEPT_ROWS)
         known, sent = len(requests), Counter[Row]()
 
         def after(schedule: Schedule) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from retrain.api import Tokens
 from retrain_local.sampling.blocks import Blocks
 
+KEPT_ROWS = 256  # of earlier calls: enough for the conversations of many agents that are busy with their tools
 TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
 
 
@@ -68,10 +69,14 @@ class PrefixCache:
         self._blocks.release(prefix.blocks)
         return True
 
+    def keep_youngest(self, count: int) -> None:
+        """Release the blocks of all rows but the last `count`."""
+        while len(self) > count:
+            self.drop_oldest()
+
     def clear(self) -> None:
         """Release all blocks."""
-        while self.drop_oldest():
-            pass
+        self.keep_youngest(0)
 
 
 def _tail(tokens_T: Tokens) -> tuple[int, bytes]:

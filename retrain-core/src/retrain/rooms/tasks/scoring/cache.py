@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from retrain.kernel.types import Example, Outcome, Score
 
-MAX_ENTRIES = 100_000
+MAX_ENTRIES = 2**14  # about 500 bytes each
 
 Key = tuple[int, str, bytes]
 
