@@ -15,7 +15,7 @@ from retrain.rooms.pack.causes import LOOKED_AT, Difference, ranked
 from retrain.rooms.pack.curves import Curve, figure
 from retrain.rooms.pack.equivalence import equivalence, expected_half_width, final_rates
 from retrain.rooms.pack.lines import EVALUATED, RunLines, divergence, encoded
-from retrain.rooms.pack.packages import extras_of, installed_digests, pins, required
+from retrain.rooms.pack.packages import extras_of, installed_digests, pinned, required
 from retrain.rooms.pack.rerunning import cause_lines
 from retrain.rooms.pack.wheels import wheel_of
 
@@ -104,7 +104,7 @@ def test_required_packages_are_pinned_without_the_label_of_a_build() -> None:
     assert {"numpy", "pluggy", "transformers"} <= set(found)
     assert found.keys() < required({"retrain-core": ["wandb"]}).keys() | {"x"}
     assert extras_of("retrain-core", ["Wandb", "nothing"]) == ["wandb"]
-    assert pins({"torch": "2.13.0+cpu", "numpy": "2.4.6"}) == "numpy==2.4.6\ntorch==2.13.0\n"
+    assert [pinned("torch", "2.13.0+cpu"), pinned("numpy", "2.4.6")] == ["torch==2.13.0", "numpy==2.4.6"]
     digest = installed_digests(["numpy"])["numpy"]["digest"]
     assert len(digest) == 32
     assert digest == installed_digests(["numpy"])["numpy"]["digest"]

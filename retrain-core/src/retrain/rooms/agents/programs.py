@@ -9,13 +9,13 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.rooms.session.process import import_from_here
 
 MOST_ANSWER = 2**20  # characters
 TAIL = 1500  # of what a command wrote to stderr
@@ -59,8 +59,7 @@ class FunctionAgent:
 
     def _function(self) -> Callable[[dict[str, Any]], object]:
         module, _, name = self.entry.partition(":")
-        if "" not in sys.path:
-            sys.path.insert(0, "")
+        import_from_here()
         try:
             function = getattr(import_module(module), name)
         except Exception as error:  # user code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -15,9 +14,10 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem
 from retrain.rooms.campaign.devices import VARIABLE, DevicePool, listed_devices
 from retrain.rooms.campaign.launching import Job
+from retrain.rooms.session.process import python_command
 
 THREADS = "OMP_NUM_THREADS"
-GUARD = (sys.executable, "-m", "retrain.rooms.campaign.parent_death")
+GUARD = (*python_command(), "-m", "retrain.rooms.campaign.parent_death")
 
 
 class Options(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -32,13 +31,14 @@ from retrain.rooms.campaign.outcome import (
 from retrain.rooms.campaign.planned import PlannedRun, config_text, run_config, run_environ
 from retrain.rooms.campaign.report_lines import Lines
 from retrain.rooms.campaign.stops import Stops
+from retrain.rooms.session.process import python_command
 from retrain.rooms.session.records.files import write_text
 from retrain.rooms.text.terminal_text import OUTCOME_LEVEL
 
 POLL_S = 0.2
 STARTS_AT_ONCE = 100  # runs started between two looks at those that are active
 EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
-PROGRAM = (sys.executable, "-m", "retrain")
+PROGRAM = (*python_command(), "-m", "retrain")
 
 
 @dataclass(slots=True, kw_only=True)

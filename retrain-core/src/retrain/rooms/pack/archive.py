@@ -123,7 +123,7 @@ def open_pack(file: Path) -> Opened:
     try:
         with open_regular(file) as source, zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
-            _check_members(file, infos)
+            check_members(file, infos)
             manifest = _manifest(file, archive)
     except FileNotFoundError:
         raise refused(file, "there is no such file", "give a file that `retrain pack` wrote") from None
@@ -155,7 +155,7 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
     return manifest
 
 
-def _check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
+def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
     """Names that stay inside, no links, no name twice, no bomb; ConfigError names the first fault."""
     if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
         raise refused(file, f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,11 +12,13 @@ from retrain.kernel.config.toml_file import parse_toml
 from retrain.rooms.pack.archive import Opened, is_safe, refused
 from retrain.rooms.pack.gather import CONFIG
 from retrain.rooms.pack.lines import Line
+from retrain.rooms.pack.places import refusal
 from retrain.rooms.session.records.reading import parse_record
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _WHEEL = re.compile(r"wheels/[A-Za-z0-9_.+!-]+\.whl")
+_DIGEST = re.compile(r"[0-9a-f]{32}|")  # empty for a package whose installer recorded no hashes
 _THREADS = re.compile(r"[0-9]{1,4}")
 
 
@@ -37,13 +39,11 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWheel:
-    """A plugin distribution as a wheel, with the extras that the run needs."""
+    """A plugin distribution as a wheel."""
 
     name: str
     version: str
     member: str
-    extras: tuple[str, ...]
-    is_ours: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,9 @@ def _file(each: Mapping[str, Any], opened: Opened) -> PlacedFile:
     kind = _text(each["kind"], lambda value: value in ("code", "data", "model"))
     member = _member(each["member"], opened) if "member" in each else ""
     place, size = _text(each["place"], is_safe), each["size"]
-    if type(size) is not int or place.partition("/")[0] in ("config.toml", "rerun"):
+    if why := refusal(kind, place):
+        raise ValueError(f"{place!r} {why}")
+    if type(size) is not int or place.casefold().partition("/")[0] in (CONFIG, "rerun"):
         raise ValueError(f"{place!r} cannot be laid there")
     return PlacedFile(
         kind=kind, name=_text(each["name"]), place=place, member=member, hash=_text(each["hash"]), size=size
@@ -151,14 +153,13 @@ def _wheel(name: str, each: Mapping[str, Any], opened: Opened) -> PackedWheel:
         name=_text(name, _NAME.fullmatch),
         version=_text(each["version"], _VERSION.fullmatch),
         member=member,
-        extras=tuple(_text(extra, _NAME.fullmatch) for extra in each["extras"]),
-        is_ours=each["first_party"] is True,
     )
 
 
 def _package(name: str, each: Mapping[str, Any]) -> Mapping[str, str]:
     _text(name, _NAME.fullmatch)
-    return {"version": _text(each["version"], _VERSION.fullmatch), "digest": _text(each["digest"])}
+    version, digest = _text(each["version"], _VERSION.fullmatch), _text(each["digest"], _DIGEST.fullmatch)
+    return {"version": version, "digest": digest}
 
 
 def _run(each: Mapping[str, Any], opened: Opened) -> PackedRun:
@@ -184,23 +185,3 @@ def _margin(value: object) -> float | None:
     if not isinstance(value, float | int) or isinstance(value, bool) or not 0.0 < value <= 1.0:
         raise ValueError("the margin of equivalence is not in (0, 1]")
     return float(value)
-
-
-def listing(contents: Contents, *, here: bool) -> Sequence[str]:
-    """What a rerun would run and install, for somebody who has to decide."""
-    codes = [file for file in contents.files if file.kind == "code"]
-    strangers = [wheel for wheel in contents.wheels if not wheel.is_ours]
-    what = (
-        f"campaign of {len(contents.runs)} runs" if contents.is_campaign else f"run of {contents.runs[0].steps} steps"
-    )
-    rows = [f"{contents.opened.file}: {contents.name}, a {what}, of Python {contents.python}"]
-    rows.append("It would run, with your rights:")
-    rows += [f"  code     {file.place} ({file.size} bytes)" for file in codes] or ["  code     none beside its plugins"]
-    if here:
-        return [*rows, "  plugins  those of this environment, in place of the pack's wheels; nothing is installed"]
-    rows += [f"  plugin   {wheel.name} {wheel.version}, from the pack: {wheel.member}" for wheel in strangers]
-    ours = ", ".join(f"{wheel.name} {wheel.version}" for wheel in contents.wheels if wheel.is_ours)
-    rows.append(f"  retrain  {ours}, from the pack, not from an index")
-    shown = ", ".join(f"{name} {contents.packages[name]['version']}" for name in contents.packages)
-    rows.append(f"It would install {len(contents.packages)} packages with your pip, pinned: {shown}")
-    return rows

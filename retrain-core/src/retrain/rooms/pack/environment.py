@@ -1,21 +1,17 @@
-"""Where a rerun happens: its folder, a virtual environment of its own, and the variables that its processes see."""
+"""Where a rerun happens: its folder, and the variables that its processes see."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.pack.contents import Contents, PlacedFile
 from retrain.rooms.pack.gather import CONFIG
-from retrain.rooms.pack.packages import pins
 from retrain.rooms.session.identity.collect import MODEL_WHOLE_BYTES
 from retrain.rooms.session.identity.hashing import SAMPLED_ABOVE, Budget, hash_file
 from retrain.rooms.session.records.manifest import THREADS
@@ -29,18 +25,25 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "logging": {"log_dir": RUN, "recorders": [], "wandb_project": "", "checkpoint_artifacts": False},
     "backend": {"adapter_path": "", "throttle_dir": ""},
     "campaign": {"launcher": "subprocess", "launcher_options": {}},
+    "environment": {"auto_install": False},  # it would install what the listing does not name
 }
+# A folder whose files look like a bare repository would have its own settings obeyed, which can name a program.
+GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
 
 
 def environ_of(contents: Contents, passed: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a rerun: no setting of retrain or Python, no secret that is not `passed`, the pack's threads."""
+    """The variables of a rerun: no setting of retrain or Python, no secret that is not `passed`, the pack's threads.
+
+    Of the installed plugins only those of the pack are loaded.
+    """
     names = frozenset(passed)
     kept = {
         name: value
         for name, value in environ.items()
         if name in names or not (name.startswith(DROPPED) or name in THREADS or is_secret_variable(name))
     }
-    return {**kept, **contents.threads, "PYTHONNOUSERSITE": "1"}
+    plugins = ",".join(wheel.name for wheel in contents.wheels)
+    return {**kept, **contents.threads, **GIT, "PYTHONNOUSERSITE": "1", "RETRAIN_PLUGINS": plugins}
 
 
 def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Path]:
@@ -72,12 +75,31 @@ def lay_out(contents: Contents, unpacked: Path, work: Path, chosen: Mapping[str,
         target = work / file.place
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(chosen.get(file.place) or unpacked / file.member, target)
-    tables: dict[str, Any] = contents.config()
+    (work / CONFIG).write_text(tomli_w.dumps(forced(contents.config())), encoding="utf-8")
+
+
+def forced(tables: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the values that a rerun sets itself; ConfigError if a condition of a campaign sets one."""
+    own = {name for keys in OWN.values() for name in keys}
+    own |= {f"{table}_{name}" for table, keys in OWN.items() for name in keys}
+    campaign = tables.get("campaign")
+    for key in _keys(campaign.get("conditions") if isinstance(campaign, dict) else ()):
+        if key.rpartition(".")[2].replace("-", "_") in own:
+            what, fix = f"a condition sets {printable(key)}, which a rerun sets itself", "pack single runs"
+            raise ConfigError(Problem(where=CONFIG, what=what, fix=fix))
     for table, keys in OWN.items():
         if isinstance(tables.get(table), dict):
             tables[table] |= {name: value for name, value in keys.items() if name in tables[table] or name == "log_dir"}
     tables.setdefault("logging", {"log_dir": RUN})
-    (work / CONFIG).write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return tables
+
+
+def _keys(value: Any) -> Iterator[str]:
+    for each in value if isinstance(value, list) else ():
+        yield from _keys(each)
+    for name, each in value.items() if isinstance(value, dict) else ():
+        yield str(name)
+        yield from _keys(each)
 
 
 def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
@@ -89,38 +111,3 @@ def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
     path, whole = Path(place).expanduser(), MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
     found = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
     return path if found.hash == file.hash != "" else None
-
-
-def make_environment(
-    contents: Contents, unpacked: Path, folder: Path, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Path:
-    """Make a virtual environment with the pack's wheels and the recorded versions; its interpreter.
-
-    pip is the user's, with its configuration: indexes, mirrors, folders of wheels. BackendError when it fails.
-    """
-    here = ".".join(map(str, sys.version_info[:2]))
-    if not contents.python.startswith(f"{here}."):
-        say(f"note: the run had Python {contents.python}; this makes an environment of {here}")
-    _run([sys.executable, "-m", "venv", str(folder)], environ)
-    constraints = folder / "pins.txt"
-    constraints.write_text(pins({name: each["version"] for name, each in contents.packages.items()}), encoding="utf-8")
-    wheels = [
-        f"{unpacked / wheel.member}{'[' + ','.join(wheel.extras) + ']' if wheel.extras else ''}"
-        for wheel in contents.wheels
-    ]
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*install, "--constraint", str(constraints), *wheels], environ)
-    return python
-
-
-def _run(command: list[str], environ: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        why = "\n".join(printable(line) for line in (done.stderr or done.stdout).strip().splitlines()[-8:])
-        fix = "correct pip's configuration (index, constraints), or rerun in an environment of yours with --here"
-        raise BackendError(
-            Problem(where=" ".join(command[:4]), what="the environment cannot be made", why=why, fix=fix)
-        )

@@ -17,6 +17,7 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.pack.archive import is_safe
 from retrain.rooms.pack.leaks import Leak, hidden, leaks_in
+from retrain.rooms.pack.places import refusal
 from retrain.rooms.session.identity.copies import FOLDER, copy_name
 from retrain.rooms.session.identity.hashing import DIGEST_BYTES, Budget, hash_file
 from retrain.rooms.session.records.reading import read_regular
@@ -86,8 +87,8 @@ def _take(
     size, described = int(file.get("size", 0)), {"kind": kind, "name": name, "hash": file.get("hash", "")}
     if kind == "model" and not place:
         return None  # it comes with a distribution, or from a hub
-    if not is_safe(place):
-        what = f"{name} cannot be laid into another folder under this name"
+    if why := refusal(kind, place) if is_safe(place) else "cannot be a file of a folder":
+        what = f"{name} cannot be laid into another folder under this name: it {why}"
         return Problem(where=name, what=what, fix="name it by a path below the folder of the run, then run it again")
     if kind != "code" and (size > most_bytes or file.get("is_sampled") or file.get("problem")):
         found.left_out.append({**described, "place": place, "size": size, "from": name})

@@ -52,14 +52,18 @@ def installed_digests(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def _digest(name: str) -> str:
     """Without what an installer adds: byte code, scripts, its own metadata. Empty where no hashes are recorded."""
-    lines = sorted(
-        f"{file}\0{file.hash.value}\n"
-        for file in files_of(name)
-        if file.hash
-        and not str(file).endswith(_SKIPPED)
-        and ".." not in file.parts
-        and ".dist-info" not in file.parts[0]
+    return digest_of(
+        {
+            str(file): file.hash.value
+            for file in files_of(name)
+            if file.hash and ".." not in file.parts and ".dist-info" not in file.parts[0]
+        }
     )
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """One digest for the hashes of a package's files by path; empty for no files."""
+    lines = sorted(f"{path}\0{value}\n" for path, value in files.items() if not path.endswith(_SKIPPED))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32] if lines else ""
 
 
@@ -73,7 +77,12 @@ def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, 
         "print(json.dumps(installed_digests(json.load(sys.stdin))))"
     )
     done = subprocess.run(
-        [str(python), "-c", code], input=json.dumps(wanted), capture_output=True, text=True, timeout=300, check=False
+        [str(python), "-I", "-c", code],
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     try:
         found: dict[str, Any] = json.loads(done.stdout)
@@ -83,6 +92,6 @@ def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, 
     return found
 
 
-def pins(packages: Mapping[str, str]) -> str:
-    """Constraints for pip: one version each, without the local label of a build (`2.13.0+cpu` is 2.13.0 elsewhere)."""
-    return "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(packages.items()))
+def pinned(name: str, version: str) -> str:
+    """A requirement of one version, without the local label of a build (`2.13.0+cpu` is 2.13.0 elsewhere)."""
+    return f"{name}=={version.partition('+')[0]}"

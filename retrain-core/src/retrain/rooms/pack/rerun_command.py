@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import click
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.rooms.evidence.ledger.history import read_history
 from retrain.rooms.pack.archive import open_pack
-from retrain.rooms.pack.contents import Contents, listing, read_contents
-from retrain.rooms.pack.environment import chosen_files, environ_of, lay_out, make_environment
+from retrain.rooms.pack.contents import Contents, read_contents
+from retrain.rooms.pack.environment import chosen_files, environ_of, lay_out
+from retrain.rooms.pack.installing import make_environment
+from retrain.rooms.pack.listing import listing
 from retrain.rooms.pack.packages import digests_in
+from retrain.rooms.pack.packed_wheels import CheckedWheel, check_wheels
 from retrain.rooms.pack.rerunning import Outcome, rerun
 from retrain.rooms.pack.verdict import verdict_lines
 from retrain.rooms.session.identity.copies import FOLDER
@@ -39,6 +43,8 @@ Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 dif
 @click.command("rerun", epilog=EPILOG)
 @click.argument("file", metavar="PACK", type=click.Path(path_type=Path))
 @click.option("--yes", is_flag=True, help="Run and install what is listed, without asking.")
+@click.option("--trust", multiple=True, metavar="SHA256", help="A wheel of retrain that is listed as UNKNOWN, by hash.")
+@click.option("--other-builds", is_flag=True, help="Take packages whose files are not those that the pack lists.")
 @click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
 @click.option("--here", is_flag=True, help="Use this environment instead of making one.")
 @click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
@@ -49,6 +55,8 @@ Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 dif
 def command(
     file: Path,
     yes: bool,
+    trust: tuple[str, ...],
+    other_builds: bool,
     into: Path | None,
     here: bool,
     data: tuple[str, ...],
@@ -66,9 +74,10 @@ def command(
         what, fix = "is there already", "give another folder with --into, or remove it"
         raise ConfigError(Problem(where=printable(str(folder)), what=what, fix=fix))
     given = dict(map(_given, data))
-    for line in listing(contents, here=here):
+    wheels = () if here else check_wheels(contents)
+    for line in listing(contents, wheels, here=here):
         click.echo(printable(line), err=True)
-    _agree(yes)
+    _agree(yes, wheels, trust)
     chosen = chosen_files(contents, given)
 
     def say(line: str) -> None:
@@ -83,7 +92,8 @@ def command(
     python: Path | str = sys.executable
     if not here:
         say(f"Making the environment in {printable(str(folder / 'environment'))} ...")
-        python = make_environment(contents, unpacked, folder / "environment", environ, say)
+        place, options = folder / "environment", {"other_builds": other_builds}
+        python = make_environment(contents, wheels, unpacked, place, environ, say, **options)
 
     @cache
     def installed() -> dict[str, dict[str, str]]:
@@ -110,15 +120,25 @@ def _given(text: str) -> tuple[str, Path]:
     return name, Path(path).absolute()
 
 
-def _agree(yes: bool) -> None:
+def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) -> None:
+    """ConfigError unless the user agrees: to the list, and to each wheel that would take the place of retrain."""
+    unknown = [wheel for wheel in wheels if wheel.needs_trust and wheel.sha256 not in map(str.lower, trusted)]
+    can_ask = is_interactive() and not yes
+    if unknown and not can_ask:
+        fix = "compare it with a source that you trust, then add --trust and its sha256; or use your own with --here"
+        what = "{} {} of the pack is not the retrain that you have, and would judge the rerun"
+        names = [(wheel.packed.name, wheel.packed.version) for wheel in unknown]
+        raise ConfigError(*(Problem(where="pack", what=what.format(*map(printable, each)), fix=fix) for each in names))
     if yes:
         return
-    if not is_interactive():
+    if not can_ask:
         what, fix = "nobody can be asked whether to run this", "read the list above, then add --yes"
         raise ConfigError(Problem(where="command line", what=what, fix=fix))
-    if not click.confirm("Run it?", default=False, err=True):
-        what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
-        raise ConfigError(Problem(where="command line", what=what, fix=fix))
+    questions = [f"Install {printable(wheel.packed.name)}, which is UNKNOWN, in place of yours?" for wheel in unknown]
+    for question in (*questions, "Run it?"):
+        if not click.confirm(question, default=False, err=True):
+            what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
+            raise ConfigError(Problem(where="command line", what=what, fix=fix))
 
 
 def _told(contents: Contents, outcome: Outcome) -> dict[str, object]:

@@ -129,7 +129,7 @@ def rerun(
         followed.append(_Followed(packed, place, lines, RunOutcome(run=packed), RunLines(place)))
     log = work.parent / LOG
     with log.open("wb") as stream:
-        command = [str(python), "-m", "retrain", CONFIG, *arguments]
+        command = [str(python), "-P", "-m", "retrain", CONFIG, *arguments]  # -P: see `prepare_process`
         process = subprocess.Popen(
             command, cwd=work, env=dict(environ), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
         )

@@ -23,11 +23,22 @@ def prepare_process() -> bool:
 
     ConfigError when that cannot be used; the rest is done then.
     """
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     return load_dotenv_file()
+
+
+def import_from_here() -> None:
+    """Put the current folder on the import path: first, or last where Python is to be safe from it (`-P`)."""
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(len(sys.path) if sys.flags.safe_path else 0, here)
+
+
+def python_command() -> tuple[str, ...]:
+    """The command that starts another Python like this one; one that is safe from its folder starts such a one."""
+    return (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
 
 
 def load_dotenv_file() -> bool:
