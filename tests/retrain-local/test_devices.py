@@ -9,6 +9,7 @@ import torch
 
 from retrain.api import ConfigError, PluginContext
 from retrain.kernel.config.resolved import Layer, Origin
+from retrain_local.checks import device_problems
 from retrain_local.devices import Devices, choose_devices, find_devices, missing_cuda
 from retrain_local.plugin import retrain_find_devices
 
@@ -115,13 +116,26 @@ def test_a_gpu_that_is_there_by_default_is_named(make_context: Make, monkeypatch
     "devices", ["", "cuda:0", "gpu", "gpu:-1", "gpu:a", "CPU", "mps", "gpu:0;gpu:1", "gpu:0,", ","]
 )
 def test_not_a_device(make_context: Make, devices: str) -> None:
-    with pytest.raises(ConfigError, match=r"\[backend\] devices"):
-        choose_devices(make_context(devices=devices).config)
+    config = make_context(devices=devices).config
+    (problem,) = device_problems(config)
+    with pytest.raises(ConfigError, match=r"\[backend\] devices") as caught:
+        choose_devices(config)
+    assert caught.value.problems == (problem,), "the check before anything loads says the same"
 
 
-def test_a_cpu_beside_a_gpu_is_refused(make_context: Make) -> None:
-    with pytest.raises(ConfigError, match="do not compute the same policy"):
-        choose_devices(make_context(devices="cpu,gpu:0").config)
+@pytest.mark.parametrize(
+    ("devices", "fix"),
+    [("cuda", '"gpu:0" for a CUDA GPU'), ("cuda:3", '"gpu:3" for a CUDA GPU'), ("mps", 'write "cpu"'), ("tpu", '"cpu"')],
+)
+def test_the_fix_is_a_name_that_is_a_device(make_context: Make, devices: str, fix: str) -> None:
+    (problem,) = device_problems(make_context(devices=devices).config)
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize("devices", ["cpu,gpu:0", "gpu:0, cpu"])
+def test_a_cpu_in_a_list_with_gpus_is_refused(make_context: Make, devices: str) -> None:
+    (problem,) = device_problems(make_context(devices=devices).config)
+    assert "do not compute the same policy" in problem.what
 
 
 def test_gpus_by_index(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,10 @@ NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why n
 }
 BEYOND_LORA = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
 SERVED_KINDS = {"rslora": (ENGINE, "vllm"), "dora": (ENGINE,)}  # engines that scale as asked
+GPU = re.compile(r"gpu:(\d+)")
+DEVICE_FIX = 'write "cpu" or "gpu:0", or several: "gpu:0,gpu:1" samples on the first and trains on the last'
+# Names of PyTorch and of other programs, and the fix for each.
+OTHER_NAMES = {"cuda": 'write "gpu:0" for a CUDA GPU, or "cpu"', "mps": 'write "cpu": backend local has no mps'}
 TWO = {True: "cpu,cpu", False: "gpu:0,gpu:1"}  # by whether they are CPUs
 ON_A_CPU = {"dtype": 'or use dtype = "bf16"', "attention_kernel": 'or use "default"'}
 
@@ -59,6 +63,20 @@ def problems_of(config: Config) -> list[Problem]:
             fix = f'set [backend] devices = "gpu:0", {ON_A_CPU[name]}'
             problems.append(Problem(where=config.place(f"inference.{name}"), what=what, why=why, fix=fix))
     return problems
+
+
+def device_problems(config: Config) -> list[Problem]:
+    """Names in `[backend] devices` that are not devices, and a list that mixes a CPU with GPUs."""
+    names, where = [name.strip() for name in config.backend.devices.split(",")], config.place("backend.devices")
+    wrong = [name for name in names if name != "cpu" and not GPU.fullmatch(name)]
+    if wrong:
+        kind, _, index = wrong[0].lower().partition(":")
+        fix = OTHER_NAMES.get(kind, DEVICE_FIX).replace("gpu:0", f"gpu:{index}" if index.isdecimal() else "gpu:0", 1)
+        return [Problem(where=where, what=f"{wrong[0]!r} is not a device", fix=fix)]
+    if len({name == "cpu" for name in names}) > 1:
+        what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
+        return [Problem(where=where, what=what, fix='list only GPUs, "gpu:0,gpu:1"')]
+    return []
 
 
 def full_problems(config: Config) -> list[Problem]:

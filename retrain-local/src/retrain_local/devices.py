@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from retrain.api import Config, ConfigError, Problem
+from retrain_local.checks import GPU, device_problems
 from retrain_local.torch_modes import limited_threads
 
 KEY = "backend.devices"
 NOT_SET = "[backend] devices is not set"
 SPLIT = "split"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_GPU = re.compile(r"gpu:(\d+)")
 log = logging.getLogger("retrain")
 
 
@@ -69,13 +68,9 @@ def find_devices(config: Config) -> tuple[str, str]:
 
 def examine_devices(config: Config) -> tuple[Devices, str]:
     """`choose_devices` without its warning, which is returned: why CPUs replace the GPUs of the default."""
-    names = [name.strip() for name in config.backend.devices.split(",")]
-    for name in names:
-        _check_name(name, config)
-    if len(names) > 1 and len({name == "cpu" for name in names}) > 1:
-        what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
-        raise ConfigError(Problem(where=config.place(KEY), what=what, fix='list GPUs alone, "gpu:0,gpu:1"'))
-    found, fallback = _found(names, config)
+    if problems := device_problems(config):
+        raise ConfigError(*problems)
+    found, fallback = _found([name.strip() for name in config.backend.devices.split(",")], config)
     if len(found) > 1 and parallel_mode(config) != SPLIT:
         return Devices(samplers=found[:1], trainer=found[0], ranks=found), fallback
     return Devices(samplers=found[:-1] or found, trainer=found[-1], is_split=len(found) > 1), fallback
@@ -113,15 +108,8 @@ def working_on(device: torch.device, threads: int) -> Iterator[None]:
             yield
 
 
-def _check_name(name: str, config: Config) -> None:
-    if name != "cpu" and _GPU.fullmatch(name) is None:
-        what = f"{name!r} is not a device"
-        fix = 'write "cpu" or "gpu:0", or several: "gpu:0,gpu:1" samples on the first and trains on the last'
-        raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
-
-
 def _found(names: list[str], config: Config) -> tuple[tuple[torch.device, ...], str]:
-    indices = [int(match[1]) for match in map(_GPU.fullmatch, names) if match is not None]
+    indices = [int(match[1]) for match in map(GPU.fullmatch, names) if match is not None]
     cpus = tuple(torch.device("cpu") for _ in names)
     if not indices:
         return cpus, ""

@@ -165,7 +165,7 @@ def retrain_locate_model(model: str) -> str | None:
 
 @hookimpl
 def retrain_find_devices(config: Config) -> tuple[str, str] | None:
-    """What of `[backend] devices` this machine has; PyTorch is imported only if a GPU is named."""
+    """The devices of `[backend] devices` that this machine has; PyTorch is imported only if a GPU is named."""
     if config.backend.backend != "local" or "gpu" not in config.backend.devices:
         return None
     from retrain_local.devices import find_devices
@@ -179,6 +179,7 @@ def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> li
     from retrain_local.checks import (
         adapter_kind_problems,
         adapter_problems,
+        device_problems,
         foreign_keys,
         full_problems,
         parallel_problems,
@@ -192,7 +193,7 @@ def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> li
         return foreign_keys(config)
     start = start_problems(config) if config.model.lora_rank else full_problems(config)
     kinds = [*quantize_problems(config, will_run=will_run), *adapter_kind_problems(config), *staleness_problems(config)]
-    kinds += parallel_problems(config)
+    kinds += [*parallel_problems(config), *device_problems(config)]
     return [*problems_of(config), *kinds, *adapter_problems(config, plugins), *start]
 
 

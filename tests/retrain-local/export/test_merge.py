@@ -187,6 +187,32 @@ def test_a_folder_has_shards_tokenizer_and_dtype(
     assert found.dtype == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("adapter_dtype", "dtype", "written", "warns"),
+    [
+        (torch.float32, "", "bf16", True),
+        (torch.float32, "bf16", "bf16", False),
+        (torch.float32, "fp32", "fp32", False),
+        (torch.bfloat16, "", "bf16", False),
+    ],
+)
+def test_a_base_that_is_narrower_than_its_adapter_warns_which_dtype_is_written(
+    plugins: Plugins,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    adapter_dtype: torch.dtype,
+    dtype: str,
+    written: str,
+    warns: bool,
+) -> None:
+    adapter = random_adapter(tmp_path / "adapter")
+    file = adapter / "adapter_model.safetensors"
+    save_file({name: tensor.to(adapter_dtype) for name, tensor in load_file(file).items()}, file)
+    found = export(plugins, tmp_path / "out", adapter, dtype=dtype, with_check=False)
+    assert found.dtype == written
+    assert ("bf16 is written" in caplog.text and "--dtype fp32" in caplog.text) is warns
+
+
 def test_an_adapter_that_changes_nothing_is_told(plugins: Plugins, tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     zero = {name: t * (".lora_B." not in name) for name, t in load_file(adapter / "adapter_model.safetensors").items()}

@@ -67,6 +67,7 @@ class AdapterFile:
     folder: Path
     document: Mapping[str, Any]
     deltas: Mapping[str, Delta] | None
+    is_fp32: bool  # some of its numbers are
 
     @property
     def is_zero(self) -> bool:
@@ -93,7 +94,8 @@ def read_adapter_file(folder: Path) -> AdapterFile:
     odd = next((name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()), None)
     if odd is not None:
         raise refusal(folder, f"{odd} holds a number that is not finite", fix="use an earlier checkpoint")
-    return AdapterFile(folder=folder, document=document, deltas=_deltas(folder, document, tensors))
+    is_fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
+    return AdapterFile(folder=folder, document=document, deltas=_deltas(folder, document, tensors), is_fp32=is_fp32)
 
 
 def _deltas(folder: Path, document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Delta] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from retrain_local.model.model_files import Folder, open_folder
 from retrain_local.model.qlora import without_advice
 from retrain_local.sizes import AUTO_DTYPE
 
+log = logging.getLogger("retrain")
 CPU = torch.device("cpu")
 SPARE_BYTES = 64 * 2**20
 # Of the largest logit. Weights are rounded once, to the dtype of the files; what is beyond that is a fault.
@@ -56,7 +58,7 @@ def _run_dtype(config: Config) -> torch.dtype:
 def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights) -> ExportedModel:
     is_gguf = export.form == "gguf"
     stored = "bf16" if weights.dtype() == torch.bfloat16 else "f32" if is_gguf else "fp32"
-    kind = export.dtype or stored
+    kind = _chosen_dtype(export, stored, is_fp32=adapter.is_fp32 if adapter else bool(weights.replaced))
     width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
     _check_space(export.out, sum(weights.num_bytes(name, width) for name in weights.names()))
     notes: tuple[str, ...] = ()
@@ -79,6 +81,15 @@ def _written(export: ModelExport, folder: Folder, adapter: AdapterFile | None, w
         is_unchanged=adapter is not None and adapter.is_zero,
         notes=notes,
     )
+
+
+def _chosen_dtype(export: ModelExport, stored: str, *, is_fp32: bool) -> str:
+    """The dtype to write; a warning where the base's is narrower than the trained numbers and nobody chose it."""
+    if stored == "bf16" and is_fp32 and not export.dtype:
+        trained, wide = "adapter" if export.adapter else "trained weights", "f32" if export.form == "gguf" else "fp32"
+        text = "bf16 is written, as the base has it: it rounds the fp32 numbers of the %s. `--dtype %s` keeps them"
+        log.warning(text, trained, wide)
+    return export.dtype or stored
 
 
 def _compared(
@@ -121,7 +132,8 @@ def _written_by_peft(export: ModelExport, folder: Folder, adapter: AdapterFile |
     with without_advice():
         from peft import PeftModel
 
-    kind = export.dtype or "fp32"
+    stored = str(folder.document.get("dtype") or folder.document.get("torch_dtype"))
+    kind = _chosen_dtype(export, "bf16" if stored == "bfloat16" else "fp32", is_fp32=adapter.is_fp32)
     model = check.load(folder.source.path, folder)
     _check_space(export.out, sum(p.numel() for p in model.parameters()) * DTYPES[kind].itemsize)
     merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)

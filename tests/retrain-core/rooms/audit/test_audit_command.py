@@ -114,6 +114,26 @@ def test_faults_of_the_configuration_come_first(audit: Command, command: Command
     assert audit("--batch-siz", "3").code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--examples", "13"), "--examples: 13 examples wanted, but the data source has 12"),
+        (("--words", "9"), "--words: has no effect without --contamination"),
+        (("--allowed", "0.5"), "--allowed: has no effect without --contamination"),
+        (("--contamination", "--examples", "3"), "--examples: has no effect without --model-probe"),
+    ],
+)
+def test_nothing_that_is_typed_is_ignored(audit: Command, arguments: tuple[str, ...], expected: str) -> None:
+    result = audit(*arguments)
+    assert result.code == 2
+    assert expected in result.err
+
+
+def test_the_key_is_a_limit(audit: Command) -> None:
+    result = audit("--json", "--set", "scoring.audit_examples=500")
+    assert json.loads(result.out)["examples"] == 12
+
+
 def test_data_that_cannot_be_used_is_told(audit: Command) -> None:
     result = audit("--data-opt", "count=0")
     assert result.code == 2

@@ -29,6 +29,7 @@ class Bad:
     folders: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     problems: int = 1
+    before_data: bool = False
 
 
 CASES = [Bad(**case) for case in tomllib.loads(TABLE.read_text(encoding="utf-8"))["case"]]
@@ -81,6 +82,7 @@ def test_a_bad_configuration_is_refused_with_one_clear_message(
     result = command(*case.argv)
     judge(case, result.code, result.out, result.err)
     assert not list(tmp_path.rglob("run.json"))
+    assert not (case.before_data and result.out), "lines about the tokenizer and the data"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in IN_A_PROCESS], ids=lambda case: case.name)

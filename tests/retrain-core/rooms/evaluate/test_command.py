@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from retrain.rooms.evaluate import subjects
+from retrain.rooms.session import opened
 from tests.shared import made_once
 
 Command = Callable[..., Any]
@@ -123,6 +124,11 @@ def test_other_data_and_several_subjects_in_one_table(command: Command, run: Pat
         (("run", "--greedy"), "--greedy: says how --data is evaluated, which is not given"),
         (("run", "--samples", "2"), "write --eval-samples"),
         (("run", "--eval-examples", "0", "--eval-sets", "{}"), "there is nothing to evaluate on"),
+        (("run", "--eval-examples", "5"), "5 held-out examples wanted, but the run held out 4"),
+        (("run", "--eval-examples", "5000"), "5000 held-out examples wanted, but the run held out 4"),
+        (("run", "--eval-seed", "9"), "is 9, and the run held out its examples with 0"),
+        (("run", "--data", "toy", "--examples", "99"), "--data examples: 99 examples wanted, but the set has 4"),
+        (("run", "--eval-sets", '{"more": {"examples": 99}}'), "99 examples wanted, but the set has 4"),
         (("run", "--data", "missing.jsonl", "--reward", "near"), "no such file or folder: 'missing.jsonl'"),
         (("run", "--data", "toy", "--reward", "nea"), "use 'near'"),
         (("run", "--checkpoint", "7"), "there is no checkpoint '7'"),
@@ -132,8 +138,7 @@ def test_other_data_and_several_subjects_in_one_table(command: Command, run: Pat
 def test_what_cannot_be_evaluated_is_told(
     arguments: tuple[str, ...], expected: str, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "missing.jsonl" not in arguments:  # before the model loads
-        monkeypatch.setattr(subjects, "opened", None)
+    monkeypatch.setattr(opened, "build_backend", None)  # all of it before the model loads
     done = command("eval", *arguments)
     assert done.code == 2
     assert expected in done.err

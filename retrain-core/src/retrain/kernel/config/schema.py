@@ -158,7 +158,7 @@ class ScoringTable(Table):
     memory_gb: float = key(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0, free_on_resume=True)
     cache: bool = key(True, "Score equal completions of an example once.", free_on_resume=True)
     audit: Literal["stop", "warn", "off"] = key("stop", "When the reward fails its audit.", free_on_resume=True)
-    audit_examples: int = key(8, "Examples that the reward is tried on before training.", ge=1, free_on_resume=True)
+    audit_examples: int = key(8, "Examples, at most, that the reward is tried on before training.", ge=1, free_on_resume=True)
     correct_above: float = key(CORRECT_ABOVE, "A score above this counts as correct.", allow_inf_nan=False)
     limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
 

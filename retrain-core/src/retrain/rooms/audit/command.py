@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import EXIT_FAILED
+from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.audit.report import AuditReport, Cause, where_found
 from retrain.rooms.audit.start import SHADOW, audit_tasks, shadow_of
@@ -33,7 +34,11 @@ Exit codes: 0 fit to train on; 1 not fit, or contaminated; 2 usage or configurat
 
 
 @click.command("audit", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.option("--examples", type=click.IntRange(min=1), help="Examples to try, instead of [scoring] audit_examples.")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help="Examples to try, in place of [scoring] audit_examples; with --model-probe: of each set at most.",
+)
 @click.option("--contamination", is_flag=True, help="Hold what is evaluated against the training data instead.")
 @click.option(
     "--words", type=click.IntRange(8, 13), default=8, show_default=True, help="With --contamination: words of a run."
@@ -63,6 +68,7 @@ def command(
 
     With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
     code 1 when more than the allowed share is there."""
+    _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
     config = load_checked(arguments, ctx.obj).config
     if contamination or model_probe:
         from retrain.rooms.audit.contamination_audit import audit_contamination, report_lines
@@ -84,7 +90,7 @@ def command(
         if not report.ok:
             ctx.exit(EXIT_FAILED)
         return
-    audited = audit_config(config, ctx.obj, examples or config.scoring.audit_examples)
+    audited = audit_config(config, ctx.obj, examples)
     if as_json:
         data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
         data |= {"shadow": {"rewards": [*audited.shadows], **audited.shadow.as_data()}} if audited.shadow else {}
@@ -111,17 +117,35 @@ class Audited:
         return self.report.ok and (self.shadow is None or self.shadow.ok)
 
 
-def audit_config(config: Config, plugins: Plugins, examples: int) -> Audited:
-    """Load tasks and verifier as a run does, and audit them on so many examples."""
+def _refuse_unread(ctx: click.Context, *, contamination: bool, model_probe: bool) -> None:
+    """ConfigError for an option that the requested audit does not read."""
+    needed = {"words": (contamination, "--contamination"), "allowed": (contamination, "--contamination")}
+    needed["examples"] = (model_probe or not contamination, "--model-probe")
+    for name, (is_read, other) in needed.items():
+        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = f"has no effect without {other}"
+            raise ConfigError(Problem(where=f"--{name}", what=what, fix=f"add {other}, or remove it"))
+
+
+def audit_config(config: Config, plugins: Plugins, examples: int | None = None) -> Audited:
+    """Load tasks and verifier as a run does, and audit them on `examples`, or `[scoring] audit_examples` at most.
+
+    ConfigError when there are fewer than `examples`.
+    """
     context = PluginContext(
         config=config,
         seeds=run_seeds(config),
         plugins=plugins,
         tokenizer=load_tokenizer(config, plugins),
     )
-    settings = config.scoring.model_copy(update={"audit_examples": examples})
+    settings = config.scoring
+    if examples:
+        settings = settings.model_copy(update={"audit_examples": examples})
     tasks = load_tasks(context)
     try:
+        if examples and examples > len(tasks.prompts):
+            what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
+            raise ConfigError(Problem(where="--examples", what=what, fix="lower it, or leave it out"))
         report = audit_tasks(tasks, context.tokenizer, settings)
         verifier = shadow_of(tasks)
         shadow = audit_tasks(tasks, context.tokenizer, settings, verifier) if verifier else None

@@ -94,9 +94,18 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
     first = subjects[0]
     InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
-    wanted = _wanted(request, subject_config(first, plugins, overrides, file=file).config, plugins)
-    with opened(first, plugins, overrides, file=file) as policy, ExitStack() as verifiers:
-        sets = list(_sets(wanted, policy, verifiers))
+    config = subject_config(first, plugins, overrides, file=file).config
+    wanted = _wanted(request, config, plugins)
+    if HELD_OUT in wanted:
+        _refuse_another_split(first, config)
+    sets: list[LoadedSet] = []
+    with ExitStack() as verifiers, opened(
+        first,
+        plugins,
+        overrides,
+        file=file,
+        before_model=lambda context: sets.extend(_sets(wanted, context, first, verifiers)),
+    ) as policy:
         for subject in subjects:
             policy.use(subject.folder)
             for each in sets:
@@ -148,10 +157,26 @@ def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, Eva
     return wanted | {name: found}
 
 
-def _sets(wanted: Mapping[str, EvalSet | None], policy: Opened, verifiers: ExitStack) -> Iterator[LoadedSet]:
+def _refuse_another_split(subject: Subject, config: Config) -> None:
+    """ConfigError for keys with which the held-out examples of a run would include examples that it trained on."""
+    recorded = read_toml(subject.run / CONFIG_FILE)[0].get("eval", {}) if subject.run else {}
+    for key in ("examples", "seed") if recorded else ():
+        path, held_out, wanted = f"eval.{key}", recorded.get(key, 0), getattr(config.eval, key)
+        if wanted == held_out or (key == "examples" and wanted < held_out):
+            continue
+        what = f"{wanted} held-out examples wanted, but the run held out {held_out}"
+        if key == "seed":
+            what = f"is {wanted}, and the run held out its examples with {held_out}"
+        why = "the others are trained on, and a rate on those is meaningless"
+        fix = f"at most {held_out}, or other data: --data FILE" if key == "examples" else "remove it"
+        raise ConfigError(Problem(where=config.place(path), what=what, why=why, fix=fix))
+
+
+def _sets(
+    wanted: Mapping[str, EvalSet | None], context: PluginContext, subject: Subject, verifiers: ExitStack
+) -> Iterator[LoadedSet]:
     """The sets, loaded; their verifiers close with the stack."""
-    context = policy.context
-    tasks = _tasks(context, policy.subject, needed=HELD_OUT in wanted)
+    tasks = _tasks(context, subject, needed=HELD_OUT in wanted)
     if tasks:
         verifiers.callback(tasks.verifier.close)
     for each in wanted.values():

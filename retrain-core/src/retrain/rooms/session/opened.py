@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,14 +89,24 @@ def subject_config(
 
 @contextmanager
 def opened(
-    subject: Subject, plugins: Plugins, overrides: Sequence[str] = (), *, file: Path | None = None
+    subject: Subject,
+    plugins: Plugins,
+    overrides: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    before_model: Callable[[PluginContext], None] | None = None,
 ) -> Iterator[Opened]:
-    """Within the block, a policy that samples from the subject; see `subject_config` for the configuration."""
+    """Within the block, a policy that samples from the subject; see `subject_config` for the configuration.
+
+    `before_model` is called with the tokenizer and before the model loads, so that it may refuse what is to be done.
+    """
     devices = settle_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
     devices.log()
     config = devices.config
     seeds = run_seeds(config, max(config.training.seed, 0))
     context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
+    if before_model:
+        before_model(context)
     backend = build_backend(context)
     try:
         policy = Opened(subject=subject, config=config, plugins=plugins, context=context, backend=backend)

@@ -53,10 +53,10 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     """
     config = checked.config
     interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
-    identity = collect_identity(config, plugins, checked.tables)
     if resume := config.value("resume.from_", ""):
         with _reopened(Path(resume).expanduser()) as folder:
             devices = settle_devices(config, plugins, read_manifest(folder.path))
+            identity = collect_identity(config, plugins, checked.tables)
             plan = _plan(folder, replace(checked, config=devices.compared), plugins, identity)
             if plan.is_complete(config.training.max_steps):
                 message = "Already complete: %d steps are done. A larger `--max-steps` continues it."
@@ -65,7 +65,9 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
             _session(checked, devices, plugins, identity, interrupts, plan=plan, folder=folder)
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
-        _session(checked, settle_devices(config, plugins), plugins, identity, interrupts)
+        devices = settle_devices(config, plugins)
+        identity = collect_identity(config, plugins, checked.tables)  # hashes gigabytes of weights
+        _session(checked, devices, plugins, identity, interrupts)
 
 
 def _session(

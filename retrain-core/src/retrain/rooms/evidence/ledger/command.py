@@ -51,7 +51,7 @@ def verify(ctx: click.Context, folder: Path | None, head: str, as_json: bool) ->
     A campaign or a run stands for the folder that holds it. What the ledger cannot know is told as unknown.
     """
     history = _history(folder, known_head=head)
-    found = [*check_all(history, known_head=head), *_undeclared(history.folder)]
+    found = [*check_all(history, known_head=head), *_undeclared(history.folder), *_unended(history)]
     wrong = [each for each in found if each.is_certain]
     if as_json:
         click.echo(json.dumps(_data(history, found, is_intact=not wrong), indent=2))
@@ -86,7 +86,20 @@ def _history(folder: Path | None, *, known_head: str = "") -> History:
         what = "has no ledger" if place.is_dir() else "no such folder"
         fix = "give the folder that holds runs or campaigns; the next run begins a ledger there"
         raise ConfigError(Problem(where=str(place), what=what, fix=fix))
-    return read_history(place, known_head=known_head)
+    history = read_history(place, known_head=known_head)
+    if not history.num_lines and not history.is_torn:
+        what, fix = "holds no event, so nothing can be verified", "restore it from a backup, if it held some"
+        raise ConfigError(Problem(where=str(history.file), what=what, fix=fix))
+    return history
+
+
+def _unended(history: History) -> Iterator[disk.Finding]:
+    """Runs without an end on record, whose files cannot be compared with those that they ended with."""
+    names = [run.name for run in history.runs.values() if run.ended is None]
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        what = f"unknown: no end of {shown} is on record, so the files cannot be verified: still running, or killed"
+        yield disk.Finding(what=what, fix="wait for it, or end it with --resume", is_certain=False)
 
 
 def _undeclared(folder: Path) -> Iterator[disk.Finding]:
@@ -119,7 +132,9 @@ def _data(history: History, found: list[disk.Finding], *, is_intact: bool) -> di
 
 
 def _outcome(history: History, num_wrong: int) -> str:
-    counts = f"{history.num_lines} lines since {history.since}, {len(history.runs)} runs, {len(history.looks)} looks"
+    num_stepless = sum(run.ended is not None and not run.ended.get("steps") for run in history.runs.values())
+    runs = f"{len(history.runs)} runs" + (f", {num_stepless} of them ended without a step" if num_stepless else "")
+    counts = f"{history.num_lines} lines since {history.since}, {runs}, {len(history.looks)} looks"
     state = f"{num_wrong} do{'es' if num_wrong == 1 else ''} not match" if num_wrong else "intact"
     return f"{history.file}: {state} ({counts})\nlast hash: {history.head}"
 
