@@ -125,7 +125,12 @@ def test_not_a_device(make_context: Make, devices: str) -> None:
 
 @pytest.mark.parametrize(
     ("devices", "fix"),
-    [("cuda", '"gpu:0" for a CUDA GPU'), ("cuda:3", '"gpu:3" for a CUDA GPU'), ("mps", 'write "cpu"'), ("tpu", '"cpu"')],
+    [
+        ("cuda", '"gpu:0" for a CUDA GPU'),
+        ("cuda:3", '"gpu:3" for a CUDA GPU'),
+        ("mps", 'write "cpu"'),
+        ("tpu", '"cpu"'),
+    ],
 )
 def test_the_fix_is_a_name_that_is_a_device(make_context: Make, devices: str, fix: str) -> None:
     (problem,) = device_problems(make_context(devices=devices).config)

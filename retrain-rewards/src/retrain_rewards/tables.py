@@ -25,35 +25,61 @@ class RewardTable(Table):
         "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
-    answer: Literal["box", "last_number"] = key("box", "What of a completion is its answer (match).")
+    answer: Literal["box", "last_number"] = key(
+        "box", "What of a completion is its answer (match).", needs="reward match"
+    )
     unfinished: Literal["refuse", "accept"] = key(
-        "refuse", "What still has to be computed, where the reference is a finished value (math)."
+        "refuse", "What still has to be computed, where the reference is a finished value (math).", needs="reward math"
     )
-    strict: bool = key(True, "false = equality to math-verify is enough, which can be gamed (math).")
-    tests: str = key("tests", "Column that holds the tests of an example (code).", min_length=1)
+    strict: bool = key(
+        True, "false = equality to math-verify is enough, which can be gamed (math).", needs="reward math"
+    )
+    tests: str = key("tests", "Column that holds the tests of an example (code).", min_length=1, needs="reward code")
     program: Literal["block", "text"] = key(
-        "block", "What of a completion is its program: the last fenced block, or the whole text (code)."
+        "block",
+        "What of a completion is its program: the last fenced block, or the whole text (code).",
+        needs="reward code",
     )
-    partial: bool = key(False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).")
-    test_timeout_s: float = key(2.0, "Seconds that the program may take for one test (code).", gt=0.0)
-    test_memory_mb: int = key(1024, "Memory of the program, in MiB (code).", ge=64)
-    unsafe: bool = key(False, "Run programs even where no sandbox works, with your rights (code).")
-    judge_model: str = key("", "Model that judges (judge).")
-    judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.")
+    partial: bool = key(
+        False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).", needs="reward code"
+    )
+    test_timeout_s: float = key(
+        2.0, "Seconds that the program may take for one test (code).", gt=0.0, needs="reward code"
+    )
+    test_memory_mb: int = key(1024, "Memory of the program, in MiB (code).", ge=64, needs="reward code")
+    unsafe: bool = key(False, "Run programs even where no sandbox works, with your rights (code).", needs="reward code")
+    judge_model: str = key("", "Model that judges (judge).", needs="reward judge")
+    judge_base_url: str = key("", "API of the judge, up to /v1; empty = OpenAI.", needs="reward judge")
     judge_api_key_env: str = key(
-        "OPENAI_API_KEY", "Environment variable that holds the judge's key.", free_on_resume=True
+        "OPENAI_API_KEY", "Environment variable that holds the judge's key.", free_on_resume=True, needs="reward judge"
     )
-    judge_prompt: str = key("", "Rubric with {question}, {reference}, {answer}; empty = a strict one.")
-    judge_max_tokens: int = key(1024, "Tokens of the judge's reply at most.", ge=1)
-    judge_temperature: float = key(0.0, "Its sampling temperature; -1 = not sent.", ge=-1.0, le=2.0)
-    judge_concurrency: int = key(8, "Calls at the same time.", ge=1, free_on_resume=True)
-    judge_requests_per_minute: int = key(0, "Calls per minute; 0 = unlimited.", ge=0, free_on_resume=True)
-    judge_tokens_per_minute: int = key(0, "Tokens per minute, both ways; 0 = unlimited.", ge=0, free_on_resume=True)
-    judge_retries: int = key(4, "Further tries of a call that failed, with back-off.", ge=0, free_on_resume=True)
-    judge_price_in: float = key(0.0, "Dollars per million tokens sent.", ge=0.0, free_on_resume=True)
-    judge_price_out: float = key(0.0, "Dollars per million tokens received.", ge=0.0, free_on_resume=True)
-    custom_module: str = key("", "Module or .py file of the scoring function (custom).", reads="code")
-    custom_function: str = key("score", "Name of the scoring function (custom).")
+    judge_prompt: str = key(
+        "", "Rubric with {question}, {reference}, {answer}; empty = a strict one.", needs="reward judge"
+    )
+    judge_max_tokens: int = key(1024, "Tokens of the judge's reply at most.", ge=1, needs="reward judge")
+    judge_temperature: float = key(
+        0.0, "Its sampling temperature; -1 = not sent.", ge=-1.0, le=2.0, needs="reward judge"
+    )
+    judge_concurrency: int = key(8, "Calls at the same time.", ge=1, free_on_resume=True, needs="reward judge")
+    judge_requests_per_minute: int = key(
+        0, "Calls per minute; 0 = unlimited.", ge=0, free_on_resume=True, needs="reward judge"
+    )
+    judge_tokens_per_minute: int = key(
+        0, "Tokens per minute, both ways; 0 = unlimited.", ge=0, free_on_resume=True, needs="reward judge"
+    )
+    judge_retries: int = key(
+        4, "Further tries of a call that failed, with back-off.", ge=0, free_on_resume=True, needs="reward judge"
+    )
+    judge_price_in: float = key(
+        0.0, "Dollars per million tokens sent.", ge=0.0, free_on_resume=True, needs="reward judge"
+    )
+    judge_price_out: float = key(
+        0.0, "Dollars per million tokens received.", ge=0.0, free_on_resume=True, needs="reward judge"
+    )
+    custom_module: str = key(
+        "", "Module or .py file of the scoring function (custom).", reads="code", needs="reward custom"
+    )
+    custom_function: str = key("score", "Name of the scoring function (custom).", needs="reward custom")
 
     @field_validator("weights")
     @classmethod
@@ -93,11 +119,19 @@ class EnvironmentTable(Table):
         "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
     )
     id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
-    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.")
-    max_turns: int = key(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
-    auto_install: bool = key(False, "Install a missing environment from its hub.", free_on_resume=True)
+    args: dict[str, Any] = key({}, "Its arguments, a table or JSON text of an object.", needs="environment.provider")
+    max_turns: int = key(
+        -1, "Turns per episode at most; -1 = as the environment says.", ge=-1, needs="environment.provider"
+    )
+    auto_install: bool = key(
+        False, "Install a missing environment from its hub.", free_on_resume=True, needs="environment.provider"
+    )
     timeout_s: float = key(
-        60.0, "Seconds that it may take between two turns of all episodes, and to score.", gt=0.0, free_on_resume=True
+        60.0,
+        "Seconds that it may take between two turns of all episodes, and to score.",
+        gt=0.0,
+        free_on_resume=True,
+        needs="environment.provider",
     )
 
     @field_validator("id")

@@ -13,43 +13,69 @@ from retrain.api import Kind, Table, key
 class GtpoTable(Table):
     """How strongly uncertainty shapes the credit of tokens."""
 
-    beta: float = key(0.1, "GTPO strength; 0 = every token alike. Above 1 the mean weight is no longer 1.", ge=0.0)
+    beta: float = key(
+        0.1, "GTPO strength; 0 = every token alike. Above 1 the mean weight is no longer 1.", ge=0.0, needs="stage gtpo"
+    )
 
 
 class HicraTable(Table):
     """How much more credit planning tokens get."""
 
     alpha: float = key(
-        0.2, "HICRA strength, in [0, 1]; 0 = off. It softens the penalties of planning tokens.", ge=0.0, le=1.0
+        0.2,
+        "HICRA strength, in [0, 1]; 0 = off. It softens the penalties of planning tokens.",
+        ge=0.0,
+        le=1.0,
+        needs="stage hicra",
     )
 
 
 class SepaTable(Table):
     """When and how far the uncertainty of execution tokens is pooled."""
 
-    steps: int = key(500, "Length of the linear ramp in steps; 0 = no ramp.", ge=0)
-    schedule: Literal["linear", "auto"] = key("linear", "linear, or auto: the larger of ramp and variance rule.")
-    delay_steps: int = key(50, "Steps before the ramp starts.", ge=0)
-    correct_rate_gate: float = key(
-        0.1, "Lambda stays 0 until a step's correct rate reaches this; 0 = open from the start.", ge=0.0, le=1.0
+    steps: int = key(500, "Length of the linear ramp in steps; 0 = no ramp.", ge=0, needs="controller sepa")
+    schedule: Literal["linear", "auto"] = key(
+        "linear", "linear, or auto: the larger of ramp and variance rule.", needs="controller sepa"
     )
-    ema_decay: float = key(0.99, "Decay per step of the averaged execution variance (auto).", ge=0.0, lt=1.0)
-    threshold: float = key(0.2, "Fraction of the starting variance below which pooling begins (auto).", gt=0.0, le=1.0)
-    warmup_steps: int = key(50, "Steps with a variance before its starting value is fixed (auto).", ge=1)
+    delay_steps: int = key(50, "Steps before the ramp starts.", ge=0, needs="controller sepa")
+    correct_rate_gate: float = key(
+        0.1,
+        "Lambda stays 0 until a step's correct rate reaches this; 0 = open from the start.",
+        ge=0.0,
+        le=1.0,
+        needs="controller sepa",
+    )
+    ema_decay: float = key(
+        0.99, "Decay per step of the averaged execution variance (auto).", ge=0.0, lt=1.0, needs="controller sepa"
+    )
+    threshold: float = key(
+        0.2,
+        "Fraction of the starting variance below which pooling begins (auto).",
+        gt=0.0,
+        le=1.0,
+        needs="controller sepa",
+    )
+    warmup_steps: int = key(
+        50, "Steps with a variance before its starting value is fixed (auto).", ge=1, needs="controller sepa"
+    )
 
 
 class PlanningTable(Table):
     """Which tokens count as planning."""
 
-    detector: str = key("regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR)
-    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).")
-    threshold: float = key(0.02, "Margin of the planning similarity (semantic).")
+    detector: str = key(
+        "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"
+    )
+    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning detector")
+    threshold: float = key(0.02, "Margin of the planning similarity (semantic).", needs="planning detector")
 
 
 class PlanningPhrases(Table):
     """The key that [logging] gets for planning phrases."""
 
-    strategic_grams: str = key("", "Planning phrases, JSON array or comma-separated; empty = the default list.")
+    strategic_grams: str = key(
+        "", "Planning phrases, JSON array or comma-separated; empty = the default list.", needs="planning detector"
+    )
 
     @field_validator("strategic_grams")
     @classmethod

@@ -29,6 +29,7 @@ def key(
     aliases: tuple[str, ...] = (),
     free_on_resume: bool = False,
     reads: str | None = None,
+    needs: str = "",
     **constraints: Any,
 ) -> Any:
     """One key of a table.
@@ -38,11 +39,12 @@ def key(
     `pending` describes what is not built yet: any value but the default is refused with that text. `free_on_resume`: a
     resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
     content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
-    environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `constraints` are pydantic's (`ge`,
-    `alias`, ...).
+    environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
+    read only with another key off its default (`kl.coef`), or by a part in use (`reward judge`, `stage gtpo`); several
+    joined by ` or `. `constraints` are pydantic's (`ge`, `alias`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
-    extra |= {"free_on_resume": free_on_resume, "reads": reads}
+    extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs}
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)
@@ -63,6 +65,7 @@ class Key:
     pending: str
     aliases: tuple[str, ...]
     free_on_resume: bool
+    needs: str
 
     @property
     def path(self) -> str:
@@ -87,4 +90,5 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             pending=str(extra.get("pending") or ""),
             aliases=tuple(extra.get("aliases") or ()),
             free_on_resume=bool(extra.get("free_on_resume")),
+            needs=str(extra.get("needs") or ""),
         )

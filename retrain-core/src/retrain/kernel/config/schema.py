@@ -21,7 +21,13 @@ class BackendTable(Table):
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
     throttle_dir: str = key("", "Lock folder shared by runs that call one service; empty = none.", free_on_resume=True)
-    max_concurrent: int = key(4, "Concurrent calls of all runs with this throttle_dir.", ge=1, free_on_resume=True)
+    max_concurrent: int = key(
+        4,
+        "Concurrent calls of all runs with this throttle_dir.",
+        ge=1,
+        free_on_resume=True,
+        needs="backend.throttle_dir",
+    )
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
 
 
@@ -48,14 +54,19 @@ class AlgorithmTable(Table):
         ge=0.0,
         le=1.0,
         aliases=("entropy_mask_rho",),
+        needs="top-rho mask",
     )
     loss: str = key("importance_sampling", "Policy loss: {names} or a plugin.", names=Kind.LOSS, min_length=1)
     clip_eps: float = key(0.0, "The ratio counts from 1 - clip_eps; 0 = the loss's own (ppo: 0.2).", ge=0.0, lt=1.0)
     clip_eps_high: float = key(0.0, "It counts up to 1 + this; cispo: largest weight; 0 = the loss's own.", ge=0.0)
     tis_cap: float = key(0.0, "Truncate the trainer/sampler importance weight at this value; 0 = off.", ge=0.0)
-    params: dict[str, Any] = key({}, "Parameters of the algorithm plugin.", flag="algorithm_params")
-    advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.")
-    transform_params: dict[str, Any] = key({}, "Parameters of the transform; may hold its own uncertainty_kind.")
+    params: dict[str, Any] = key(
+        {}, "Parameters of the algorithm plugin.", flag="algorithm_params", needs="algorithm.algorithm_mode"
+    )
+    advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.", needs="advantage")
+    transform_params: dict[str, Any] = key(
+        {}, "Parameters of the transform; may hold its own uncertainty_kind.", needs="transform"
+    )
 
 
 class PluginsTable(Table):
@@ -158,7 +169,9 @@ class ScoringTable(Table):
     memory_gb: float = key(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0, free_on_resume=True)
     cache: bool = key(True, "Score equal completions of an example once.", free_on_resume=True)
     audit: Literal["stop", "warn", "off"] = key("stop", "When the reward fails its audit.", free_on_resume=True)
-    audit_examples: int = key(8, "Examples, at most, that the reward is tried on before training.", ge=1, free_on_resume=True)
+    audit_examples: int = key(
+        8, "Examples, at most, that the reward is tried on before training.", ge=1, free_on_resume=True
+    )
     correct_above: float = key(CORRECT_ABOVE, "A score above this counts as correct.", allow_inf_nan=False)
     limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
 
@@ -166,9 +179,19 @@ class ScoringTable(Table):
 class EvalTable(Table):
     """Held-out evaluation on examples that are never trained on."""
 
-    every: int = key(0, "Steps between evaluations; 0 = only before the first and after the last.", ge=0)
+    every: int = key(
+        0,
+        "Steps between evaluations; 0 = only before the first and after the last.",
+        ge=0,
+        needs="eval.examples or eval.sets",
+    )
     examples: int = key(0, "Held-out examples; 0 = no evaluation.", ge=0)
-    samples: int = key(4, "Completions per held-out example, for the correct rate and pass@k.", ge=1)
+    samples: int = key(
+        4,
+        "Completions per held-out example, for the correct rate and pass@k.",
+        ge=1,
+        needs="eval.examples or eval.sets",
+    )
     seed: int = key(0, "Seed of the split and of the evaluation's sampling, apart from the run's.", ge=0)
 
 

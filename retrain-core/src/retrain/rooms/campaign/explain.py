@@ -11,7 +11,9 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.campaign.devices import listed_devices
 from retrain.rooms.campaign.load import Campaign, load_campaign
+from retrain.rooms.credit.flow import build_flow
 from retrain.rooms.session.check import declared_capabilities
+from retrain.rooms.session.notices import unclipped
 from retrain.rooms.session.steps.check_loss import capability_fields
 
 FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
@@ -79,6 +81,7 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "backend": config.backend.backend,
         "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
         "conditions": campaign.labels,
+        **({"clipping": clipping} if (clipping := _clipping(campaign, plugins)) else {}),
         "controls": controls_of(campaign),
         "recipes": recipes_of(campaign),
         "seeds": table.seeds,
@@ -93,3 +96,11 @@ def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
         "plan": table.plan.content() if table.plan else None,
         "origins": origins,
     }
+
+
+def _clipping(campaign: Campaign, plugins: Plugins) -> dict[str, str]:
+    """By condition, the line about a loss that does not clip, where there is one."""
+    found = {
+        each.label: unclipped(each.config, plugins, build_flow(each.config, plugins)) for each in campaign.conditions
+    }
+    return {label: line for label, line in found.items() if line}

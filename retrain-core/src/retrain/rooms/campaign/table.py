@@ -27,7 +27,9 @@ class CampaignTable(Table):
     seeds: list[int] = key(SEEDS, "Root seed of each run of a condition.")
     max_steps: int = key(500, "Steps per run; overrides [training] max_steps.", ge=1)
     parallel: bool = key(False, "Several runs at a time.", free_on_resume=True)
-    max_workers: int = key(0, "With parallel: runs at a time; 0 = all.", ge=0, free_on_resume=True)
+    max_workers: int = key(
+        0, "With parallel: runs at a time; 0 = all.", ge=0, free_on_resume=True, needs="campaign.parallel"
+    )
     stagger_seconds: float = key(0.0, "Delay between launches.", ge=0.0, free_on_resume=True)
     conditions: list[dict[str, Any]] = key(
         CONDITIONS, "Conditions; each names advantage_mode and transform_mode, or a recipe, and may set any key."

@@ -15,6 +15,7 @@ from retrain.kernel.plugins.manager import Plugins
 from retrain.rooms.credit.recipes import configured_recipe, departures
 from retrain.rooms.session.check import declared_capabilities, registered_tables
 from retrain.rooms.session.configure import Checked, claim_of, load_checked
+from retrain.rooms.session.notices import credit_notices, unclipped, without_effect
 from retrain.rooms.session.steps.check_loss import applicable_losses, capability_fields
 from retrain.rooms.session.steps.learning_rate import Course
 from retrain.rooms.text.secrets import hide
@@ -109,6 +110,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "transform_mode": flow.transform.name,
         "uncertainty_kind": flow.uncertainty.name,
         **_loss_row(config, plugins),
+        **({"clipping": clipping} if (clipping := unclipped(config, plugins, flow)) else {}),
         "max_steps": training.max_steps,
         "batch_size": training.batch_size,
         "group_size": training.group_size,
@@ -133,7 +135,9 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     }
     for rows in plugins.notify("retrain_explain", config=config, plugins=plugins):
         content |= {name: value for name, value in (rows or {}).items() if name not in content}
-    content |= {"origins": values, "warnings": [*_warnings(config), *_departures(config, plugins)]}
+    warnings = [*_warnings(config), *_departures(config, plugins), *credit_notices(config, plugins, flow)]
+    warnings += without_effect(config, plugins, flow, checked.tables)
+    content |= {"origins": values, "warnings": warnings}
     hidden: dict[str, Any] = hide(content)
     return hidden
 

@@ -86,6 +86,26 @@ class CreditFlow:
         return self.advantage.needs_verdict or bool(self.algorithm and self.algorithm.compute_context)
 
     @property
+    def parts(self) -> frozenset[str]:
+        """The parts that keys may name as their readers (`needs` of `key`).
+
+        A whole function is given planning masks and the strengths of all stages, and may read them; of a plugin's own
+        `Algorithm` it is unknown, so it counts as reading whatever does not belong to another part.
+        """
+        is_whole = bool(self.algorithm and self.algorithm.compute_context)
+        takes_all = is_whole or self.transform.compute_context is not None
+        found = {
+            "advantage": not is_whole,
+            "transform": not is_whole,
+            "top-rho mask": not self.is_custom,
+            "stage gtpo": takes_all or self.transform.use_gtpo,
+            "stage hicra": takes_all or self.transform.apply_hicra,
+            "planning detector": self.is_custom or self.needs_planning,
+            f"controller {self.controller}": bool(self.controller),
+        }
+        return frozenset(name for name, is_used in found.items() if is_used)
+
+    @property
     def controller(self) -> str:
         """Name of the controller that gives lambda; empty when none is used."""
         used = self.transform.uses_sepa_controller or bool(self.algorithm and self.algorithm.uses_sepa_controller)

@@ -154,7 +154,9 @@ def _chosen(each: EvalSet, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
         return tuple(prompts)
     if each.examples > len(prompts):
         what = f"{each.examples} examples wanted, but the set has {len(prompts)}"
-        raise ConfigError(Problem(where=f"{each.place} examples", what=what, fix="lower it, or leave it out to take all"))
+        raise ConfigError(
+            Problem(where=f"{each.place} examples", what=what, fix="lower it, or leave it out to take all")
+        )
     seeds = Seeds(each.seed)
     return tuple(sorted(prompts, key=lambda prompt: seeds.derive("held-out", prompt.example.id))[: each.examples])
 

@@ -99,13 +99,16 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
     if HELD_OUT in wanted:
         _refuse_another_split(first, config)
     sets: list[LoadedSet] = []
-    with ExitStack() as verifiers, opened(
-        first,
-        plugins,
-        overrides,
-        file=file,
-        before_model=lambda context: sets.extend(_sets(wanted, context, first, verifiers)),
-    ) as policy:
+    with (
+        ExitStack() as verifiers,
+        opened(
+            first,
+            plugins,
+            overrides,
+            file=file,
+            before_model=lambda context: sets.extend(_sets(wanted, context, first, verifiers)),
+        ) as policy,
+    ):
         for subject in subjects:
             policy.use(subject.folder)
             for each in sets:

@@ -14,4 +14,6 @@ class ShadowKeys(Table):
     shadow: str = key(
         "", "A second reward that scores every completion and is never trained; empty = none.", names=Kind.REWARD
     )
-    shadow_params: dict[str, Any] = key({}, "Keys of [reward] for the shadow alone; those not given have defaults.")
+    shadow_params: dict[str, Any] = key(
+        {}, "Keys of [reward] for the shadow alone; those not given have defaults.", needs="reward.shadow"
+    )

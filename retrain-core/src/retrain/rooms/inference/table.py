@@ -20,27 +20,55 @@ class InferenceTable(Table):
 
     engine: str = key("pytorch", "pytorch, or a server: max, vllm, sglang, mlx, openai.", names=Kind.INFERENCE_ENGINE)
     url: str = key(
-        "", "URL of the server, or several with commas; empty = the engine's own on this machine.", free_on_resume=True
+        "",
+        "URL of the server, or several with commas; empty = the engine's own on this machine.",
+        free_on_resume=True,
+        needs="inference.engine",
     )
     admin_url: str = key(
-        "", "URLs of the servers behind a router at url, with commas: weights go to each.", free_on_resume=True
+        "",
+        "URLs of the servers behind a router at url, with commas: weights go to each.",
+        free_on_resume=True,
+        needs="inference.engine",
     )
     logprobs: Literal["engine", "trainer"] = key(
         "engine", "Behaviour log-probabilities: the engine's own, or recomputed with the training model."
     )
     max_gap: float = key(
-        0.1, "Stop when engine and trainer differ by more on a probe; mean, in nats.", gt=0.0, free_on_resume=True
+        0.1,
+        "Stop when engine and trainer differ by more on a probe; mean, in nats.",
+        gt=0.0,
+        free_on_resume=True,
+        needs="inference.engine",
     )
-    keep_versions: int = key(2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True)
+    keep_versions: int = key(
+        2, "Policy versions whose adapters a server keeps.", ge=1, free_on_resume=True, needs="inference.engine"
+    )
     adapter_dir: str = key(
-        "", "Folder for adapters that every server can read; empty = a temporary one.", free_on_resume=True
+        "",
+        "Folder for adapters that every server can read; empty = a temporary one.",
+        free_on_resume=True,
+        needs="inference.engine",
     )
-    max_concurrent: int = key(256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True)
-    timeout_s: float = key(600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True)
+    max_concurrent: int = key(
+        256, "Requests in flight at a time, over all servers.", ge=1, free_on_resume=True, needs="inference.engine"
+    )
+    timeout_s: float = key(
+        600.0, "Seconds that one request may take.", gt=0.0, free_on_resume=True, needs="inference.engine"
+    )
     retry_s: float = key(
-        300.0, "Seconds during which a failed request is retried; 0 = never.", ge=0.0, free_on_resume=True
+        300.0,
+        "Seconds during which a failed request is retried; 0 = never.",
+        ge=0.0,
+        free_on_resume=True,
+        needs="inference.engine",
     )
-    api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
+    api_key_env: str = key(
+        "",
+        "Environment variable that holds the server's key; empty = none.",
+        free_on_resume=True,
+        needs="inference.engine",
+    )
     attention_kernel: Literal["default", "flash", "triton", "tk", "cutlass"] = key(
         "default", "Attention kernel of the pytorch engine; default = the best available.", flag="attention_kernel"
     )

@@ -26,6 +26,7 @@ from retrain.rooms.session.identity.collect import Identity, collect_identity
 from retrain.rooms.session.identity.copies import write_inputs
 from retrain.rooms.session.identity.examples import ExampleCheck
 from retrain.rooms.session.interrupts import Interrupts
+from retrain.rooms.session.notices import credit_notices, unclipped, without_effect
 from retrain.rooms.session.records.checkpoints import clear_unfinished, set_newer_aside
 from retrain.rooms.session.records.folder import RunFolder, check_run_folder, open_run_folder, refuse_unwritable
 from retrain.rooms.session.records.manifest import build_manifest, config_toml
@@ -82,6 +83,12 @@ def _session(
 ) -> None:
     config = devices.config
     devices.log()
+    if clipping := unclipped(config, plugins, checked.flow):
+        LOG.info("%s", printable(clipping[0].upper() + clipping[1:]))
+    for notice in credit_notices(config, plugins, checked.flow):
+        LOG.warning("%s", printable(notice))
+    for line in without_effect(config, plugins, checked.flow, checked.tables):
+        LOG.info("%s", printable(line))
     seeds = run_seeds(config, plan.seed if plan else None)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
     examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.value("resume.anyway", False))

@@ -13,7 +13,10 @@ class ResumeTable(Table):
 
     from_: str = key("", "Run folder to continue (`--resume DIR`).", alias="from", free_on_resume=True)
     anyway: bool = key(
-        False, "Continue although configuration, code or data make it a different run.", free_on_resume=True
+        False,
+        "Continue although configuration, code or data make it a different run.",
+        free_on_resume=True,
+        needs="resume.from_",
     )
 
 

@@ -19,5 +19,5 @@ class SqueezeTable(Table):
     source_rank: int = key(0, "Rank that the adapter must have; 0 = any.", ge=0)
     target_ranks: list[Annotated[int, Field(ge=1)]] = key([], "Ranks to try; empty = powers of two and its own.")
     output_path: str = key("", "Folder of the compressed adapter; empty = none.")
-    compress_to: int = key(0, "Rank to compress to; 0 = the recommended one.", ge=0)
+    compress_to: int = key(0, "Rank to compress to; 0 = the recommended one.", ge=0, needs="squeeze.output_path")
     device: str = key("cpu", "Device of the decomposition: cpu, gpu:0, mps.", pattern=DEVICE)
