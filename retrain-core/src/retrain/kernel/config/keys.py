@@ -40,8 +40,8 @@ def key(
     resumed run may have another value and still be the same run. `reads`: the value names an input of the run whose
     content is hashed: `code` (a module or `.py` file), `data` (a file, folder or pattern), `package` (an installed
     environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
-    read only with another key off its default (`kl.coef`), or by a part in use (`reward judge`, `stage gtpo`); several
-    joined by ` or `. `constraints` are pydantic's (`ge`, `alias`, ...).
+    read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by
+    ` or `. `constraints` are pydantic's (`ge`, `alias`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
     extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs}
