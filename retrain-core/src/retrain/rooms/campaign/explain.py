@@ -30,12 +30,35 @@ def warnings_of(campaign: Campaign) -> list[str]:
         found.append(f"{workers} runs at a time share {num_devices} devices")
     if campaign.config.origin("training.seed").layer is Layer.FILE:
         found.append("[training] seed is not used: seeds come from [campaign] seeds")
+    found += verdict_warnings(campaign)
     for each in campaign.conditions:
         if each.beaten:
             found.append(
                 f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, which its recipe has otherwise"
             )
     return found
+
+
+def verdict_warnings(campaign: Campaign) -> list[str]:
+    """A plan, or a number of seeds, with which no result could be a verdict; empty for a single condition."""
+    from retrain.rooms.evidence.stats.sequential import Spend
+    from retrain.rooms.evidence.study.deciding import Design
+    from retrain.rooms.evidence.study.reach import reach_of, reach_sentences
+
+    table, plan = campaign.table, campaign.table.plan
+    comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
+    if comparisons < 1:
+        return []
+    design = Design.PLANNED if plan and plan.looks else Design.FIXED
+    reach = reach_of(
+        Design.UNPAIRED if plan and plan.test == "unpaired" else design,
+        num_seeds=len(table.seeds),
+        comparisons=comparisons,
+        alpha=plan.alpha if plan else 0.05,
+        looks=plan.looks if plan else (),
+        spend=Spend(plan.spend) if plan else Spend.POCOCK,
+    )
+    return reach_sentences(reach)
 
 
 def workers_of(campaign: Campaign) -> int:

@@ -13,6 +13,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.session.records.seal import SEAL, seal_of
 
 SUMMARIES = ("final", "best", "auc")
+PAIRED = "paired"
 UNSET = {"looks": [], "n_max": 0, "spend": "pocock"}  # left out of what is sealed and compared: older plans lack them
 STOP_RULE = "every run to max_steps; no run is stopped, added or left out because of its results"
 
@@ -33,6 +34,9 @@ class PlanTable(Table):
         "Differences below it, in units of the metric (0.02 = 2 pp of a rate), do not matter.",
         gt=0.0,
         allow_inf_nan=False,
+    )
+    test: Literal["paired", "unpaired"] = key(
+        PAIRED, "Compares runs of one seed with each other, or all runs of two conditions whichever seeds they have."
     )
     looks: list[int] = key([], "Numbers of seeds after which the campaign looks and may stop; empty = at the end.")
     n_max: int = key(0, "With looks: the most seeds of a condition, which is the last look; 0 = that.", ge=0)
@@ -62,6 +66,8 @@ class PlanTable(Table):
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} has no effect without looks, such as looks = [8, 12, 16, 20]")
             return self
+        if self.test != PAIRED:
+            raise ValueError('looks go with test = "paired" only')
         if self.n_max not in (0, self.looks[-1]):
             raise ValueError(f"n_max is {self.n_max} and the last look {self.looks[-1]}: they must be equal")
         if self.stop_rule not in (STOP_RULE, self.written_stop_rule):
@@ -85,9 +91,9 @@ class PlanTable(Table):
         values: dict[str, Any] = self.model_dump(mode="json")
         if self.looks:
             values |= {"n_max": self.looks[-1], "stop_rule": self.written_stop_rule}
-        return {
-            name: value for name, value in values.items() if value is not None and (name not in UNSET or self.looks)
-        }
+        left_out = {name for name, value in values.items() if value is None} | (set() if self.looks else set(UNSET))
+        left_out |= {"test"} if self.test == PAIRED else set()
+        return {name: value for name, value in values.items() if name not in left_out}
 
 
 def seal_plan(

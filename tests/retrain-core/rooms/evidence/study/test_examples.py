@@ -94,7 +94,7 @@ def test_the_advice_agrees_with_the_interval_that_is_shown(campaign: Path) -> No
     assert view.advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
     assert "what would narrow ± " in advice_sentence(view, metric)
     said = advice_sentence(replace(view, advice=replace(view.advice, half_width=np.inf)), metric)
-    assert said.startswith("the interval on examples like these has no limit over 8 seeds, whatever the examples; ")
+    assert said.startswith("8 seeds are too few to bound it on examples like these, whatever the examples; ")
 
 
 def test_both_scopes_are_printed_and_in_the_json(

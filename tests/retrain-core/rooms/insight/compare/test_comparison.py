@@ -23,7 +23,7 @@ def test_python_says_what_the_command_says(
     assert [each["verdict"] for each in found.verdicts] == ["worse"]
     assert type(found.verdicts[0]["verdict"]) is str
     told = compare(folder, *options).out
-    assert [line.split() for line in repr(found).splitlines()][:4] == [line.split() for line in told.splitlines()][:4]
+    assert [line.split() for line in repr(found).splitlines()][3:7] == [line.split() for line in told.splitlines()][2:6]
     assert "&lt;i&gt;+none" in found._repr_html_()
     assert "<i>" not in found._repr_html_()
     runs = sorted(path for path in (folder / "runs").iterdir() if path.is_dir())

@@ -36,6 +36,7 @@ class Plan:
     margin: float | None = None
     looks: tuple[int, ...] = ()
     spend: Spend = Spend.POCOCK
+    is_unpaired: bool = False
     registered_in: str = ""
 
     def due(self, seeds: Sequence[int]) -> tuple[int, ...]:
@@ -85,6 +86,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
         margin=margin if margin is not None and 0.0 < margin < math.inf else None,
         looks=_looks(content),
         spend=next((each for each in Spend if each.value == content.get("spend")), Spend.POCOCK),
+        is_unpaired=_text(content, "test") == "unpaired",
         registered_in=_text(manifest, "campaign_toml"),
     )
     return plan

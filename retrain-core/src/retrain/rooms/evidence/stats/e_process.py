@@ -68,9 +68,14 @@ class AnytimeTest:
 
 
 def least_seeds(alpha: float) -> int:
-    """The fewest seeds with which the test can reject at `alpha`; equal differences take one or two more."""
+    """The fewest seeds with which the test can reject at `alpha`, if each difference dwarfs those before it."""
     possible = (seeds for seeds in range(1, MOST_SEEDS) if _least_p(tuple(range(1, seeds + 1))) <= alpha)
     return next(possible, MOST_SEEDS)
+
+
+def fewest_equal(alpha: float) -> int:
+    """The fewest equal differences with which the test rejects at `alpha`: seven at 0.05."""
+    return next((seeds for seeds in range(1, MOST_SEEDS) if _p(np.ones(seeds)) <= alpha), MOST_SEEDS)
 
 
 @cache

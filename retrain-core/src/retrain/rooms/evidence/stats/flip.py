@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, count
 from typing import Self
 
 import numpy as np
@@ -22,6 +24,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 
 EXACT_SEEDS = 14  # 16,384 subsets; with more seeds, subsets are drawn
+EXACT_EXCHANGES = 9  # seeds of each side: 48,620 ways to deal 18 runs to two sides
 PATTERNS = 10_000  # sign patterns counted beyond that, the observed one among them
 MOST_PATTERNS = 200_000
 ROUNDING = 1e-12  # of the sum of all sizes: sums that are equal on paper differ by less
@@ -59,6 +62,29 @@ class FlipTest:
             smallest = _p(_subset_means(np.abs(units_N), patterns))
         return cls(np.sort(means_K) * peak, smallest)
 
+    @classmethod
+    def of_exchanges(cls, baseline_N: Floats, condition_N: Floats, *, patterns: int = PATTERNS) -> Self:
+        """The unpaired permutation test of as many runs on both sides: all C(2N, N) deals of up to nine, else drawn.
+
+        Exchanging k runs of each side subtracts 2 k / N times the difference of their means from the mean difference,
+        so means of exchanged runs take the role that means of subsets have above. No variance is estimated or pooled.
+        It assumes that runs of both sides have one distribution if the conditions do not differ.
+        """
+        if baseline_N.shape != condition_N.shape or not baseline_N.size:
+            raise ValueError(f"as many runs on both sides, at least one, not {baseline_N.size} and {condition_N.size}")
+        both_M = np.concatenate([baseline_N, condition_N])
+        if not np.isfinite(both_M).all():
+            raise ValueError(f"values must be finite, not {both_M!r}")
+        both_M = both_M - both_M.mean()
+        peak = float(np.abs(both_M).max()) or 1.0
+        left_N, right_N = np.split(both_M / peak, 2)
+        exchanged = (
+            _all_exchanges if baseline_N.size <= EXACT_EXCHANGES else partial(_drawn_exchanges, patterns=patterns)
+        )
+        means_K = np.concatenate([[-np.inf, np.inf], exchanged(left_N, right_N)])
+        means_K[np.abs(means_K) <= _rounding(both_M / peak)] = 0.0
+        return cls(np.sort(means_K) * peak, 2.0 / means_K.size)
+
     @property
     def num_patterns(self) -> int:
         """Sign patterns up to turning all signs, the observed one included."""
@@ -88,6 +114,11 @@ def sign_flip_p(diffs_N: Floats, *, patterns: int = PATTERNS) -> float:
 def flip_interval(diffs_N: Floats, level: float, *, patterns: int = PATTERNS) -> tuple[float, float]:
     """The interval of the mean difference that leaves out zero exactly where `sign_flip_p` <= 1 - level."""
     return FlipTest.of(diffs_N, patterns=patterns).interval(level)
+
+
+def fewest_exchanged(alpha: float) -> int:
+    """The fewest seeds of each side with which the unpaired test can reach p <= alpha: 2 / C(2n, n) <= alpha."""
+    return next(n for n in count(2) if at_most(2.0 / math.comb(2 * n, n), alpha))
 
 
 def at_most(p: float, alpha: float) -> bool:
@@ -142,3 +173,28 @@ def _drawn_subsets(values_N: Floats, patterns: int) -> tuple[Floats, Floats]:
         sums.append(chosen_PN @ values_N)
         sizes.append(chosen_PN.sum(axis=1))
     return np.concatenate(sums), np.concatenate(sizes)
+
+
+def _all_exchanges(left_N: Floats, right_N: Floats) -> Floats:
+    """Differences of the means of k runs of each side, for every choice of them, 0 < k < N."""
+    found = []
+    for k in range(1, left_N.size):
+        chosen_CK = np.array(list(combinations(range(left_N.size), k)))
+        left_C, right_C = (side_N[chosen_CK].mean(axis=1) for side_N in (left_N, right_N))
+        found.append((right_C[:, None] - left_C[None, :]).ravel())
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _drawn_exchanges(left_N: Floats, right_N: Floats, *, patterns: int) -> Floats:
+    """The same of `patterns` - 1 drawn deals, each followed by the difference of the runs that stay."""
+    stream, size = _SEEDS.stream("compare", "exchanges"), left_N.size
+    found = []
+    for start in range(1, patterns, _CHUNK):
+        dealt_PM = np.repeat(np.arange(2 * size)[None] < size, min(_CHUNK, patterns - start), axis=0)
+        stays_PN, comes_PN = np.split(stream.permuted(dealt_PM, axis=1), 2, axis=1)
+        for left_PN, right_PN, bound in ((~stays_PN, comes_PN, -np.inf), (stays_PN, ~comes_PN, np.inf)):
+            size_P = right_PN.sum(axis=1)
+            is_whole_P = (size_P == 0) | (size_P == size)  # the observed deal, or its mirror: they bound nothing
+            means_P = (right_PN @ right_N - left_PN @ left_N) / np.maximum(size_P, 1)
+            found.append(np.where(is_whole_P, bound, means_P))
+    return np.concatenate(found)

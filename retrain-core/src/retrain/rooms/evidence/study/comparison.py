@@ -90,13 +90,26 @@ class ControlsView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FewSeeds:
+    """An estimate where seeds are too few for a verdict: `interval` at `level` assumes roughly normal seeds.
+
+    It is about new seeds, and about new examples too if `is_of_examples`. It decides nothing.
+    """
+
+    interval: tuple[float, float]
+    level: float
+    is_of_examples: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExamplesView:
     """A difference over new seeds and new examples of the same kind, by crossed random effects; see `stats.crossed`.
 
     `interval` is at `level`, and never narrower than the one over seeds alone, which holds without any assumption about
-    distributions; nor is `p` smaller. With clusters, `num_clusters` < `num_examples`, new examples means new clusters.
-    `advice` is there while the interval holds zero. Where `reason` is not empty it says why there is no such view, and
-    everything else is None or 0; `are_others` if it is that both sides were evaluated on different examples.
+    distributions; nor is `p` smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters,
+    `num_clusters` < `num_examples`, new examples means new clusters. `advice` is there while the interval holds zero.
+    Where `reason` is not empty it says why there is no such view, and everything else is None or 0; `are_others` if it
+    is that both sides were evaluated on different examples.
     """
 
     reason: str = ""
@@ -107,6 +120,7 @@ class ExamplesView:
     estimate: float | None = None
     interval: tuple[float, float] | None = None
     level: float | None = None
+    normal: tuple[float, float] | None = None
     p: float | None = None
     components: Components | None = None
     advice: Advice | None = None
@@ -122,7 +136,8 @@ class Comparison:
     `smallest_p` what p could be at best with these seeds. `detectable` is the true difference found in 80 % of studies
     like this one, `seeds_needed` how many seeds the observed difference needs for that, both at `alpha / comparisons`.
     `least_seeds` is how many seeds it takes for any verdict at all. `margin` is the planned one, within which both
-    are practically the same; `lost` the line with lost runs at the worst value, None if there are none.
+    are practically the same; `lost` the line with lost runs at the worst value, None if there are none; `few_seeds` an
+    estimate where three seeds or more are too few for a verdict.
     """
 
     baseline: str
@@ -148,6 +163,7 @@ class Comparison:
     controls: ControlsView | None = None
     looks: LooksView | None = None
     examples: ExamplesView | None = None
+    few_seeds: FewSeeds | None = None
 
     @property
     def seeds_needed(self) -> int | None:

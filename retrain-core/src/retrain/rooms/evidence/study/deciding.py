@@ -29,6 +29,7 @@ class Design(StrEnum):
     """Which test decides."""
 
     FIXED = "fixed"
+    UNPAIRED = "unpaired"
     PLANNED = "planned looks"
     ANYTIME = "anytime"
 
@@ -59,8 +60,10 @@ def looks_sentence(view: LooksView) -> str:
     match view.design:
         case Design.FIXED:
             return ""
+        case Design.UNPAIRED:
+            return "judged by the planned permutation test of unpaired runs"
         case Design.ANYTIME:
-            return f"{view.reason}: judged by the test that allows for looking at any time"
+            return f"judged by a stricter test, because {view.reason}"
     looked = f"{len(view.taken)} of {len(view.planned)} planned looks taken ({view.spend} spending)"
     if view.decided_after is not None:
         return f"decided at the planned look of {view.decided_after} seeds; {looked}"

@@ -79,6 +79,8 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
             least_seeds=comparison.least_seeds,
             cost=reader.cost(comparison.baseline, comparison.condition, seeds),
         )
+    normal = crossed(diffs_NE, level=1.0 - comparison.alpha, clusters_E=clusters_E).both
+    view = replace(view, normal=normal.interval if normal else None)
     return replace(view, interval=interval, p=p, components=components(draws), advice=advice)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.runs.metric import Direction
 from retrain.rooms.evidence.stats import paired, power
-from retrain.rooms.evidence.stats.flip import FlipTest, at_most, patterns_for
+from retrain.rooms.evidence.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.deciding import DecidingTest
 from retrain.rooms.evidence.study.per_seed import Values
@@ -22,6 +22,7 @@ class Pairing:
 
     `test_of` makes the test that decides, of the seeds and their differences; None for the sign-flip test of a fixed
     number of seeds. It is made anew for other values of the same pair (`replace`), lost seeds at the worst value, say.
+    Without `is_paired` it is the permutation test of unpaired runs.
     """
 
     baseline: str
@@ -30,6 +31,7 @@ class Pairing:
     baseline_N: Floats
     condition_N: Floats
     test_of: Callable[[Sequence[int], Floats], DecidingTest] | None = None
+    is_paired: bool = True
 
     @property
     def diffs_N(self) -> Floats:
@@ -83,6 +85,8 @@ def deciding_test(pairing: Pairing, patterns: int) -> DecidingTest | None:
     """The test that decides; None below two seeds."""
     if len(pairing.seeds) < 2:
         return None
+    if not pairing.is_paired:
+        return FlipTest.of_exchanges(pairing.baseline_N, pairing.condition_N, patterns=patterns)
     return pairing.test or FlipTest.of(pairing.diffs_N, patterns=patterns)
 
 
@@ -125,7 +129,7 @@ def _judged(
     diffs_N, num_seeds = pairing.diffs_N, len(pairing.seeds)
     difference = float(diffs_N.mean()) if num_seeds else None
     sd, share = paired.spread(diffs_N), alpha / comparisons
-    detectable_d = power.detectable_d(num_seeds, share) if sd else None
+    detectable_d = power.detectable_d(num_seeds, share) if sd and pairing.is_paired else None
     verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
     if test is not None and difference is not None and at_most(p_holm, alpha):
         is_better = (difference > 0.0) == (direction is Direction.HIGHER)
@@ -143,7 +147,7 @@ def _judged(
         d_z=paired.paired_d(diffs_N),
         d_pooled=paired.pooled_d(pairing.baseline_N, pairing.condition_N),
         detectable=None if detectable_d is None or sd is None else detectable_d * sd,
-        least_seeds=power.least_seeds(share),
+        least_seeds=power.least_seeds(share) if pairing.is_paired else fewest_exchanged(share),
         verdict=verdict,
         cause=cause,
         alpha=alpha,

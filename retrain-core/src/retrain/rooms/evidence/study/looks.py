@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.runs.source import DONE, Source
-from retrain.rooms.evidence.stats.e_process import AnytimeTest
-from retrain.rooms.evidence.stats.e_process import least_seeds as least_anytime
+from retrain.rooms.evidence.stats.e_process import AnytimeTest, fewest_equal
 from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.deciding import DecidingTest, Design, LooksView
@@ -42,6 +41,7 @@ class Looks:
             baseline_N=pairing.baseline_N[order_N],
             condition_N=pairing.condition_N[order_N],
             test_of=self.test_of(pairing.baseline, pairing.condition),
+            is_paired=self.design is not Design.UNPAIRED,
         )
 
     def viewed(self, comparisons: Sequence[Comparison], pairings: Sequence[Pairing]) -> tuple[Comparison, ...]:
@@ -50,7 +50,7 @@ class Looks:
 
     def test_of(self, baseline: str, condition: str) -> Callable[[Sequence[int], Floats], DecidingTest] | None:
         """Makes the test of two conditions from their common seeds, in order; None for a fixed number of seeds."""
-        if self.design is Design.FIXED:
+        if self.design in (Design.FIXED, Design.UNPAIRED):
             return None
         if self.design is Design.ANYTIME:
             return lambda seeds, diffs_N: AnytimeTest(diffs_N=diffs_N)
@@ -77,13 +77,14 @@ class Looks:
 
     def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
         """The comparison with what was looked at; the least seeds are those of the test that decided."""
-        if self.design is Design.FIXED:
+        if self.design in (Design.FIXED, Design.UNPAIRED):
             view = LooksView(design=self.design, taken=self.earlier)
             return replace(comparison, looks=view)
         if self.design is Design.ANYTIME:
             view = LooksView(design=self.design, reason=self.reason, taken=self.earlier)
-            least = least_anytime(comparison.alpha / comparison.num_comparisons)
-            return replace(comparison, looks=view, least_seeds=least)
+            return replace(
+                comparison, looks=view, least_seeds=fewest_equal(comparison.alpha / comparison.num_comparisons)
+            )
         taken, test = self.taken(comparison.baseline, comparison.condition), pairing.test
         decided = None
         if comparison.verdict is not Verdict.CANNOT_TELL and isinstance(test, SequentialFlip):
@@ -102,9 +103,9 @@ class Looks:
 def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     """Which test decides about these runs.
 
-    `planned looks` with an intact plan that has them and no seeds beyond it. `fixed` where the seeds are those of a
-    plan without looks, or where nothing shows that anybody looked at fewer. Otherwise `anytime`: seeds were added to
-    the campaign, or `earlier` has looks at fewer seeds, by the number of seeds.
+    `planned looks` with an intact plan that has them and no seeds beyond it. `fixed`, or `unpaired` if an intact plan
+    says so, where the seeds are those of a plan without looks, or where nothing shows an earlier look at fewer.
+    Otherwise `anytime`: seeds were added to the campaign, or `earlier` has looks at fewer seeds, by their number.
     """
     plan, seeds = source.plan, _in_order(source)
     done = Counter(each.condition for each in source.candidates if each.state == DONE)
@@ -130,7 +131,8 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
         reason = "the plan was changed after it was sealed"
     elif fewer and not (plan and set(plan.seeds) == set(seeds) and not has_pending):
         reason = f"an earlier look at {', '.join(map(str, fewer))} seeds is on record"
-    design = Design.ANYTIME if reason else Design.FIXED
+    is_unpaired = plan is not None and plan.is_unpaired and plan.is_intact
+    design = Design.ANYTIME if reason else Design.UNPAIRED if is_unpaired else Design.FIXED
     return Looks(design=design, seeds=seeds, reason=reason, earlier=fewer, ended=ended)
 
 

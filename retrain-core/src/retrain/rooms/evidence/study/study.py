@@ -25,6 +25,7 @@ from retrain.rooms.evidence.study.controls import controls_in, with_controls
 from retrain.rooms.evidence.study.equivalence import with_margin
 from retrain.rooms.evidence.study.examples import with_examples
 from retrain.rooms.evidence.study.family import Pairing, judge
+from retrain.rooms.evidence.study.few_seeds import with_few_seeds
 from retrain.rooms.evidence.study.looks import Looks, chosen_looks
 from retrain.rooms.evidence.study.lost import sides_of, with_lost, with_seeds
 from retrain.rooms.evidence.study.per_seed import Collapse, collapses
@@ -174,7 +175,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     values = {label: summaries.values(label, metric) for label in source.conditions}
     pairings = judging.pairings(summaries)
     comparisons = judging.comparisons(pairings, summaries, values)
-    comparisons = with_examples(comparisons, runs, metric=metric, budget=budget)
+    comparisons = with_few_seeds(with_examples(comparisons, runs, metric=metric, budget=budget))
     others = _other_examples(comparisons, runs, metric)
     study = Study(
         campaign=source.campaign,

@@ -15,6 +15,7 @@ from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.evidence.study.summaries import Condition
+from retrain.rooms.insight.compare.answer import answer
 from retrain.rooms.insight.compare.sentences import explanation
 from retrain.rooms.insight.compare.verdict_line import verdict_line
 
@@ -22,6 +23,7 @@ from retrain.rooms.insight.compare.verdict_line import verdict_line
 def study_data(study: Study) -> dict[str, Any]:
     """Plain data: numbers that do not exist are null, never NaN."""
     return {
+        "answer": answer(study),
         "campaign": str(study.campaign) if study.campaign else None,
         "metric": str(study.metric),
         "direction": study.direction.value,

@@ -10,7 +10,7 @@ from retrain.rooms.evidence.study.advice import Advice, Way
 from retrain.rooms.evidence.study.comparison import ExamplesView
 from retrain.rooms.insight.compare.words import sized
 
-JUDGED = "seeds that no plan foresaw are judged by the anytime-valid test"
+JUDGED = "seeds that no plan foresaw are judged by a stricter test"
 
 
 def scope_sentence(view: ExamplesView, metric: Metric) -> str:
@@ -45,7 +45,7 @@ def advice_sentence(view: ExamplesView, metric: Metric) -> str:
 def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
     """What twice the seeds or examples would make of the interval; over few seeds it may have no limit yet."""
     if math.isinf(advice.half_width):
-        return f"the interval on examples like these has no limit over {view.num_seeds} seeds, whatever the examples"
+        return f"{view.num_seeds} seeds are too few to bound it on examples like these, whatever the examples"
     today = shown_difference(advice.half_width, metric, signed=False)
     return (
         f"what would narrow ± {today} on examples like these: {2 * view.num_seeds} seeds, to about "

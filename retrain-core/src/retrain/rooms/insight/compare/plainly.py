@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, Metric, Summary
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.study import Study
-from retrain.rooms.insight.compare.words import limits, percent
+from retrain.rooms.insight.compare.words import limits, percent, too_few_seeds
 
 MOST_NAMED = 6
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -66,6 +66,11 @@ def _open(study: Study) -> list[str]:
     withheld = [each for each in undecided if each.cause is VerdictReason.NOT_BEYOND_CONTROL]
     told = [_controlled([each.condition for each in withheld])] if withheld else []
     found = [each for each in undecided if each not in withheld]
+    few = [each for each in found if each.cause is VerdictReason.TOO_FEW]
+    told += [f"{each.condition} against {each.baseline}: {too_few_seeds(each, study)}." for each in few[:MOST_NAMED]]
+    if len(few) > MOST_NAMED:
+        told.append(f"For {len(few) - MOST_NAMED} more there are too few seeds, too.")
+    found = [each for each in found if each not in few]
     if not found:
         return told
     if len(found) == len(study.comparisons):
@@ -73,9 +78,10 @@ def _open(study: Study) -> list[str]:
     else:
         names = _listed([each.condition for each in found])
     sentence = f"For {names} these runs cannot tell. That does not mean that there is no difference"
-    far = [abs(end) for each in found for end in (each.interval or (-math.inf, math.inf))]
-    if all(map(math.isfinite, far)):
-        sentence += f": the true one may be as large as {_size(max(far), study.metric)}, either way"
+    ends = [end for each in found for end in (each.interval or (-math.inf, math.inf))]
+    if all(map(math.isfinite, ends)):
+        low, high = min(ends), max(ends)
+        sentence += f": the true one may lie anywhere from {_side(low, study.metric)} to {_side(high, study.metric)}"
     return [*told, f"{sentence}."]
 
 
@@ -95,10 +101,13 @@ def _named(found: Sequence[Comparison], metric: Metric) -> str:
 def _one(comparison: Comparison, metric: Metric) -> str:
     if comparison.difference is None or comparison.interval is None:
         return comparison.condition
-    side = "more" if comparison.difference > 0 else "less"
     low, high = sorted(map(abs, comparison.interval))
-    size = f"{_size(abs(comparison.difference), metric)} {side}"
+    size = _side(comparison.difference, metric)
     return f"{comparison.condition}, by {size} (plausible: {limits((low, high), metric)})"
+
+
+def _side(value: float, metric: Metric) -> str:
+    return f"{_size(abs(value), metric)} {'more' if value > 0 else 'less'}"
 
 
 def _size(value: float, metric: Metric) -> str:

@@ -6,10 +6,12 @@ from collections import Counter
 
 from retrain.rooms.evidence.runs.budget import Align
 from retrain.rooms.evidence.runs.metric import Metric, shown_difference
+from retrain.rooms.evidence.stats.e_process import fewest_equal
 from retrain.rooms.evidence.stats.power import spread_range
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.deciding import Design
+from retrain.rooms.evidence.study.reach import reach_of, reach_sentences
 from retrain.rooms.evidence.study.shopping import shopping_sentence
 from retrain.rooms.evidence.study.study import Study
 
@@ -35,13 +37,31 @@ def explanation(comparison: Comparison, study: Study) -> str:
 
 def next_step(study: Study) -> str:
     """What can be done where the runs cannot tell, without a test that looking and adding would make wrong."""
-    designs = {each.looks.design for each in study.comparisons if each.looks and each.verdict is Verdict.CANNOT_TELL}
-    if Design.FIXED not in designs:
+    fixed = [
+        each
+        for each in study.comparisons
+        if each.looks and each.looks.design in (Design.FIXED, Design.UNPAIRED) and each.verdict is Verdict.CANNOT_TELL
+    ]
+    if not fixed:
         return ""
+    least = max(each.least_seeds for each in fixed)
+    added = max(fewest_equal(each.alpha / each.num_comparisons) for each in fixed)
     return (
-        "to find out more: a new campaign with planned looks ([campaign.plan] looks) stops by itself when it can tell; "
-        "seeds added to this one are judged by a test that allows for looking at any time, which asks for more of them"
+        f"to find out more: plan a campaign with at least {least} other seeds, or with planned looks ([campaign.plan] "
+        "looks), which stops by itself when it can tell; seeds added to this one are judged by a stricter test, whose "
+        f"fewest are {added} in all"
     )
+
+
+def beforehand(study: Study) -> str:
+    """A warning while runs are missing, if no result of all the requested ones could be a verdict."""
+    requested = min((each.num_runs for each in study.conditions), default=0)
+    few = [each for each in study.comparisons if len(each.seeds) < requested < each.least_seeds and each.looks]
+    if not study.campaign or not few or not few[0].looks or few[0].looks.design not in (Design.FIXED, Design.UNPAIRED):
+        return ""
+    first = few[0]
+    reach = reach_of(few[0].looks.design, num_seeds=requested, comparisons=first.num_comparisons, alpha=first.alpha)
+    return " ".join(reach_sentences(reach))
 
 
 def probability(p: float | None) -> str:
@@ -130,7 +150,7 @@ def _too_few(comparison: Comparison) -> str:
         common = f"{num_seeds} seed{'' if num_seeds == 1 else 's'} in common"
         return f"With {common} nothing can be tested; {least} for any verdict."
     if comparison.looks and comparison.looks.design is not Design.FIXED:
-        return f"With {num_seeds} seeds no result could be told from chance by this test; {least} for any verdict."
+        return f"With {num_seeds} seeds no result of this test could be a verdict; {least} for any verdict."
     smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"
     if comparison.num_comparisons > 1:
         holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)

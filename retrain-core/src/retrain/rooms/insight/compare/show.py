@@ -11,6 +11,7 @@ from rich.text import Text
 from retrain.rooms.evidence.study.comparison import Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import sentences
+from retrain.rooms.insight.compare.answer import answer
 from retrain.rooms.insight.compare.sets_tables import sets_notes, sets_tables
 from retrain.rooms.insight.compare.tables import TextTable, comparison_table, condition_tables
 from retrain.rooms.insight.compare.typical_seed import collapse_sentences
@@ -27,16 +28,15 @@ MOST_LINES = 20
 
 
 def picture(study: Study) -> RenderableType:
-    """Header, one table per metric, the verdicts and their reasons."""
-    parts: list[RenderableType] = [Text(printable(line), style="bold" if not i else "") for i, line in _heads(study)]
+    """The answer in a sentence, header, one table per metric, the verdicts and their reasons."""
+    parts: list[RenderableType] = [Text(printable(answer(study)), style="bold"), Text()]
+    parts += [Text(printable(line), style="bold" if not i else "") for i, line in _heads(study)]
     for table in condition_tables(study):
         parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
     if study.comparisons:
         parts += [Text(), Text("Verdicts", style="bold"), _rich(comparison_table(study))]
         for line, further in _reasons(study):
             parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
-    else:
-        parts += [Text(), Text("Only one condition: there is nothing to compare it with.")]
     for table in sets_tables(study):
         parts += [Text(), Text(printable(table.title), style="bold"), _rich(table)]
     notes = list(_notes(study))
@@ -45,7 +45,8 @@ def picture(study: Study) -> RenderableType:
 
 def markdown(study: Study) -> str:
     """The comparison as Markdown."""
-    lines = [f"## {_escaped(title)}" if not i else f"{_escaped(title)}  " for i, title in _heads(study)]
+    lines = [f"**{_escaped(answer(study))}**", ""]
+    lines += [f"## {_escaped(title)}" if not i else f"{_escaped(title)}  " for i, title in _heads(study)]
     for table in condition_tables(study):
         lines += ["", f"### {_escaped(table.title)}", "", *_markdown_table(table)]
     if study.comparisons:
@@ -78,8 +79,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from sentences.on_record(study)
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
-    if step := sentences.next_step(study):
-        yield step
+    yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
     yield from sets_notes(study)
     for each in study.left_out[:MOST_LINES]:
         yield f"left out: {each.name}: {each.reason}"

@@ -13,7 +13,7 @@ from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare.example_sentences import example_lines, scope_sentence
 from retrain.rooms.insight.compare.sentences import UNVERIFIED, explanation
 from retrain.rooms.insight.compare.typical_seed import lost_sentence, seeds_sentence
-from retrain.rooms.insight.compare.words import over_seeds, scope, sized, worst_seeds
+from retrain.rooms.insight.compare.words import over_seeds, scope, sized, too_few_seeds, verdict_words, worst_seeds
 
 SUMMARY_CHARS = 240
 NO_PLAN_BRIEF = "no plan was registered"
@@ -22,7 +22,7 @@ NO_PLAN_BRIEF = "no plan was registered"
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
     sentences = [
-        f"{comparison.verdict}: {_found(comparison, study)}",
+        f"{verdict_words(comparison)}: {_found(comparison, study)}",
         worst_seeds(comparison, study),
         short_standing(study),
         _on_record(study),
@@ -77,6 +77,8 @@ def _sentence(text: str) -> str:
 def _found(comparison: Comparison, study: Study) -> str:
     if comparison.difference is None:
         return "no seed has a number on both sides"
+    if comparison.cause is VerdictReason.TOO_FEW:
+        return too_few_seeds(comparison, study)
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
     here = f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
     view = comparison.examples

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from retrain.rooms.evidence.runs.metric import Metric, shown, shown_difference
-from retrain.rooms.evidence.study.comparison import Comparison
+from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.study import Study
 
 NO_LIMIT = "no limit"
+UNBOUNDED = "too few seeds to bound it"
 
 
 def percent(level: float) -> str:
@@ -27,7 +28,7 @@ def limits(interval: tuple[float, float], metric: Metric) -> str:
     """`6.1 to 17.2`; an infinite limit in words: `at least 6.1, no upper limit`."""
     low, high = interval
     if math.isinf(low) and math.isinf(high):
-        return "no limit on either side"
+        return UNBOUNDED
     if math.isinf(high):
         return f"at least {_bare(low, metric)}, no upper limit"
     if math.isinf(low):
@@ -36,11 +37,11 @@ def limits(interval: tuple[float, float], metric: Metric) -> str:
 
 
 def bracketed(interval: tuple[float, float] | None, metric: Metric) -> str:
-    """`[+6.1, +17.2]` for the cell of a table, `[no limit]` where both ends are infinite; empty without one."""
+    """`[+6.1, +17.2]` for the cell of a table, `[too few seeds]` where both ends are infinite; empty without one."""
     if interval is None:
         return ""
     if all(map(math.isinf, interval)):
-        return f" [{NO_LIMIT}]"
+        return " [too few seeds]"
     return " [{}, {}]".format(*(_signed(end, metric) if math.isfinite(end) else NO_LIMIT for end in interval))
 
 
@@ -49,8 +50,40 @@ def sized(difference: float, interval: tuple[float, float] | None, level: float,
     size = shown_difference(difference, metric)
     if interval is None:
         return f"{size} (no interval)"
+    if all(map(math.isinf, interval)):
+        return f"{size} ({UNBOUNDED})"
     colon = ":" if any(map(math.isinf, interval)) else ""
     return f"{size} ({percent(level)} interval{colon} {limits(interval, metric)})"
+
+
+def too_few_seeds(comparison: Comparison, study: Study) -> str:
+    """`too few seeds for a verdict (3; 6 are the fewest). All 3 were better, +21.6 pp on average; likely between`..."""
+    num_seeds, looks = len(comparison.seeds), comparison.looks
+    least = f"{comparison.least_seeds} are the fewest"
+    if looks and looks.next_look:
+        least = f"the next look is at {looks.next_look}"
+    told = f"too few seeds for a verdict ({num_seeds}; {least})"
+    if comparison.difference is None or comparison.per_seed is None:
+        return told
+    wins, few = comparison.per_seed.wins, comparison.few_seeds
+    counted = f"{wins} of {num_seeds} {'was' if wins == 1 else 'were'}"
+    if wins == num_seeds > 1:
+        counted = "Both were" if num_seeds == 2 else f"All {num_seeds} were"
+    told = f"{told}. {counted} better, {shown_difference(comparison.difference, study.metric)} on average"
+    if few is None:
+        return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
+    low, high = (_bare(end, study.metric) for end in few.interval)
+    where = "examples like these" if few.is_of_examples else scope(study)
+    estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
+    return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+
+
+def verdict_words(comparison: Comparison) -> str:
+    """The verdict, with its condition where the line that counts lost runs at their worst does not confirm it."""
+    lost, is_found = comparison.lost, comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
+    if is_found and lost and lost.difference is not None and not lost.survives:
+        return f"{comparison.verdict}, unless lost runs were bad"
+    return str(comparison.verdict)
 
 
 def scope(study: Study) -> str:

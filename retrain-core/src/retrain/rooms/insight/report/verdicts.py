@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from retrain.rooms.evidence.runs.metric import Metric
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.study import Study
 from retrain.rooms.insight.compare import plainly
+from retrain.rooms.insight.compare.answer import NOTHING, answer
 from retrain.rooms.insight.compare.sentences import (
     budget_sentence,
     differing,
@@ -26,7 +26,7 @@ from retrain.rooms.insight.compare.verdict_line import alarms, further_lines, ve
 from retrain.rooms.insight.compare.words import level_words
 from retrain.rooms.insight.report.gather import Material
 from retrain.rooms.insight.report.markup import details, note, plot, section, table
-from retrain.rooms.insight.report.text import plural, text
+from retrain.rooms.insight.report.text import text
 from retrain.rooms.insight.report.verdict_figures import KINDS, forest, profile, seed_plots
 
 MARKS = {Verdict.BETTER: "▲", Verdict.WORSE: "▼", Verdict.PRACTICALLY_SAME: "≈", Verdict.CANNOT_TELL: "●"}
@@ -48,7 +48,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
     if study is None:
         return section("verdict", "Verdict", note(f"Nothing can be compared: {material.no_study}.")), []
     if not study.comparisons:
-        body = note("Only one condition: there is nothing to compare it with.") if len(material.runs) > 1 else ""
+        body = note(NOTHING) if len(material.runs) > 1 else ""
         return section("verdict", "Results", body, *_estimates(study)), []
     differences = forest(study)
     figures = [differences] if differences else []
@@ -56,7 +56,7 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
     sets, profiles = _sets(study, first_number + len(figures) + len(more))
     parts = [
         _ledger_alert(study),
-        f'<p class="lede">{text(headline(study))}</p>',
+        f'<p class="lede">{text(answer(study), 2000)}</p>',
         f'<p class="note strong">{text(standing(study), 2000)}</p>',
         *(note(line) for line in [*differing(study), *on_record(study), *survivors(study)[:MOST_EXPLAINED]]),
         *(note(line) for line in (metric_sentence(study), runs_sentence(study), budget_sentence(study))),
@@ -69,19 +69,6 @@ def verdict_section(material: Material, first_number: int) -> tuple[str, list[di
         *_estimates(study),
     ]
     return section("verdict", "Verdict", *parts), [*figures, *more, *profiles]
-
-
-def headline(study: Study) -> str:
-    """The verdicts in a sentence."""
-    verdicts = {each.verdict for each in study.comparisons}
-    if len(study.comparisons) <= 4 and (len(verdicts) > 1 or len(study.comparisons) == 1):
-        return (
-            "; ".join(f"{each.condition} against {each.baseline}: {each.verdict}" for each in study.comparisons) + "."
-        )
-    counts = Counter(each.verdict for each in study.comparisons)
-    summary = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict if counts[verdict])
-    against = f"against {study.baseline}" if len({each.baseline for each in study.comparisons}) == 1 else "in pairs"
-    return f"{plural(len(study.comparisons), 'comparison')} {against}: {summary}."
 
 
 def pill(verdict: Verdict) -> str:
