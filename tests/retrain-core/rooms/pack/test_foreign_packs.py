@@ -261,6 +261,12 @@ also = ["a/../../b", "sums.jsonl"]
 """
 
 
+TINY = """
+[model]
+model = "builtin:tiny"
+"""
+
+
 def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Path) -> None:
     placed = {
         "plugins/halved.py": ("code", "y"),
@@ -285,6 +291,7 @@ def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Pa
     assert "nothing is installed" in "\n".join(listing(contents, (), here=True))
     lay_out(contents, _unpacked(contents, tmp_path), tmp_path, {})
     assert "auto_install = false" in (tmp_path / "config.toml").read_text()
+    assert "builtin:tiny" not in "\n".join(listing(opened(pack(tmp_path, config=TINY)), (), here=True))
 
 
 @pytest.mark.parametrize(

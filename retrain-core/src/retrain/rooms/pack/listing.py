@@ -65,7 +65,7 @@ def _from_config(contents: Contents) -> Iterator[str]:
             yield f"  sends    the variable {text}, if you --pass it ({key})"
         elif value.startswith(("/", "~", "\\")) or ".." in PurePosixPath(value).parts:
             yield f"  outside  {text} ({key})"
-        elif _DOTTED.fullmatch(value) and value not in places:
+        elif _DOTTED.fullmatch(value) and value not in places and key != "model.model":
             yield f"  imports  {text} ({key})"
 
 
