@@ -148,21 +148,43 @@ class StudyJudge:
         return Look(seeds=seeds, closed=closed, open=going_on, lost=tuple(lost))
 
     def _chance(self, study: Study, label: str, seeds: int, undecided: int) -> float | None:
-        """The chance of a verdict by the last look; None at the last look, and without a trend."""
-        import numpy as np
+        """The chance of a verdict by the last look; None at the last look, and without a trend.
 
-        from retrain.rooms.evidence.stats.futility import conditional_power
-        from retrain.rooms.evidence.stats.sequential import Spend
+        "Better" has to be found against the baseline and each control: its chance is at most the least of these.
+        """
+        from retrain.rooms.evidence.runs.metric import Direction
 
         if seeds >= self.looks[-1]:
             return None
+        alpha = study.alpha / max(1, undecided)
+        powers = self._powers(study, label, study.baseline, seeds, alpha)
+        if powers is None:
+            return None
+        controls = [
+            each.label
+            for found in study.comparisons
+            if found.condition == label and found.controls
+            for each in found.controls.results
+        ]
+        known = filter(None, (self._powers(study, label, each, seeds, alpha) for each in controls))
+        is_higher = study.direction is Direction.HIGHER
+        better = min(each[is_higher] for each in (powers, *known))
+        return powers[not is_higher] + better
+
+    def _powers(self, study: Study, label: str, other: str, seeds: int, alpha: float) -> tuple[float, float] | None:
+        """The chances that the last look finds the condition below and above another one."""
+        import numpy as np
+
+        from retrain.rooms.evidence.stats.futility import conditional_powers
+        from retrain.rooms.evidence.stats.sequential import Spend
+
         values = {each.label: each.estimates[str(study.metric)].values for each in study.conditions}
-        ours, theirs = values.get(label, {}), values.get(study.baseline, {})
-        common = [seed for seed in self.seeds if seed in ours and seed in theirs]
-        return conditional_power(
-            np.array([ours[seed] - theirs[seed] for seed in common]),
+        left, right = values.get(other, {}), values.get(label, {})
+        common = [seed for seed in self.seeds if seed in left and seed in right]
+        return conditional_powers(
+            np.array([right[seed] - left[seed] for seed in common]),
             counts_K=[len(set(common) & set(self.seeds[:look])) for look in self.looks if look <= seeds],
             looks=self.looks,
             spend=Spend(self.spend),
-            alpha=study.alpha / max(1, undecided),
+            alpha=alpha,
         )

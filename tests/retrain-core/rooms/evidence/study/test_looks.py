@@ -168,3 +168,15 @@ def test_hopeless_and_certain_futures() -> None:
     assert hopeless < 0.05
     assert conditional_power(np.zeros(6), **chance) is None  # type: ignore[arg-type]
     assert conditional_power(steep_N[:2], **{**chance, "counts_K": [2]}) is None  # type: ignore[arg-type]
+
+
+def test_a_condition_that_only_its_control_keeps_from_a_verdict_is_futile(made: Any, tmp_path: Path) -> None:
+    """Against its baseline the chance would be near 1; "better" needs the control to be beaten, too."""
+    control = f"{B}+random_reward"
+    table = PlanTable(hypothesis="h", primary_metric="correct_rate:final", looks=[7, 10])
+    plan = seal_plan(table, conditions=[A, B, control], seeds=SEEDS, max_steps=10, written=made.WRITTEN)
+    effects = {A: 0.0, B: 0.2, control: 0.25}
+    folder = made.write_campaign(tmp_path / "c", effects, seeds=SEEDS[:7], steps=10, plan=plan, eval_every=0)
+    judge = StudyJudge(folder=folder, seeds=SEEDS, looks=(7, 10), spend="pocock")
+    look = judge(7, [B])
+    assert look.closed[B].startswith("futile")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.rooms.insight.forecast.log import FILE, Track, binomial_tail
+from retrain.rooms.insight.forecast.log import FILE, Track
 
 SOURCE = Path(__file__).parents[5] / "retrain-core/src/retrain"
 STEPS, EVERY = 8, 2
@@ -111,23 +111,34 @@ def test_what_came_true_is_logged_and_told(runs: Path, write: Write, forecast: F
 def test_forecasts_that_did_not_hold_withdraw_the_next(runs: Path, forecast: Forecast, tmp_path: Path) -> None:
     file = tmp_path / "logs" / FILE
     about = {"event": "came_true", "time": "2026-03-01T12:00:00+00:00", "started": "then", "step": 4, "rate": 0.1}
-    lines = [about | {"run": f"r{n}", "level": 0.8, "held": n < 3} for n in range(8)]
+    lines = [about | {"run": f"r{n}", "level": 0.8, "held": n < 2} for n in range(8)]
     lines += [lines[-1] | {"step": 6, "held": True}]  # of each run the first forecast counts
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = file.read_bytes()
     assert Track(level=0.8, held=4, ended=8).is_withdrawn is False
     withdrawn = forecast(runs)
     assert (withdrawn.code, withdrawn.out) == (2, "")
-    assert "forecasts of 80 % are withdrawn: 3 of 8 intervals held" in withdrawn.err
+    assert "forecasts of 80 % are withdrawn: 2 of 8 intervals held" in withdrawn.err
     assert file.read_bytes() == before  # it said nothing
     assert forecast(runs, "--level", "0.7").code == 0  # of another promise nothing is known yet
 
 
-def test_the_tail_is_that_of_the_binomial_law() -> None:
-    draws = np.random.default_rng(1).binomial(9, 0.8, 200_000)
-    assert [binomial_tail(k, 9, 0.8) for k in (5, 7, 9)] == pytest.approx(
-        [(draws <= k).mean() for k in (5, 7, 9)], abs=0.004
-    )
+def test_forecasts_that_hold_as_often_as_promised_are_seldom_ever_withdrawn() -> None:
+    rng = np.random.default_rng(1)
+    for level in (0.8, 0.95):
+        tables = [[Track(level=level, held=k, ended=n).is_withdrawn for k in range(n + 1)] for n in range(61)]
+        held_SN = np.cumsum(rng.random((4000, 60)) < level, axis=1)
+        ever_S = [any(tables[n][k] for n, k in enumerate(row, start=1)) for row in held_SN]
+        assert np.mean(ever_S) <= 0.05 + 2 * (0.05 * 0.95 / 4000) ** 0.5
+
+
+def test_forecasts_that_seldom_hold_are_withdrawn_soon() -> None:
+    first = next(n for n in range(1, 50) if Track(level=0.8, held=0, ended=n).is_withdrawn)
+    half = next(n for n in range(2, 100, 2) if Track(level=0.8, held=n // 2, ended=n).is_withdrawn)
+    assert first == 3
+    assert half <= 20
+    assert not Track(level=0.8, held=0, ended=0).is_withdrawn
+    assert not Track(level=0.999, held=900, ended=900).is_withdrawn
 
 
 def test_hostile_folders(runs: Path, forecast: Forecast, tmp_path: Path) -> None:

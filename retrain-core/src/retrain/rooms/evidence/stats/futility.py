@@ -18,7 +18,15 @@ LEAST_SEEDS = 3  # fewer say nothing about the spread
 def conditional_power(
     diffs_N: Floats, *, counts_K: Sequence[int], looks: Sequence[int], spend: Spend, alpha: float
 ) -> float | None:
-    """Share of 200 possible futures in which the test rejects at `alpha` by its last look.
+    """Share of 200 possible futures in which the test rejects at `alpha` by its last look, see `conditional_powers`."""
+    powers = conditional_powers(diffs_N, counts_K=counts_K, looks=looks, spend=spend, alpha=alpha)
+    return None if powers is None else sum(powers)
+
+
+def conditional_powers(
+    diffs_N: Floats, *, counts_K: Sequence[int], looks: Sequence[int], spend: Spend, alpha: float
+) -> tuple[float, float] | None:
+    """The same apart by the side of the mean difference in the end: at most zero, and above it.
 
     Futures are normal with the mean and the standard deviation seen so far ("current trend"), one difference for every
     seed still to come; `counts_K` are the differences at each look taken. None below three differences or without any
@@ -32,7 +40,7 @@ def conditional_power(
     mean, sd = float(diffs_N[:seen].mean()), float(diffs_N[:seen].std(ddof=1))
     coming_FN = mean + sd * Seeds(0).stream("compare", "futures", n_max).standard_normal((FUTURES, n_max - taken))
     later_K = [seen + look - taken for look in looks[len(counts_K) :]]
-    rejected = 0
+    rejected = [0, 0]
     for coming_N in coming_FN:
         test = SequentialFlip(
             diffs_N=np.concatenate([diffs_N[:seen], coming_N]),
@@ -42,5 +50,5 @@ def conditional_power(
             spend=spend,
             drawn=DRAWN,
         )
-        rejected += test.rejected_at(alpha) is not None
-    return rejected / FUTURES
+        rejected[int(test.diffs_N.sum() > 0.0)] += test.rejected_at(alpha) is not None
+    return rejected[0] / FUTURES, rejected[1] / FUTURES

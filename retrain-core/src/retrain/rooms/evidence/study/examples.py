@@ -27,6 +27,7 @@ from retrain.rooms.evidence.stats.components import components, draw_components
 from retrain.rooms.evidence.stats.crossed import Inference, crossed
 from retrain.rooms.evidence.study.advice import Cost, advise
 from retrain.rooms.evidence.study.comparison import Comparison, ExamplesView
+from retrain.rooms.evidence.study.two_policies import TwoPolicies, two_policies
 
 EVAL_SECONDS = "eval_time_s"
 TIMED_RUNS = 2  # of each condition; reading their times again costs little
@@ -41,6 +42,17 @@ def with_examples(
     except NoExamplesError as error:
         return tuple(replace(each, examples=ExamplesView(reason=str(error))) for each in comparisons)
     return tuple(replace(each, examples=_view(each, reader)) for each in comparisons)
+
+
+def two_runs(runs: Sequence[Run], *, metric: Metric, budget: float) -> TwoPolicies | None:
+    """Two single runs over their examples; None for any other number of runs, or where these are not on record."""
+    if len(runs) != 2:
+        return None
+    try:
+        reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
+        return two_policies([reader.rates(run.candidate.condition, run.seed) for run in runs], metric)
+    except NoExamplesError:  # the verdict's line names the reason
+        return None
 
 
 def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:

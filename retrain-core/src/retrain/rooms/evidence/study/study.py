@@ -23,7 +23,7 @@ from retrain.rooms.evidence.runs.undeclared import undeclared, without_inputs
 from retrain.rooms.evidence.study.comparison import Comparison
 from retrain.rooms.evidence.study.controls import controls_in, with_controls
 from retrain.rooms.evidence.study.equivalence import with_margin
-from retrain.rooms.evidence.study.examples import with_examples
+from retrain.rooms.evidence.study.examples import two_runs, with_examples
 from retrain.rooms.evidence.study.family import Pairing, judge
 from retrain.rooms.evidence.study.few_seeds import with_few_seeds
 from retrain.rooms.evidence.study.looks import Looks, chosen_looks
@@ -32,6 +32,7 @@ from retrain.rooms.evidence.study.per_seed import Collapse, collapses
 from retrain.rooms.evidence.study.sets import SetsView, set_metrics, sets_view
 from retrain.rooms.evidence.study.shopping import Shopping
 from retrain.rooms.evidence.study.summaries import Condition, Summaries
+from retrain.rooms.evidence.study.two_policies import TwoPolicies
 from retrain.rooms.session.steps.controls import Control
 
 DEFAULT_ALPHA = 0.05
@@ -128,6 +129,7 @@ class Study:
     other_examples: tuple[str, ...] = ()
     collapses: tuple[Collapse, ...] = ()
     sets: SetsView | None = None
+    two_runs: TwoPolicies | None = None
     notices: tuple[str, ...] = ()
     shopping: Shopping | None = None
     is_unverified: bool = False
@@ -198,6 +200,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
         sets=judging.sets(sets, pairings, summaries) if options.sets else None,
+        two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
     return replace(study, exploratory=_departures(study, options, source))
 

@@ -8,7 +8,14 @@ from retrain.rooms.evidence.runs.metric import shown_difference
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.rooms.evidence.study.controls import controls_sentence
 from retrain.rooms.evidence.study.study import Study
-from retrain.rooms.insight.compare.words import over_seeds, scope, sized, too_few_seeds, verdict_words
+from retrain.rooms.insight.compare.words import (
+    over_seeds,
+    policies_sentence,
+    scope,
+    sized,
+    too_few_seeds,
+    verdict_words,
+)
 
 MOST_NAMED = 6
 NOTHING = "Only one condition: there is nothing to compare it with."
@@ -16,6 +23,8 @@ NOTHING = "Only one condition: there is nothing to compare it with."
 
 def answer(study: Study) -> str:
     """Verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
+    if study.two_runs:
+        return f"{policies_sentence(study.two_runs)}."
     if not study.comparisons:
         return NOTHING
     if len(study.comparisons) == 1:

@@ -32,7 +32,9 @@ Exit codes: 0 done; 2 usage error, or nothing that can be compared.
 
 
 @click.command("compare", epilog=EPILOG)
-@click.argument("paths", metavar="CAMPAIGN | RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "paths", metavar="CAMPAIGN | RUN... | FILE FILE", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @click.option("--metric", metavar="FIELD[:final|best|auc]", help="The metric that decides; a field of metrics.jsonl.")
 @click.option("--baseline", metavar="LABEL", help="Condition that the others are compared with (default: the first).")
 @click.option("--all-pairs", is_flag=True, help="Compare every condition with every other.")
@@ -58,7 +60,9 @@ def command(
     as_markdown: bool,
     **chosen: Any,
 ) -> None:
-    """Compare the conditions of a campaign, or of run folders, over their seeds.
+    """Compare the conditions of a campaign, or of run folders, over their seeds; two runs over their examples.
+
+    Two files that `retrain eval` wrote, of two checkpoints say, are compared over their examples as well.
 
     The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs.
     """
@@ -69,6 +73,11 @@ def command(
         if as_markdown or any(others.values()):
             raise click.UsageError("--variance goes with --metric and --json only")
         _print_variance(paths, chosen["metric"], as_json=as_json)
+        return
+    if len(paths) == 2 and all(path.is_file() for path in paths):
+        if as_markdown or any({**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}.values()):
+            raise click.UsageError("two files of `retrain eval` go with --metric and --json only")
+        _print_policies(paths, chosen["metric"], as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
     _print(looked_at(paths, options), as_json=as_json, as_markdown=as_markdown)
@@ -85,6 +94,18 @@ def _print_variance(paths: Sequence[Path], metric: str | None, *, as_json: bool)
         return
     for line in variance_sentences(found):
         click.echo(printable(line))
+
+
+def _print_policies(files: Sequence[Path], metric: str | None, *, as_json: bool) -> None:
+    from retrain.rooms.evidence.study.two_policies import two_evaluations
+    from retrain.rooms.insight.compare.data import plain_data
+    from retrain.rooms.insight.compare.words import policies_sentence
+
+    found = two_evaluations(files, parse_metric(metric, where="--metric") if metric else None)
+    if as_json:
+        click.echo(json.dumps(plain_data(found) | {"metric": str(found.metric)}, indent=2, allow_nan=False))
+        return
+    click.echo(printable(f"{policies_sentence(found)}."))
 
 
 def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:

@@ -43,6 +43,7 @@ def study_data(study: Study) -> dict[str, Any]:
         "comparisons": [_comparison(each, study) for each in study.comparisons],
         "collapses": plain_data(study.collapses),
         "sets": plain_data(study.sets),
+        "two_runs": plain_data(study.two_runs) | {"metric": str(study.metric)} if study.two_runs else None,
         "left_out": [
             {"name": each.name, "condition": each.condition, "seed": each.seed, "reason": each.reason}
             for each in study.left_out

@@ -7,6 +7,7 @@ import math
 from retrain.rooms.evidence.runs.metric import Metric, shown, shown_difference
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict
 from retrain.rooms.evidence.study.study import Study
+from retrain.rooms.evidence.study.two_policies import TwoPolicies
 
 NO_LIMIT = "no limit"
 UNBOUNDED = "too few seeds to bound it"
@@ -76,6 +77,17 @@ def too_few_seeds(comparison: Comparison, study: Study) -> str:
     where = "examples like these" if few.is_of_examples else scope(study)
     estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
     return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+
+
+def policies_sentence(found: TwoPolicies) -> str:
+    """`b against a, these two policies: +5.2 pp (95 % interval 1.0 to 9.4) for other examples like these 64`..."""
+    clusters = f" of {found.num_clusters:,} sources" if found.num_clusters < found.num_examples else ""
+    size = sized(found.difference, found.interval, found.level, found.metric)
+    return (
+        f"{found.second} against {found.first}, these two policies: "
+        f"{size} for other examples like these {found.num_examples:,}{clusters}, paired by example; it says nothing "
+        "about how they were trained, which takes several seeds"
+    )
 
 
 def verdict_words(comparison: Comparison) -> str:

@@ -19,7 +19,7 @@ from retrain.rooms.evidence.ledger.interim import InterimLooks
 from retrain.rooms.evidence.ledger.place import ledger_folder
 from retrain.rooms.evidence.runs.metric import HELD_OUT, shown, shown_difference
 from retrain.rooms.evidence.stats.conformal import Forecast, forecast, left_out, needed_conditions
-from retrain.rooms.insight.forecast.log import WITHDRAWN_BELOW, Track, binomial_tail, note, settle, track
+from retrain.rooms.insight.forecast.log import WRONGLY_WITHDRAWN, Track, note, settle, track
 from retrain.rooms.insight.forecast.past import Curve, Past, find_past, read_curve
 from retrain.rooms.text.terminal_text import printable
 
@@ -155,8 +155,7 @@ def _refuse_few(past: Past, level: float, among: Path) -> None:
 
 
 def _withdrawn(so_far: Track, home: Path) -> ConfigError:
-    chance = binomial_tail(so_far.held, so_far.ended, so_far.level)
     what = f"forecasts of {100 * so_far.level:g} % are withdrawn: {so_far.held} of {so_far.ended} intervals held"
-    why = f"with the promise kept, so few come with probability {chance:.2g}, which is at most {WITHDRAWN_BELOW:g}"
+    why = f"if the promise were kept, the chance of ever seeing so few would be {100 * WRONGLY_WITHDRAWN:g} % at most"
     fix = "these runs are not like those before them; forecast from other runs, in a folder of their own"
     return ConfigError(Problem(where=str(home / "forecasts.jsonl"), what=what, why=why, fix=fix))
