@@ -66,8 +66,8 @@ class PlanningTable(Table):
     detector: str = key(
         "regex", "regex, semantic or a plugin.", names=Kind.PLANNING_DETECTOR, needs="planning detector"
     )
-    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning detector")
-    threshold: float = key(0.02, "Margin of the planning similarity (semantic).", needs="planning detector")
+    model: str = key("all-MiniLM-L6-v2", "Sentence embedding model (semantic).", needs="planning.detector")
+    threshold: float = key(0.02, "Margin of the planning similarity (semantic).", needs="planning.detector")
 
 
 class PlanningPhrases(Table):

@@ -20,7 +20,12 @@ class BackendTable(Table):
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
     adapter_path: str = key("", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.")
-    throttle_dir: str = key("", "Lock folder shared by runs that call one service; empty = none.", free_on_resume=True)
+    throttle_dir: str = key(
+        "",
+        "Lock folder shared by runs that call one service; empty = none.",
+        free_on_resume=True,
+        needs="inference.engine or backend.backend",
+    )
     max_concurrent: int = key(
         4,
         "Concurrent calls of all runs with this throttle_dir.",
@@ -35,7 +40,12 @@ class ModelTable(Table):
     """Which model is trained."""
 
     model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1)
-    base_url: str = key("", "URL of a training service; empty = the one that the backend knows.", free_on_resume=True)
+    base_url: str = key(
+        "",
+        "URL of a training service; empty = the one that the backend knows.",
+        free_on_resume=True,
+        needs="backend.backend",
+    )
     lora_rank: int = key(32, "LoRA rank; alpha is twice it unless [lora] alpha says otherwise; 0 = all weights.", ge=0)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 

@@ -1,0 +1,209 @@
+"""Every key, set to another value, is read by a run, refused, or said to have no effect; every option is read.
+
+A read counts where a part that uses the value looks at it: what prints, hashes or compares every key does not.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+
+from retrain.kernel.config.keys import Key, Table, keys_of
+from retrain.kernel.config.load import TableEntry
+from retrain.kernel.declared import Kind
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.rooms.session.check import registered_tables
+from retrain.rooms.session.configure import load_file
+from retrain.rooms.session.notices import without_effect
+
+PLUGINS = load_plugins({})
+TABLES: Mapping[str, TableEntry] = registered_tables(PLUGINS)
+KEYS = [key for name, entry in TABLES.items() for key in keys_of(name, entry.model, entry.traits)]
+# Modules that look at every key, whatever it means.
+OF_ALL_KEYS = {
+    *("config/keys.py", "config/load.py", "config/resolved.py", "session/check.py", "session/notices.py"),
+    *("identity/collect.py", "identity/changes.py", "records/manifest.py", "text/secrets.py"),
+    "end_to_end/test_nothing_ignored.py",
+}
+PLAIN = {
+    "model": {"model": "builtin:tiny", "lora_rank": 2},
+    "backend": {"backend": "local", "devices": "cpu"},
+    "training": {"seed": 1, "max_steps": 3, "batch_size": 2, "group_size": 6, "max_tokens": 24, "lr": 1e-3},
+    "data": {"source": "arithmetic", "options": {"size": 8}},
+    "eval": {"examples": 1, "samples": 1},
+    "health": {"steps": 1},
+}
+# What has to be on for further keys to be read.
+CONTEXTS: tuple[dict[str, dict[str, Any]], ...] = (
+    {
+        "kl": {"coef": 0.1, "target": 0.1, "horizon": 10},
+        "entropy": {"clip_cov": 0.1},
+        "backpressure": {"enabled": True, "warmup_steps": 1},
+        "sft": {"steps": 1, "source": "arithmetic"},
+        "algorithm": {
+            "advantage_mode": "maxrl",
+            "transform_mode": "gtpo_hicra",
+            "loss": "ppo",
+            "is_bounds": [0.5, 2.0],
+        },
+        "reward": {"weights": {"math": 1.0, "match": 1.0}, "shadow": "match"},
+        "training": {"keep_best": 1, "refill": 1},
+    },
+    {
+        "kl": {"coef": 0.1, "where": "reward"},
+        "entropy": {"kl_cov": 0.5},
+        "training": {"minibatches": 2, "batch_size": 2, "max_staleness": 0},
+        "algorithm": {"algorithm_mode": "grpo_none", "surprisal_mask_rho": 0.5},
+        "optimizer": {"schedule": "linear", "warmup_steps": 1},
+    },
+)
+# Keys that none of these runs can read, by prefix, and where they are tried.
+ELSEWHERE = {
+    "deadlines.": "each is read while its phase lasts: tests/retrain-core/rooms/watchdog",
+    "campaign.": "tests/retrain-core/rooms/campaign",
+    "squeeze.": "tests/retrain-core/rooms/squeeze and the standalone command",
+    "reward.judge_": "a judge is a server: tests/retrain-rewards/judge",
+    "reward.custom_": "tests/retrain-rewards/custom",
+    "environment.": "tests/retrain-rewards/verifiers",
+    "backend.throttle_dir": "servers: tests/retrain-core/rooms/inference",
+    "backend.max_concurrent": "as above",
+    "model.base_url": "services: tests/retrain-tinker",
+    "planning.model": "an embedding model: tests/retrain-sepa/planning",
+    "planning.threshold": "as above",
+    "backpressure.throttle_margin": "a fit takes many steps: tests/retrain-core/rooms/backpressure",
+    "backpressure.increase_margin": "as above",
+    "inference.": "servers: tests/retrain-core/rooms/inference",
+    "teacher.": "tests/retrain-core/rooms/teacher and end_to_end/test_distillation.py",
+    "logging.": "trackers: tests/retrain-core/rooms/recorders",
+    "reward.": "programs: tests/retrain-rewards/code",
+}
+
+
+class Reads:
+    """Collects `table.key` of every value that a part looks at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: set[str] = set()
+        paths = {
+            (entry.model.__name__, field): f"{table}.{info.alias or field}"
+            for table, entry in TABLES.items()
+            for field, info in entry.model.model_fields.items()
+        }
+        plain = Table.__getattribute__
+
+        def tracked(this: Any, name: str) -> Any:
+            if path := paths.get((type(this).__name__, name)):
+                frame = sys._getframe(1)
+                while frame.f_back and frame.f_code.co_filename.endswith("config/resolved.py"):
+                    frame = frame.f_back  # `config.value` reads for its caller
+                if not frame.f_code.co_filename.endswith(tuple(OF_ALL_KEYS)):
+                    self.found.add(path)
+            return plain(this, name)
+
+        monkeypatch.setattr(Table, "__getattribute__", tracked)
+
+
+def other_value(key: Key) -> Any:
+    """An allowed value that is not the default."""
+    info = next(i for n, i in TABLES[key.table].model.model_fields.items() if (i.alias or n) == key.name)
+    options = [arg for arg in get_args(key.annotation) if get_origin(key.annotation) is Literal and arg != key.default]
+    if options:
+        return options[-1]
+    bounds = {type(each).__name__.lower(): each for each in info.metadata}
+    low = float(getattr(bounds.get("ge"), "ge", getattr(bounds.get("gt"), "gt", -1e9)))
+    high = float(getattr(bounds.get("le"), "le", getattr(bounds.get("lt"), "lt", 1e9)))
+    if isinstance(key.default, bool):
+        return not key.default
+    if isinstance(key.default, int):
+        return key.default + 1 if key.default + 1 <= high else key.default - 1
+    if isinstance(key.default, float):
+        middle = (max(low, 0.0) + min(high, 2 * key.default + 1.0)) / 2
+        return middle if middle != key.default else (middle + min(high, 2 * key.default + 1.0)) / 2
+    return {str: "other", list: ["other"], dict: {"other": 1}}.get(type(key.default), "other")
+
+
+def merged(*documents: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        for table, values in document.items():
+            found[table] = {**found.get(table, {}), **values}
+    return found
+
+
+def is_answered(key: Key) -> bool:
+    """Whether a plain run with another value of the key is refused, or is told that it has no effect."""
+    try:
+        checked = load_file(merged(PLAIN, {key.table: {key.name: other_value(key)}}), [], PLUGINS)
+    except ConfigError as error:
+        return any(f"[{key.table}] {key.name}" in problem.where for problem in error.problems)
+    lines = without_effect(checked.config, PLUGINS, checked.flow, checked.tables)
+    return any(line.startswith(f"[{key.table}] ") and key.name in line.partition(":")[0] for line in lines)
+
+
+@pytest.mark.slow
+def test_every_key_is_read_refused_or_said_to_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrain.rooms.session.session import train
+
+    monkeypatch.chdir(tmp_path)
+    reads = Reads(monkeypatch)
+    by_run: list[set[str]] = []
+    for number, context in enumerate(({}, *CONTEXTS)):
+        reads.found.clear()
+        where = {"logging": {"log_dir": f"run{number}"}}
+        train(load_file(merged(PLAIN, context, where), [], PLUGINS, starts_run=True), PLUGINS)
+        by_run.append(set(reads.found))
+    plain, anywhere = by_run[0], set[str]().union(*by_run)
+    keys = [key for key in KEYS if not key.pending]
+    of_others = ("campaign.", "squeeze.", "deadlines.")  # other commands, and time
+    ignored = [k.path for k in keys if k.path not in plain and not is_answered(k) and not k.path.startswith(of_others)]
+    unread = [k.path for k in keys if k.path not in anywhere and not k.path.startswith(tuple(ELSEWHERE))]
+    assert not ignored, "another value changes nothing in a plain run, and nobody says so"
+    assert not unread, "no run reads it"
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    waiting = [(f"retrain {each.spec.name}", each.spec.load()) for each in PLUGINS.registered(Kind.COMMAND)]
+    while waiting:
+        path, command = waiting.pop()
+        yield path, command
+        if isinstance(command, click.Group):
+            waiting += [(f"{path} {name}", inner) for name, inner in command.commands.items()]
+
+
+def names_read(function: Callable[..., Any]) -> set[str]:
+    """The arguments that a function's code looks at; those of `**options` count together."""
+    code = function.__code__
+    loads = {"LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST_CHECK"}
+    read = {each.argval for each in dis.get_instructions(code) if each.opname in loads}
+    inner = (each for each in code.co_consts if hasattr(each, "co_code"))
+    for each in inner:
+        read |= {i.argval for i in dis.get_instructions(each) if i.opname in loads}
+    return read
+
+
+def test_every_option_is_read_by_its_command() -> None:
+    unread, counted = [], 0
+    for path, command in commands():
+        if command.callback is None:
+            continue
+        function: Any = command.callback
+        while hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        code = function.__code__
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        read = names_read(function)
+        rest = code.co_varnames[len(own)] if code.co_flags & 0x08 else ""
+        for option in command.params:
+            counted += 1
+            is_read = option.name in read if option.name in own else rest in read
+            if option.expose_value and not is_read:
+                unread.append(f"{path} {option.opts[0]}")
+    assert counted > 200
+    assert not unread
