@@ -33,6 +33,7 @@ ELSEWHERE = {
     "sampler": "end_to_end/test_samplers.py: a sampler other than uniform",
     "sampler_chance_mean": "end_to_end/test_samplers.py: a sampler other than uniform",
     "sampler_uniform_share": "end_to_end/test_samplers.py: a sampler other than uniform",
+    "sampler_uniform_correct_rate": "end_to_end/test_samplers.py: a sampler other than uniform",
     "gaming_since": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",
     "gaming_example": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",
     "gaming_tokens": "retrain-core/rooms/gaming/test_alarm_watch.py: an alarm",

@@ -73,3 +73,15 @@ def test_files_of_two_checkpoints(runs: list[Path], tmp_path: Path, compare: Any
     assert f"{files[1]}:2" in compare(*files).err
     files[1].write_text("not json\n")
     assert compare(*files).code == 2
+
+
+def test_samplers_that_differ_are_warned_of_where_they_chose_the_prompts(tmp_path: Path, compare: Any) -> None:
+    made = [
+        MadeRun(condition=label, seed=seed, steps=20, config={"data": {"sampler": sampler}})
+        for label, sampler in (("a+none", "uniform"), ("b+none", "thompson"))
+        for seed in range(6)
+    ]
+    runs = [write_run(tmp_path / f"{run.condition}{run.seed}", run) for run in made]
+    warned = compare(*runs, "--metric", "correct_rate").out
+    assert "the samplers differ (thompson, uniform), so correct_rate is of other prompts" in warned
+    assert "the samplers differ" not in compare(*runs, "--metric", "eval_correct_rate").out

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Floats
+from retrain.rooms.evidence.stats.paired import t_interval
 from retrain.rooms.insight.report.grid import ABSENT, Grid, band_of, grid_for, packed
 
 NUMBERS = st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), min_size=1, max_size=50)
@@ -59,7 +60,20 @@ def test_the_evaluation_before_training_is_no_training_step() -> None:
     assert found.tolist() == [1.0, 2.0]
 
 
-def test_a_band_is_mean_lowest_and_highest_of_those_that_are_there() -> None:
+def test_a_band_is_the_interval_of_the_mean_of_the_seeds_that_are_there() -> None:
+    nan = float("nan")
+    curves = [np.array([0.2, 0.9, nan]), np.array([0.4, 1.0, 0.5]), np.array([0.6, 0.2, 0.7])]
+    band, share = band_of(curves), band_of(curves, is_share=True)
+    assert band is not None
+    assert share is not None
+    expected = t_interval(np.array([0.2, 0.4, 0.6]))
+    assert (band.low_P[0], band.high_P[0]) == pytest.approx(expected)
+    assert (band.low_P[2], band.high_P[2]) == (0.5, 0.7)  # two seeds
+    assert band.high_P[1] > 1.0
+    assert (share.low_P[0], share.high_P[1]) == (0.0, 1.0)
+
+
+def test_a_band_of_two_seeds_goes_from_one_to_the_other() -> None:
     nan = float("nan")
     band = band_of([np.array([1.0, 2.0, nan]), np.array([3.0, nan, nan]), np.full(3, nan)])
     assert band is not None

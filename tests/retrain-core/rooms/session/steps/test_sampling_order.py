@@ -173,6 +173,23 @@ def test_the_line_says_what_the_sampler_thought() -> None:
     assert fields == {"sampler": "toy", "sampler_chance_mean": 0.5, "sampler_uniform_share": 0.0}
 
 
+class Exploring(Remembering):
+    """Draws its first two prompts with equal probability."""
+
+    def choose(self, request: PromptRequest) -> list[PromptChoice]:
+        return [replace(each, is_uniform=at < 2) for at, each in enumerate(super().choose(request))]
+
+
+def test_the_rate_of_uniform_draws_is_that_of_these_prompts() -> None:
+    pool = pool_of(6)
+    drawn = (order := order_of(pool, lambda: Exploring(pool))).draw(0, 4, step=0)
+    given_groups = view(0, drawn)
+    fields = order.retrain_extra_metrics(groups=given_groups)
+    first = [score.value for group in given_groups.groups[:2] for score in group.scores]
+    assert fields["sampler_uniform_share"] == 0.5
+    assert fields["sampler_uniform_correct_rate"] == pytest.approx(np.mean(first))
+
+
 HELD_OUT, KNOWN = PromptChoice(example_id="e3"), PromptChoice(example_id="e0")
 
 

@@ -57,9 +57,9 @@ class SequentialFlip:
     for symmetric differences: patterns are enumerated for plans of up to 14 seeds and drawn, the observed one among
     them, for larger ones. A look's patterns do not depend on later looks, so a decision is never taken back.
 
-    `n_max` are the seeds of the plan. The p value is the smallest alpha at which the test rejects by now: valid at
-    any look, and so under Holm's correction. Differs from the published procedure only in that it conditions on the
-    sizes of the differences instead of assuming normal ones.
+    `n_max` are the seeds of the plan. The p value is an alpha at which the test rejects by now, found by bisection:
+    patterns make steps, so that a smaller one may reject too. Differs from the published procedure only in that it
+    conditions on the sizes of the differences instead of assuming normal ones.
     """
 
     diffs_N: Floats
@@ -94,7 +94,7 @@ class SequentialFlip:
 
     @property
     def p(self) -> float:
-        """The smallest alpha at which the test rejects 'no difference' by now; 1 before the first look."""
+        """An alpha at which the test rejects 'no difference' by now, by bisection; 1 before the first look."""
         return self._smallest_alpha(self._sums(0.0))
 
     @property

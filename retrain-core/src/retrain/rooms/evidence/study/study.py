@@ -105,6 +105,7 @@ class Study:
     what the compared runs differ besides what their conditions say, `unknown` how many recorded no code and data.
     `num_examples` is the number of held-out examples that decide, None for metrics of training; `other_examples` says
     which runs had other ones than the first.
+    `samplers` are those of the runs if they differ and the metric is one of training, whose prompts they chose.
     `notices` and `shopping` are what the ledger knows, `is_unverified` says that it does not have all runs and
     the plan as they are on disk; `looked_at` adds them.
     """
@@ -130,6 +131,7 @@ class Study:
     collapses: tuple[Collapse, ...] = ()
     sets: SetsView | None = None
     two_runs: TwoPolicies | None = None
+    samplers: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     shopping: Shopping | None = None
     is_unverified: bool = False
@@ -200,6 +202,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
         sets=judging.sets(sets, pairings, summaries) if options.sets else None,
+        samplers=_samplers(runs, metric),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
     return replace(study, exploratory=_departures(study, options, source))
@@ -276,6 +279,16 @@ def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Run], metr
     are_alike = bool(views) and all(view.num_examples for view in views)
     found = other_examples([run.candidate for run in runs], metric, are_ids_alike=are_alike)
     return found or tuple(f"other held-out examples: {view.reason}" for view in views if view.are_others)[:1]
+
+
+def _samplers(runs: Sequence[Run], metric: Metric) -> tuple[str, ...]:
+    """The samplers of the runs where they differ and chose the prompts behind the metric."""
+    if metric.is_eval:
+        return ()
+    tables = (run.candidate.record.get("config") for run in runs)
+    data = (table.get("data") if isinstance(table, Mapping) else None for table in tables)
+    found = {str(keys["sampler"]) for keys in data if isinstance(keys, Mapping) and "sampler" in keys}
+    return tuple(sorted(found)) if len(found) > 1 else ()
 
 
 def _baseline(options: Options, source: Source, runs: Sequence[Run]) -> str:

@@ -109,7 +109,13 @@ def standing(study: Study) -> str:
 
 def differing(study: Study) -> list[str]:
     """In what the compared runs differ besides what their conditions say, and how many cannot be judged in that."""
-    told = [f"differs in more than its condition says: {line}" for line in study.undeclared[:MOST_DIFFERING]]
+    told = []
+    if study.samplers:
+        told.append(
+            f"the samplers differ ({', '.join(study.samplers)}), so {study.metric.field} is of other prompts in each "
+            "condition: a verdict on it is no verdict on the policies; compare a held-out rate"
+        )
+    told += [f"differs in more than its condition says: {line}" for line in study.undeclared[:MOST_DIFFERING]]
     if len(study.undeclared) > MOST_DIFFERING:
         told.append(f"and {len(study.undeclared) - MOST_DIFFERING} more differences: --json has all of them")
     if study.unknown:

@@ -19,6 +19,7 @@ from retrain.rooms.insight.report.chart_specs import (
     LOW,
     REWARD_QUANTILES,
     ChartSpec,
+    Unit,
     part_charts,
     set_charts,
 )
@@ -76,9 +77,10 @@ def build_charts(material: Material, *, most_points: int) -> list[Chart]:
             field, title = _field(spec, material.runs)
             if field is None or (spec.is_eval and not eval_steps.size) or (spec.is_graded and not is_graded):
                 continue
+            is_share = spec.unit is Unit.SHARE
             dense = warm_up_grid if spec.is_warm_up else grid
             curve = partial(_eval_curve, eval_steps) if spec.is_eval else partial(_dense_curve, dense, spec.is_warm_up)
-            curves = _conditions(material, field, curve)
+            curves = _conditions(material, field, curve, is_share=is_share)
             if curves:
                 x_P = eval_steps + 1 if spec.is_eval else dense.x_P
                 chart = Chart(group=group, spec=spec, title=title, x_P=x_P, curves=curves, constant=_constant(curves))
@@ -131,13 +133,15 @@ def _eval_curve(steps_P: Floats, field: str) -> Curve:
     return curve
 
 
-def _conditions(material: Material, field: str, curve: Callable[[str], Curve]) -> dict[str, ConditionCurve]:
+def _conditions(
+    material: Material, field: str, curve: Callable[[str], Curve], *, is_share: bool
+) -> dict[str, ConditionCurve]:
     curves = {}
     for label in material.drawable:
         is_shown, drawn = label in material.shown, material.drawn(label)
         runs = [run for run in (material.of(label) if is_shown else drawn) if run.lines.steps_R.size]
         by_run = {id(run): curve(field)(run.lines) for run in runs}
-        band = band_of([by_run[id(run)] for run in drawn])
+        band = band_of([by_run[id(run)] for run in drawn], is_share=is_share)
         if band is None:
             continue
         is_interval = field == HELD_OUT.field and len(drawn) == 1

@@ -45,9 +45,10 @@ def reading_notes(material: Material, charts: Sequence[Chart]) -> list[str]:
     lines = []
     if any(curve.band.num_seeds > 1 for chart in charts for curve in chart.curves.values()):
         lines.append(
-            "Lines are means over the seeds of a condition, shades go from the lowest to the highest seed, thin lines "
-            "are single seeds (hidden at first when there are many). Means are of runs that are done, or of all when "
-            "none of the condition is; thin dotted lines are runs that did not finish."
+            "Lines are means over the seeds of a condition, shades are the 95 % intervals of these means at each point "
+            "(of two seeds: from one to the other), thin lines are single seeds (hidden at first when there are many). "
+            "Means are of runs that are done, or of all when none of the condition is; thin dotted lines are runs that "
+            "did not finish."
         )
     elif any(curve.is_interval for chart in charts for curve in chart.curves.values()):
         lines.append("One run per condition: shades around held-out rates are their 95 % intervals over examples.")
@@ -117,7 +118,7 @@ def _numbers(chart: Chart) -> str:
         spread = f"{_end(curve.band.low_P, unit)} to {_end(curve.band.high_P, unit)}"
         cells = [value_text(float(value), unit) for value in values]
         rows.append((text(label), *cells, spread if curve.band.num_seeds > 1 else "", str(curve.band.num_seeds)))
-    heads = ("condition", "first", "last", "lowest", "highest", "last, of seeds", "seeds")
+    heads = ("condition", "first", "last", "lowest", "highest", "last, interval", "seeds")
     return table(chart.title, heads, rows, is_caption_shown=False)
 
 

@@ -1,4 +1,4 @@
-"""Resamples curves on a common grid of steps; mean, lowest and highest over the runs of a condition."""
+"""Resamples curves on a common grid of steps; the mean over the runs of a condition and how well it is known."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 
+FEWEST_SEEDS = 3  # of a point with an interval
 ABSENT = 65535  # 16-bit code of a missing number
 
 
@@ -51,7 +52,7 @@ def grid_for(num_steps: int, most_points: int, *, stride: int = 1) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Band:
-    """Mean, lowest and highest over seeds at each point; `num_seeds` is how many have any number."""
+    """Mean over seeds at each point with its 95 % interval; `num_seeds` is how many have any number."""
 
     mean_P: Floats
     low_P: Floats
@@ -59,8 +60,11 @@ class Band:
     num_seeds: int
 
 
-def band_of(curves_S: Sequence[Floats]) -> Band | None:
-    """Mean, lowest and highest over seeds; None if no seed has a number."""
+def band_of(curves_S: Sequence[Floats], *, is_share: bool = False) -> Band | None:
+    """Mean and Student's 95 % interval over seeds, point by point; None if no seed has a number.
+
+    At points of two seeds, whose interval would dwarf the curve, it goes from one to the other. Shares stay in [0, 1].
+    """
     curves_SP = np.array([curve for curve in curves_S if np.isfinite(curve).any()])
     if not curves_SP.size:
         return None
@@ -71,6 +75,16 @@ def band_of(curves_S: Sequence[Floats]) -> Band | None:
     low_P = np.where(is_there_SP, curves_SP, np.inf).min(axis=0)
     high_P = np.where(is_there_SP, curves_SP, -np.inf).max(axis=0)
     low_P[counts_P == 0] = high_P[counts_P == 0] = math.nan
+    if (counts_P >= FEWEST_SEEDS).any():
+        from scipy.special import stdtrit
+
+        freedom_P = np.maximum(counts_P - 1, 1)
+        squares_P = np.where(is_there_SP, (curves_SP - mean_P) ** 2, 0.0).sum(axis=0)
+        half_P = stdtrit(freedom_P, 0.975) * np.sqrt(squares_P / freedom_P / np.maximum(counts_P, 1))
+        low_P = np.where(counts_P >= FEWEST_SEEDS, mean_P - half_P, low_P)
+        high_P = np.where(counts_P >= FEWEST_SEEDS, mean_P + half_P, high_P)
+    if is_share:
+        low_P, high_P = np.maximum(low_P, 0.0), np.minimum(high_P, 1.0)
     return Band(mean_P=mean_P, low_P=low_P, high_P=high_P, num_seeds=len(curves_SP))
 
 

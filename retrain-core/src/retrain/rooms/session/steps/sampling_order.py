@@ -49,6 +49,11 @@ METRICS = (
         absent=NOT_UNIFORM,
         meaning="Share of the step's prompts that were drawn with equal probability, to explore.",
     ),
+    MetricSpec(
+        name="sampler_uniform_correct_rate",
+        absent=f"{NOT_UNIFORM}, or no such prompt has a verdict",
+        meaning="Correct completions of the prompts that were drawn with equal probability: the share of this policy.",
+    ),
 )
 LOG = logging.getLogger("retrain")
 
@@ -147,11 +152,17 @@ class SamplingOrder:
                 del self._drawn[step]
             if self._in_passes:
                 return {}
-            self._waiting.append((groups.step, [_outcome(group) for group in groups.groups]))
+            outcomes = [_outcome(group) for group in groups.groups]
+            self._waiting.append((groups.step, outcomes))
             self._settle(groups.step - self._ahead)
         chances = [choice.chance for choice in chosen if choice.chance is not None]
         fields: dict[str, Any] = {"sampler": self._name}
         fields |= {"sampler_chance_mean": math.fsum(chances) / len(chances)} if chances else {}
+        explored = {choice.example_id for choice in chosen if choice.is_uniform}
+        judged = [outcome for outcome in outcomes if outcome.example_id in explored and outcome.judged]
+        if judged:
+            right = sum(outcome.correct for outcome in judged)
+            fields["sampler_uniform_correct_rate"] = right / sum(outcome.judged for outcome in judged)
         return fields | {"sampler_uniform_share": sum(choice.is_uniform for choice in chosen) / max(len(chosen), 1)}
 
     def _settle(self, last: int) -> None:
