@@ -44,6 +44,13 @@ class PlanTable(Table):
         "pocock", "With looks: how alpha is spent over them, evenly (pocock) or mostly late (obrien_fleming)."
     )
 
+    @field_validator("hypothesis", "stop_rule")
+    @classmethod
+    def _says_something(cls, text: str) -> str:
+        if not text.strip():
+            raise ValueError("it holds only spaces: write a sentence")
+        return text
+
     @field_validator("primary_metric")
     @classmethod
     def _metric(cls, text: str) -> str:

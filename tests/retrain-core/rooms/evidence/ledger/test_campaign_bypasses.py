@@ -194,6 +194,17 @@ def test_single_runs_are_a_pilot_too(
     assert study["standing"] == "exploratory"
 
 
+def test_a_pilot_of_which_the_ledger_was_deleted_is_still_there(
+    campaign: Campaign, compare_json: Compare, command: Callable[..., Any]
+) -> None:
+    pilot = campaign("pilot", is_planned=False)
+    (pilot.parent / NAME).unlink()
+    study = compare_json(campaign(started=LATER, run={"spread": 0.05}))
+    assert any("these seeds were already run in pilot/runs/" in line for line in study["notices"]), study["notices"]
+    assert study["standing"] == "exploratory"
+    assert command("ledger", "verify").code == 1
+
+
 def test_other_seeds_or_settings_are_no_pilot(campaign: Campaign, compare_json: Compare, tmp_path: Path) -> None:
     campaign("pilot", is_planned=False, seeds=(7, 8))
     campaign("other", is_planned=False, run={"config": {"training": {"lr": 0.1}}, "spread": 0.03})
@@ -250,15 +261,17 @@ def test_the_order_of_folders_changes_nothing(campaign: Campaign, compare_json: 
     assert seeds == [[4, 3, 2, 1]] * 3
 
 
-@pytest.mark.parametrize("key", ["seed", "examples"])
+@pytest.mark.parametrize(
+    ("table", "key", "value"), [("eval", "seed", 0), ("eval", "examples", 64), ("data", "source", "arithmetic")]
+)
 def test_conditions_with_other_held_out_examples_are_not_compared_on_them(
-    key: str, campaign: Campaign, compare_json: Compare
+    table: str, key: str, value: object, campaign: Campaign, compare_json: Compare
 ) -> None:
     folder = campaign()
     for seed in (1, 2):
-        edit(folder / f"runs/maxrl+none_s{seed}/run.json", lambda run: run["config"]["eval"].update({key: 7}))
+        edit(folder / f"runs/maxrl+none_s{seed}/run.json", lambda run: run["config"][table].update({key: 7}))
     study = compare_json(folder)
-    reason = f"other held-out examples: maxrl+none: eval.{key} is 7, in grpo+none_s1 {0 if key == 'seed' else 64}"
+    reason = f"other held-out examples: maxrl+none: {table}.{key} is 7, in grpo+none_s1 {value!r}"
     assert reason in study["exploratory"]
     assert study["standing"] == "exploratory"
     assert "on these 64 examples" not in study["comparisons"][0]["line"]

@@ -183,6 +183,7 @@ def test_sealing() -> None:
         {"hypothesis": "h", "alpha": 0.0},
         {"hypothesis": "h", "alpha": 0.5},
         {"hypothesis": "h", "direction": "up"},
+        {"hypothesis": " \t"},
         {"hypothesis": "h", "stop_rule": ""},
         {"hypothesis": "h", "unknown": 1},
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger.disk import RESTORE, Finding, RunOnDisk
-from retrain.rooms.evidence.ledger.history import History, RunHistory
+from retrain.rooms.evidence.ledger.history import History, RunHistory, Setup
 from retrain.rooms.evidence.ledger.place import cells_of, name_in
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.runs.source import CAMPAIGN_CONTENT
@@ -146,7 +146,7 @@ def _run_elsewhere(
     ours = {id(run.known) for run in present}
     own = [run for run in history.runs.values() if found.owns(run)]
     outside = [run for run in history.runs.values() if not found.owns(run) and id(run) not in ours and run.setup[2]]
-    setups = {run.setup for run in (*own, *present)} if outside else set()
+    setups = {run.setup for run in own} | {run.setup for run in present} if outside else set[Setup]()
     others: dict[Key, list[RunHistory]] = {}
     for run in outside:
         if run.setup in setups and _has_result(run):
@@ -170,11 +170,28 @@ def _run_elsewhere(
         yield Finding(what=what, fix=fix, is_certain=is_earlier or is_planned)
 
 
+def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[RunOnDisk]) -> Iterator[Finding]:
+    """Runs of the same conditions and seeds that are older than a planned campaign, although no ledger saw them begin.
+
+    A ledger that was deleted after a pilot leaves the pilot's folders.
+    """
+    setups = {run.setup for run in present}
+    names = [
+        run.name
+        for run in unknown
+        if found.opening and run.started < str(found.opening.get("time")) and run.setup in setups
+    ]
+    if names:
+        count = f"{len(names)} run{'' if len(names) == 1 else 's'}"
+        what = f"{found.name}: these seeds were already run in {_listed(names)} ({count}, which no ledger saw begin)"
+        yield Finding(what=what, fix="plan a campaign with other seeds, or publish both")
+
+
 def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
     """Finished runs on record of the same conditions as those that were given one by one."""
     ours = {id(run.known) for run in present}
     others = [run for run in history.runs.values() if id(run) not in ours and run.state == "done"]
-    given = {run.setup for run in present} if others else set()
+    given = {run.setup for run in present if others}
     alike = {(setup[0], setup[2]) for setup in given}
     left = [run.name for run in others if run.setup not in given and (run.setup[0], run.setup[2]) in alike]
     if not left:

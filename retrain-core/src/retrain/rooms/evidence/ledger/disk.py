@@ -6,8 +6,8 @@ told as unknown. Runs are found by start time, condition and seed, so a renamed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -68,13 +68,20 @@ class RunOnDisk:
         return self.known.setup if self.known else (*self.identity[1:], learned_by(self.manifest))
 
 
-def read_run(folder: Path, run: Path, *, history: History | None = None) -> RunOnDisk:
-    """The run in `run`, named for the ledger in `folder` and looked up in `history`; its records are hashed."""
+def read_run(folder: Path, run: Path) -> RunOnDisk:
+    """The run in `run`, named for the ledger in `folder`; its records are hashed."""
     manifest = _manifest(run)
     hashes = record_hashes(run) | manifest_hashes(manifest)
-    name = name_in(folder, run)
-    known = history.known(name, _identity(manifest), hashes) if history else None
-    return RunOnDisk(name=name, folder=run, manifest=manifest, hashes=hashes, known=known)
+    return RunOnDisk(name=name_in(folder, run), folder=run, manifest=manifest, hashes=hashes)
+
+
+def in_ledger(history: History, runs: Iterable[RunOnDisk]) -> list[RunOnDisk]:
+    """The runs as this ledger names and knows them."""
+    found = []
+    for run in runs:
+        name = name_in(history.folder, run.folder)
+        found.append(replace(run, name=name, known=history.known(name, run.identity, run.hashes)))
+    return found
 
 
 class Elsewhere:
@@ -89,6 +96,15 @@ class Elsewhere:
         if self._index is None:
             self._index = {_identity(_manifest(each)): each for each in folders_below(self._folder)}
         return self._index.get(run.identity)
+
+    def unknown(self, history: History, campaign: Path) -> Iterator[RunOnDisk]:
+        """Runs outside a campaign's folder that the ledger never saw begin; their records are not hashed."""
+        for folder in folders_below(self._folder):
+            if campaign.resolve() in folder.resolve().parents:
+                continue
+            run = RunOnDisk(name=name_in(self._folder, folder), folder=folder, manifest=_manifest(folder), hashes={})
+            if run.manifest and history.known(run.name, run.identity, {}) is None:
+                yield run
 
 
 def _manifest(run: Path) -> Record:

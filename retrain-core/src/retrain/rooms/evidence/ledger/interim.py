@@ -16,8 +16,7 @@ from retrain.rooms.evidence.ledger.chain import NAME, append
 from retrain.rooms.evidence.ledger.looks import LOOK, UNRECORDED, is_on_record
 from retrain.rooms.evidence.ledger.place import ledger_folder, name_in
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK, CampaignStatus, read_campaign
-from retrain.rooms.evidence.runs.run_status import MARK
-from retrain.rooms.evidence.runs.source import DONE
+from retrain.rooms.evidence.runs.run_status import DONE, MARK
 from retrain.rooms.session.records.reading import parse_record, read_object
 
 LEVELS = 5  # from a checkpoint's folder up to its campaign

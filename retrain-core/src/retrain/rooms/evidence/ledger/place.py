@@ -13,7 +13,6 @@ from retrain.rooms.evidence.ledger.chain import NAME
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.runs.run_status import MARK
 from retrain.rooms.evidence.runs.settings_key import settings_key
-from retrain.rooms.session.identity.changes import input_digests
 from retrain.rooms.session.records.seal import seal_of
 
 RUNS = "runs"
@@ -62,6 +61,8 @@ def record_hashes(run: Path) -> dict[str, str]:
 
 def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Hashes of what `run.json` says about a run's settings, and about its code, data and plugins."""
+    from retrain.rooms.session.identity.changes import input_digests  # `status` needs none of it
+
     config, identity = manifest.get("config"), manifest.get("identity")
     tables = config if isinstance(config, dict) else {}
     settings = {name: keys for name, keys in tables.items() if name not in OF_THE_PLACE}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger import disk
-from retrain.rooms.evidence.ledger.campaigns import check_campaign, find_campaign, unreadable
+from retrain.rooms.evidence.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
 from retrain.rooms.evidence.ledger.history import History
 from retrain.rooms.evidence.ledger.place import RUNS, folders_below, name_in
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
@@ -28,7 +28,8 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
     if history.is_torn:
         fix = "nothing is to be done: a torn line was never on record"
         yield disk.Finding(what=f"{history.file}: {TORN}", fix=fix, is_certain=False)
-    present = [disk.read_run(history.folder, run, history=history) for run in folders_below(history.folder)]
+    folders = folders_below(history.folder)
+    present = disk.in_ledger(history, (disk.read_run(history.folder, run) for run in folders))
     yield from disk.gone(history, present, lambda run: True, disk.Elsewhere(history.folder))
     yield from disk.changed(history, present)
     yield from disk.copied(history, present)
@@ -44,6 +45,9 @@ def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Findin
             yield unreadable(name, error)
             continue
         yield from check_campaign(history, campaign, runs)
+        if campaign.manifest.get("plan"):
+            strangers = (run for run in present if run.known is None and run not in runs)
+            yield from run_before(campaign, runs, strangers)
         yield from disk.unseen(history, runs, campaign.opening)
     for runs in by_campaign.values():
         yield from disk.unseen(history, runs)

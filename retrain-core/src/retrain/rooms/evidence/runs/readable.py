@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.runs.budget import Align, Spent, along
 from retrain.rooms.evidence.runs.curves import Curves, read_curves
-from retrain.rooms.evidence.runs.source import DONE, Candidate, Source
+from retrain.rooms.evidence.runs.run_status import DONE
+from retrain.rooms.evidence.runs.source import Candidate, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,6 +17,7 @@ from retrain.rooms.session.records.reading import Record, last_record, number, r
 from retrain.rooms.tasks.scoring.verdict import eval_sets
 
 MARK = "run.json"
+DONE = "done"
 HEARTBEAT = "heartbeat.json"
 STALE_AFTER_S = 300.0
 LIVE = ("running", "stale")

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retrain.rooms.evidence.runs.source import FREE_KEYS, FREE_TABLES
-
+# Keys in which runs of one condition may differ: none of them affects what a step learns.
+FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
+FREE_KEYS = frozenset(
+    {
+        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
+        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
+        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
+    }
+)
 SEED_KEYS = frozenset({"training.seed", "training.seeds", "eval.seed"})
 
 SettingsKey = tuple[tuple[str, str], ...]

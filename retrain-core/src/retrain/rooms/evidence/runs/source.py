@@ -12,19 +12,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK, read_campaign
 from retrain.rooms.evidence.runs.registered import Plan, read_plan
 from retrain.rooms.evidence.runs.run_status import MARK, read_run
+from retrain.rooms.evidence.runs.settings_key import FREE_KEYS, FREE_TABLES
 from retrain.rooms.session.records.reading import Record, read_object
 
-DONE = "done"
 CAMPAIGN_CONTENT = "campaign.json"
-# Keys in which runs of one condition may differ: none of them affects what a step learns.
-FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
-FREE_KEYS = frozenset(
-    {
-        *("training.seed", "training.max_steps", "training.save_every", "training.keep_last", "training.keep_best"),
-        *("training.keep_best_metric", "training.grace_s", "backend.adapter_path", "backend.devices"),
-        *("backend.throttle_dir", "backend.max_concurrent", "scoring.workers", "scoring.memory_gb", "scoring.cache"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from retrain.rooms.evidence.runs.source import FREE_KEYS, FREE_TABLES, Candidate, Source
+from retrain.rooms.evidence.runs.settings_key import FREE_KEYS, FREE_TABLES
+from retrain.rooms.evidence.runs.source import Candidate, Source
 from retrain.rooms.session.identity.acceptance import accepted_changes
 from retrain.rooms.session.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
 from retrain.rooms.session.identity.copies import stored_identity

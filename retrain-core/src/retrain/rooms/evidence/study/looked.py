@@ -9,7 +9,14 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.ledger import disk
-from retrain.rooms.evidence.ledger.campaigns import OnRecord, check_campaign, find_campaign, not_given, unreadable
+from retrain.rooms.evidence.ledger.campaigns import (
+    OnRecord,
+    check_campaign,
+    find_campaign,
+    not_given,
+    run_before,
+    unreadable,
+)
 from retrain.rooms.evidence.ledger.chain import append
 from retrain.rooms.evidence.ledger.history import History, RunHistory, read_history
 from retrain.rooms.evidence.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
@@ -54,9 +61,10 @@ def looked_at(paths: Sequence[Path], options: Options, *, is_recorded: bool = Tr
     notices: list[str] = []
     ledgers: list[_Ledger] = []
     for folder, candidates in _by_ledger(source).items():
+        present = [disk.read_run(folder, each.folder) for each in candidates if each.folder]
         for place in (folder, *ledgers_above(folder)):
             try:
-                ledgers.append(_opened(read_history(place), source, candidates, is_own=place == folder))
+                ledgers.append(_opened(read_history(place), source, present, is_own=place == folder))
             except ConfigError as error:
                 notices.append(f"{UNKNOWN}, the ledger {error.problems[0].where} {error.problems[0].what}")
     study = study_of(source, options, earlier=_earlier(source, ledgers))
@@ -87,9 +95,8 @@ def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
     return [look.num_seeds for look in found if not (look.by and is_as_begun)]
 
 
-def _opened(history: History, source: Source, candidates: Sequence[Candidate], *, is_own: bool) -> _Ledger:
-    folders = [each.folder for each in candidates if each.folder]
-    present = [disk.read_run(history.folder, folder, history=history) for folder in folders]
+def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *, is_own: bool) -> _Ledger:
+    present = disk.in_ledger(history, runs)
     campaign, problem = None, None
     if source.campaign:
         try:
@@ -123,8 +130,11 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
     def in_scope(run: RunHistory) -> bool:
         return campaign.owns(run) if campaign else run.name in names and run.setup in alike
 
+    elsewhere = disk.Elsewhere(history.folder)
     found += check_campaign(history, campaign, present) if campaign else not_given(history, present)
-    found += disk.gone(history, present, in_scope, disk.Elsewhere(history.folder))
+    if campaign and campaign.manifest.get("plan"):
+        found += run_before(campaign, present, elsewhere.unknown(history, campaign.folder))
+    found += disk.gone(history, present, in_scope, elsewhere)
     found += disk.changed(history, present) + disk.copied(history, present)
     return found + disk.unseen(history, present, campaign.opening if campaign else None)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from retrain.kernel.types import Floats
-from retrain.rooms.evidence.runs.source import DONE, Source
+from retrain.rooms.evidence.runs.run_status import DONE
+from retrain.rooms.evidence.runs.source import Source
 from retrain.rooms.evidence.stats.e_process import AnytimeTest, fewest_equal
 from retrain.rooms.evidence.stats.sequential import SequentialFlip, Spend
 from retrain.rooms.evidence.study.comparison import Comparison, Verdict

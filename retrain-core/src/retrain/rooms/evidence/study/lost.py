@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retrain.rooms.evidence.runs.metric import Direction
-from retrain.rooms.evidence.runs.run_status import LIVE
-from retrain.rooms.evidence.runs.source import DONE, Candidate
+from retrain.rooms.evidence.runs.run_status import DONE, LIVE
+from retrain.rooms.evidence.runs.source import Candidate
 from retrain.rooms.evidence.study.comparison import Comparison, Lost
 from retrain.rooms.evidence.study.family import Pairing, with_values
 from retrain.rooms.evidence.study.per_seed import Values, per_seed

@@ -19,8 +19,9 @@ from retrain.rooms.evidence.runs.choose import chosen_metric
 from retrain.rooms.evidence.runs.curves import read_curves
 from retrain.rooms.evidence.runs.example_rates import HELD_OUT_SET
 from retrain.rooms.evidence.runs.metric import CORRECT, HELD_OUT, Direction, Metric, Summary
+from retrain.rooms.evidence.runs.run_status import DONE
 from retrain.rooms.evidence.runs.settings_key import settings_key
-from retrain.rooms.evidence.runs.source import DONE, Candidate, find_runs
+from retrain.rooms.evidence.runs.source import Candidate, find_runs
 from retrain.rooms.evidence.stats.variance import Components, components
 from retrain.rooms.session.records.reading import read_records
 from retrain.rooms.session.records.rewind import EVALUATION

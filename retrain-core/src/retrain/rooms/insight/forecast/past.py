@@ -13,9 +13,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
 from retrain.rooms.evidence.runs.curves import read_curves
 from retrain.rooms.evidence.runs.metric import HELD_OUT
-from retrain.rooms.evidence.runs.run_status import MARK, read_run
+from retrain.rooms.evidence.runs.run_status import DONE, MARK, read_run
 from retrain.rooms.evidence.runs.settings_key import SettingsKey, settings_key
-from retrain.rooms.evidence.runs.source import DONE
 from retrain.rooms.insight.status_scan import scan
 from retrain.rooms.session.records.reading import read_object
 

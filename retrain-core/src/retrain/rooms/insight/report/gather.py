@@ -12,8 +12,8 @@ from pathlib import Path
 from retrain.kernel.errors import ConfigError
 from retrain.rooms.evidence.runs.campaign_status import CAMPAIGN_MARK
 from retrain.rooms.evidence.runs.metric import HELD_OUT
-from retrain.rooms.evidence.runs.run_status import LIVE, MARK
-from retrain.rooms.evidence.runs.source import DONE, Candidate, Source, find_runs
+from retrain.rooms.evidence.runs.run_status import DONE, LIVE, MARK
+from retrain.rooms.evidence.runs.source import Candidate, Source, find_runs
 from retrain.rooms.evidence.study.looked import looked_at
 from retrain.rooms.evidence.study.sets import set_metrics
 from retrain.rooms.evidence.study.study import Options, Study

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.rooms.evidence.runs.source import FREE_KEYS, FREE_TABLES
+from retrain.rooms.evidence.runs.settings_key import FREE_KEYS, FREE_TABLES
 from retrain.rooms.session.records.reading import Record
 
 ABSENT = "—"
