@@ -77,6 +77,7 @@ def command(
     if len(paths) == 2 and all(path.is_file() for path in paths):
         if as_markdown or any({**chosen, "metric": None, "align": chosen["align"] != Align.STEPS}.values()):
             raise click.UsageError("two files of `retrain eval` go with --metric and --json only")
+        InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(paths)
         _print_policies(paths, chosen["metric"], as_json=as_json)
         return
     options = options_of(**chosen, called=lambda name: f"--{name}")
