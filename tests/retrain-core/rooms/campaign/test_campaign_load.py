@@ -27,6 +27,7 @@ transform_mode = "toy_index"
 """
 Load = Callable[..., Campaign]
 SEEDS = "seeds = [1, 2]\n"
+FEW = "no verdict is possible. 2 seeds: smallest possible p 0.5; plan at least 6"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_explain_tells_the_shape(write: Callable[..., Path], command: Callable[.
         "total_steps": 26,
         "backend": "toy",
     }
-    assert content["warnings"] == []
+    assert content["warnings"] == [FEW]
     assert content["origins"]["training.lr"] == {"value": 0.5, "origin": "--lr"}
     assert "conditions           : toy_raw+toy_flat, grpo+toy_index~max_steps=9" in command("explain", str(file)).out
 
@@ -209,12 +210,18 @@ def test_explain_tells_the_shape(write: Callable[..., Path], command: Callable[.
 def test_what_may_surprise_is_told(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     parallel = ("--campaign-parallel", "true")
-    assert warnings_of(load_text(SEEDS)) == []
+    assert warnings_of(load_text(SEEDS)) == [FEW]
+    assert warnings_of(load_text("seeds = [1, 2, 3, 4, 5, 6]\n")) == []
+    planned = 'seeds = [1, 2, 3, 4]\n\n[campaign.plan]\nhypothesis = "h"\ntest = "unpaired"\n'
+    assert warnings_of(load_text(planned)) == []
+    controls = 'seeds = [1, 2, 3, 4, 5, 6]\ncontrols = ["random_reward", "no_update"]\n'
+    assert warnings_of(load_text(controls)) == []  # controls add no comparison
     assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--devices", "gpu:0,gpu:1"))) == [
         "4 runs at a time on 2 cores; [campaign] max_workers limits them",
         "4 runs at a time share 2 devices",
+        FEW,
     ]
-    assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--campaign-max-workers", "2"))) == []
+    assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--campaign-max-workers", "2"))) == [FEW]
 
 
 def test_the_command_wants_a_campaign(write: Callable[..., Path], command: Callable[..., Any], tmp_path: Path) -> None:
